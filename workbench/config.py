@@ -1,0 +1,206 @@
+"""`TrainConfig`: everything that decides how one trial is trained, and nothing about where it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from workbench.errors import ConfigError, UnknownNameError, nearest
+
+__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainConfig"]
+
+OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
+ScheduleName = Literal["constant", "linear", "cosine"]
+Rules = Literal["torch", "playbook"]
+Precision = Literal["float32", "float64", "bfloat16"]
+
+OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How one trial is trained. Only `peak_lr`, `total_steps` and `batch_size` are required.
+
+    The defaults of the optimizer constants are those of `torch.optim` (momentum 0.9 is the value of the
+    playbook's figures); the source of the update rules gives none (F7.7).
+
+    Attributes:
+        optimizer: one of `OPTIMIZERS`, or a factory `(params, lr) -> torch.optim.Optimizer`.
+        momentum: gamma of momentum, nesterov and rmsprop.
+        rho: decay of RMSProp's second moment.
+        beta1: decay of the first moment (adam, nadam, adamw).
+        beta2: decay of the second moment (adam, nadam, adamw).
+        eps: added to the denominator of the adaptive rules.
+        weight_decay: coupled L2, except for adamw, where it is decoupled.
+        rules: "torch" or "playbook" where the two differ (F7).
+        peak_lr: learning rate at the top of the schedule.
+        schedule: "constant", "linear", "cosine", or a function of progress in [0, 1] that returns a factor.
+        warmup_steps: lr(k) = peak_lr * k / warmup_steps for k < warmup_steps; the schedule runs over the rest.
+        total_steps: every update, warmup included.
+        batch_size: examples per update, over all micro-batches and hosts.
+        accumulate_steps: micro-batches per update.
+        max_grad_norm: clipping threshold on the global L2 norm; None is off.
+        precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast).
+        eval_every_steps: evaluation interval in steps, never seconds (P2.8); None is ten evaluations a run.
+        eval_batch_size: at least `batch_size` (P2.7); None is four times that.
+        select: the `split/metric` that retrospective selection compares (P4.5).
+        select_mode: "min" or "max".
+        keep_best: how many best checkpoints are kept (P4.4).
+        checkpoint_every_steps: None is with every evaluation.
+        bn_stat_examples: examples in a batch-norm statistic; None is as the model does.
+        shared_seed: model initialisation, equal on all hosts (P7.5).
+        per_host_seed: data order and preprocessing, combined with the host's rank (P7.6).
+    """
+
+    peak_lr: float
+    total_steps: int
+    batch_size: int
+    optimizer: OptimizerName | Callable[..., Any] = "momentum"
+    momentum: float = 0.9
+    rho: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    rules: Rules = "torch"
+    schedule: ScheduleName | Callable[[float], float] = "constant"
+    warmup_steps: int = 0
+    accumulate_steps: int = 1
+    max_grad_norm: float | None = None
+    precision: Precision | None = None
+    eval_every_steps: int | None = None
+    eval_batch_size: int | None = None
+    select: str = "validation/loss"
+    select_mode: Literal["min", "max"] = "min"
+    keep_best: int = 3
+    checkpoint_every_steps: int | None = None
+    bn_stat_examples: int | None = None
+    shared_seed: int = 0
+    per_host_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""
+        _number(self, "peak_lr", low=0.0, open_low=True)
+        for name in ("total_steps", "batch_size", "accumulate_steps", "keep_best"):
+            _integer(self, name, low=1)
+        for name in ("warmup_steps", "shared_seed", "per_host_seed"):
+            _integer(self, name, low=0)
+        for name in ("eval_every_steps", "eval_batch_size", "checkpoint_every_steps", "bn_stat_examples"):
+            if getattr(self, name) is not None:
+                _integer(self, name, low=1)
+        for name in ("momentum", "rho", "beta1", "beta2"):
+            _number(self, name, low=0.0, high=1.0)
+        _number(self, "eps", low=0.0)
+        _number(self, "weight_decay", low=0.0)
+        if self.max_grad_norm is not None:
+            _number(self, "max_grad_norm", low=0.0, open_low=True)
+        _choice(self, "optimizer", OPTIMIZERS)
+        _choice(self, "schedule", SCHEDULES)
+        _choice(self, "rules", get_args(Rules))
+        _choice(self, "select_mode", ("min", "max"))
+        if self.precision is not None:
+            _choice(self, "precision", get_args(Precision))
+        self._check_relations()
+
+    def _check_relations(self) -> None:
+        if self.warmup_steps >= self.total_steps:
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps} must be below total_steps={self.total_steps}: total_steps counts "
+                "every update, warmup included. Prepend a warmup by raising total_steps by the same number."
+            )
+        if self.eval_batch_size is not None and self.eval_batch_size < self.batch_size:
+            raise ConfigError(
+                f"eval_batch_size={self.eval_batch_size} must be at least batch_size={self.batch_size}: evaluation "
+                "keeps no activations, so a larger batch costs less (P2.7). Leave it out for four times batch_size."
+            )
+        if self.batch_size % self.accumulate_steps:
+            raise ConfigError(
+                f"batch_size={self.batch_size} must be a multiple of accumulate_steps={self.accumulate_steps}: "
+                "batch_size counts the examples of a whole update."
+            )
+        if "/" not in self.select:
+            raise ConfigError(f"select={self.select!r} must be 'split/metric', for example 'validation/loss'.")
+
+    @property
+    def eval_interval(self) -> int:
+        """Steps between evaluations, the default resolved: ten a run."""
+        return self.eval_every_steps or max(1, math.ceil(self.total_steps / 10))
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Steps between checkpoints, the default resolved: with every evaluation."""
+        return self.checkpoint_every_steps or self.eval_interval
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Examples per evaluation batch, the default resolved: four times the training batch."""
+        return self.eval_batch_size or 4 * self.batch_size
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one."""
+        _known(changes)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as plain JSON values; a callable becomes its `module:qualname`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: _name_of(value) if callable(value) else value for name, value in fields.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Build a config from plain values; unknown or missing keys are errors that name them."""
+        _known(values)
+        missing = [name for name in ("peak_lr", "total_steps", "batch_size") if name not in values]
+        if missing:
+            raise ConfigError(f"TrainConfig needs {', '.join(missing)}; given: {', '.join(sorted(values)) or 'nothing'}.")
+        return cls(**values)
+
+    def paste(self) -> str:
+        """Return Python source that builds this config: what differs from the defaults, ready to paste."""
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                shown.append(f"    {field.name}={_name_of(value) if callable(value) else repr(value)},")
+        return "TrainConfig(\n" + "\n".join(shown) + "\n)"
+
+
+def _known(values: Mapping[str, Any]) -> None:
+    names = [f.name for f in dataclasses.fields(TrainConfig)]
+    for key in values:
+        if key not in names:
+            raise UnknownNameError(f"TrainConfig has no field {key!r}.{nearest(key, names)}")
+
+
+def _name_of(value: Callable[..., Any]) -> str:
+    module = getattr(value, "__module__", type(value).__module__)
+    return f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _integer(config: TrainConfig, name: str, *, low: int) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name}={value!r} must be an integer of at least {low}.")
+
+
+def _number(
+    config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
+    value = getattr(config, name)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    above = number and math.isfinite(value) and (value > low if open_low else value >= low)
+    if not above or not (value < high):
+        bounds = f"{'above' if open_low else 'at least'} {low:g}" + ("" if math.isinf(high) else f" and below {high:g}")
+        raise ConfigError(f"{name}={value!r} must be a finite number {bounds}.")
+
+
+def _choice(config: TrainConfig, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if callable(value) and name in ("optimizer", "schedule"):
+        return
+    if value not in allowed:
+        raise UnknownNameError(f"{name}={value!r} is not known.{nearest(value, allowed)}")

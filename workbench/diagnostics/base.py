@@ -1,0 +1,155 @@
+"""`Finding` and `Diagnosis`: what a diagnosis says, with its evidence and its advice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["Diagnosis", "Finding", "Status", "to_json", "worst"]
+
+Status = Literal["ok", "warn", "fail", "not_measured"]
+_SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
+_SYMBOL: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One code of the catalogue with its status, its number and the evidence for it.
+
+    Attributes:
+        code: `prefix.condition`, for example "stability.early".
+        status: "ok", "warn", "fail" or "not_measured" (silence is not health).
+        summary: one sentence for a person.
+        value: the measured number, None where unknown.
+        unit: unit of `value` and `threshold`.
+        threshold: what `value` was held against.
+        step: where in training it happened.
+        clause: the requirement it follows from, for example "F1.5".
+        evidence: numbers behind the verdict, JSON values only.
+        advice: what to try next, in order.
+    """
+
+    code: str
+    status: Status
+    summary: str
+    value: float | None = None
+    unit: str | None = None
+    threshold: float | None = None
+    step: int | None = None
+    clause: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
+        return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def __str__(self) -> str:
+        """Return the line that the terminal and the report show."""
+        return f"{_SYMBOL[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The findings of one or more stems over one record; its repr is readable.
+
+    Attributes:
+        findings: each code exactly once.
+        workload: name of the workload.
+        command: what reproduces it.
+        cost: steps, seconds and baseline_runs, where known.
+        recommendation: config, changed fields, baseline and recommended results, adopted.
+        path: the study's folder.
+    """
+
+    findings: tuple[Finding, ...]
+    workload: str | None = None
+    command: str | None = None
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    recommendation: Mapping[str, Any] | None = None
+    path: Path | None = None
+
+    @property
+    def verdict(self) -> Status:
+        """The worst status: fail > warn > not_measured > ok."""
+        return worst([f.status for f in self.findings])
+
+    def __getitem__(self, code: str) -> Finding:
+        """Return the finding with this code; `KeyError` lists the codes there are."""
+        for finding in self.findings:
+            if finding.code == code:
+                return finding
+        raise KeyError(f"no finding {code!r}; there are: {', '.join(f.code for f in self.findings)}")
+
+    def __contains__(self, code: object) -> bool:
+        """Tell whether a finding with this code is here."""
+        return any(f.code == code for f in self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Iterate over the findings."""
+        return iter(self.findings)
+
+    def __add__(self, other: Diagnosis) -> Diagnosis:
+        """Join two diagnoses of the same record; this one's workload, command, cost and path win."""
+        return replace(
+            self,
+            findings=self.findings + other.findings,
+            recommendation=self.recommendation or other.recommendation,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the contents of `diagnosis.json`."""
+        return {
+            "schema": SCHEMA,
+            "workload": self.workload,
+            "command": self.command,
+            "verdict": self.verdict,
+            "cost": to_json(self.cost),
+            "findings": [f.to_dict() for f in self.findings],
+            "recommendation": to_json(self.recommendation),
+        }
+
+    def __repr__(self) -> str:
+        """Return the verdict and one line per finding, worst first."""
+        order = sorted(self.findings, key=lambda f: -_SEVERITY[f.status])
+        head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict}"
+        return "\n".join([head, *(f"  {f}" for f in order)])
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
+        return {"text/plain": repr(self), "application/vnd.workbench.verdict+json": self.to_dict()}
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """Return the worst of `statuses`; "not_measured" when there is none."""
+    return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
+
+
+def to_json(value: Any) -> Any:
+    """Turn NumPy values, paths and containers into JSON values; NaN becomes None, infinities "inf"/"-inf"."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return [to_json(v) for v in value.tolist()]
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Return `value` as valid, indented JSON."""
+    return json.dumps(to_json(value), indent=1, allow_nan=False)

@@ -1,0 +1,91 @@
+"""Learning-rate schedules as functions of the step; drawn and tested without a model.
+
+A schedule maps a step to a factor of `peak_lr`. Warmup is prepended by joining two schedules, so the one that was
+there before stays untouched (F3.11): 10,000 steps with 1,000 of warmup become 11,000 (F3.13).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+
+__all__ = ["constant", "cosine", "join", "linear", "linear_warmup", "lr_values", "prepend_warmup", "schedule_of"]
+
+Schedule = Callable[[int], float]
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,  # noqa: ARG005
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+def constant() -> Schedule:
+    """Return the schedule that is 1 at every step."""
+    return lambda step: 1.0  # noqa: ARG005
+
+
+def linear(total_steps: int) -> Schedule:
+    """Return the straight line from 1 at step 0 to 0 at `total_steps`."""
+    return shaped(_SHAPES["linear"], total_steps)
+
+
+def cosine(total_steps: int) -> Schedule:
+    """Return half a cosine from 1 at step 0 to 0 at `total_steps` (Loshchilov and Hutter, 2017)."""
+    return shaped(_SHAPES["cosine"], total_steps)
+
+
+def shaped(shape: Callable[[float], float], total_steps: int) -> Schedule:
+    """Return `shape(step / total_steps)` as a schedule; progress stays within [0, 1]."""
+    return lambda step: float(shape(min(max(step / total_steps, 0.0), 1.0)))
+
+
+def linear_warmup(warmup_steps: int) -> Schedule:
+    """Return the ramp k / warmup_steps: exactly 0 at step 0, 1 at `warmup_steps` (O4)."""
+    return lambda step: min(step / warmup_steps, 1.0)
+
+
+def join(first: Schedule, second: Schedule, *, at: int) -> Schedule:
+    """Return `first` before step `at` and `second`, counted from `at`, afterwards."""
+    return lambda step: first(step) if step < at else second(step - at)
+
+
+def schedule_of(config: TrainConfig) -> Schedule:
+    """Return the learning rate of every step of `config`, in absolute units.
+
+    The shape runs over the `total_steps - warmup_steps` steps after the ramp.
+    """
+    shape = config.schedule if callable(config.schedule) else _SHAPES[config.schedule]
+    factor = shaped(shape, config.total_steps - config.warmup_steps)
+    if config.warmup_steps:
+        factor = join(linear_warmup(config.warmup_steps), factor, at=config.warmup_steps)
+    return lambda step: config.peak_lr * factor(step)
+
+
+def lr_values(config: TrainConfig) -> np.ndarray:
+    """Return the lr of steps 0 ... total_steps - 1, float64, shape (total_steps,).
+
+    Raises:
+        ConfigError: a schedule of the user's own returned a negative or non-finite factor; the step is named.
+    """
+    lr = schedule_of(config)
+    values = np.array([lr(step) for step in range(config.total_steps)], dtype=np.float64)
+    bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if bad.size:
+        step = int(bad[0])
+        raise ConfigError(
+            f"schedule={config.to_dict()['schedule']!r} gives lr {values[step]} at step {step}: a schedule maps progress "
+            "in [0, 1] to a finite factor of at least 0."
+        )
+    return values
+
+
+def prepend_warmup(config: TrainConfig, warmup_steps: int) -> TrainConfig:
+    """Return `config` lengthened by a ramp of `warmup_steps`; what came after it is untouched (F3.11, F3.13)."""
+    return config.replace(
+        warmup_steps=config.warmup_steps + warmup_steps, total_steps=config.total_steps + warmup_steps
+    )
