@@ -156,7 +156,9 @@ class TrainConfig:
         _known(values)
         missing = [name for name in ("peak_lr", "total_steps", "batch_size") if name not in values]
         if missing:
-            raise ConfigError(f"TrainConfig needs {', '.join(missing)}; given: {', '.join(sorted(values)) or 'nothing'}.")
+            raise ConfigError(
+                f"TrainConfig needs {', '.join(missing)}; given: {', '.join(sorted(values)) or 'nothing'}."
+            )
         return cls(**values)
 
     def paste(self) -> str:
@@ -187,9 +189,7 @@ def _integer(config: TrainConfig, name: str, *, low: int) -> None:
         raise ConfigError(f"{name}={value!r} must be an integer of at least {low}.")
 
 
-def _number(
-    config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False
-) -> None:
+def _number(config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
     value = getattr(config, name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     above = number and math.isfinite(value) and (value > low if open_low else value >= low)

@@ -1,0 +1,273 @@
+"""Reading a study: `StudyRecord` and `TrialRecord`, finished or running, from disk.
+
+The folder is the truth: `study.json`, `steps/` and `evals/` as Parquet parts, `trials/<n>/`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from workbench.errors import RecordError
+from workbench.record_parts import read_parts
+
+__all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "read_json", "select_best"]
+
+STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
+EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
+
+
+class Best(NamedTuple):
+    """The retrospectively selected evaluation of a trial (P4.5)."""
+
+    step: int
+    value: float
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """All trials of one study folder. Frames are pandas; read when first asked for, see `reload`.
+
+    Attributes:
+        path: the study's folder.
+    """
+
+    path: Path
+
+    @cached_property
+    def study(self) -> dict[str, Any]:
+        """The contents of `study.json`."""
+        return dict(read_json(self.path / "study.json"))
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return str(self.study["name"])
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload."""
+        return str(self.study["workload"])
+
+    @property
+    def command(self) -> str | None:
+        """What reproduces the study (P5.7)."""
+        return self.study.get("command")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The baseline's `TrainConfig` as plain values."""
+        return dict(self.study["config"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was measured on the live model: JSON values."""
+        return dict(self.study.get("facts", {}))
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """One row a trial: trial, stage, state, seed, every config field, best_step, best_value, seconds."""
+        rows = [_trial_row(folder) for folder in _trial_folders(self.path)]
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step and trial, sorted; row k is measured before update k."""
+        table = read_parts(self.path / "steps", columns=STEP_COLUMNS)
+        return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """One row an evaluated metric; step 0 is the initial model, step total_steps the final one."""
+        table = read_parts(self.path / "evals", columns=EVAL_COLUMNS)
+        return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
+
+    def trial(self, number: int) -> TrialRecord:
+        """Return one trial; an unknown number is a `RecordError`."""
+        if not (self.path / "trials" / str(number) / "config.json").exists():
+            known = ", ".join(str(n) for n in self.trials.get("trial", [])) or "none yet"
+            raise RecordError(f"study {self.name!r} has no trial {number}; it has: {known}.")
+        return TrialRecord(self.path, number)
+
+    def __iter__(self) -> Iterator[TrialRecord]:
+        """Iterate over the trials."""
+        return (TrialRecord(self.path, int(n)) for n in self.trials.get("trial", []))
+
+    def best(self) -> TrialRecord:
+        """Return the trial whose selected checkpoint is best (P4.7, P5.6)."""
+        table = self.trials.dropna(subset=["best_value"]) if len(self.trials) else self.trials
+        if table.empty:
+            raise RecordError(f"study {self.name!r} has no finished evaluation yet, so there is no best trial.")
+        sign = 1.0 if self.config["select_mode"] == "min" else -1.0
+        return self.trial(int(table["trial"].iloc[int(np.argmin(sign * table["best_value"].to_numpy(dtype=float)))]))
+
+    def reload(self) -> StudyRecord:
+        """Return the same study read anew from disk, for a study that is still running."""
+        return StudyRecord(self.path)
+
+    def __repr__(self) -> str:
+        """Return name, workload and the number of trials in each state."""
+        states = self.trials["state"].value_counts().to_dict() if len(self.trials) else {}
+        shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no trial yet"
+        return f"StudyRecord({self.name!r}, workload={self.workload!r}, {shown})"
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial: the same attributes as its study, restricted to its own rows.
+
+    Attributes:
+        path: the study's folder.
+        number: the trial's number.
+    """
+
+    path: Path
+    number: int
+
+    @cached_property
+    def _study(self) -> StudyRecord:
+        return StudyRecord(self.path)
+
+    @property
+    def folder(self) -> Path:
+        """The trial's own folder: config.json, checkpoints, events.jsonl."""
+        return self.path / "trials" / str(self.number)
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload."""
+        return self._study.workload
+
+    @property
+    def command(self) -> str | None:
+        """What reproduces the study."""
+        return self._study.command
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was measured on the live model of the study."""
+        return self._study.facts
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """This trial's `TrainConfig` as plain values."""
+        return dict(read_json(self.folder / "config.json")["config"])
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """This trial's row, as a frame of one row."""
+        return pd.DataFrame([_trial_row(self.folder)])
+
+    @cached_property
+    def state(self) -> str:
+        """One of complete, diverged, failed, stopped, running."""
+        return str(_trial_row(self.folder)["state"])
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step."""
+        table = self._study.steps
+        return table[table["trial"] == self.number].dropna(axis="columns", how="all").reset_index(drop=True)
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """One row an evaluated metric."""
+        table = self._study.evals
+        return table[table["trial"] == self.number].reset_index(drop=True)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Folders of the checkpoints on disk, by step."""
+        return sorted(p for p in (self.folder / "checkpoints").glob("step-*") if p.is_dir())
+
+    def best(self) -> Best:
+        """Return the best evaluation by `select` (P4.5); NaN never wins, ties go to the earliest step."""
+        select, mode = self.config["select"], self.config["select_mode"]
+        split, metric = select.split("/", 1)
+        rows = self.evals[(self.evals["split"] == split) & (self.evals["metric"] == metric)]
+        best = select_best(rows["step"].tolist(), rows["value"].tolist(), mode=mode)
+        if best is None:
+            raise RecordError(f"trial {self.number} has no finite {select!r} yet; evaluated: {_evaluated(self.evals)}.")
+        checkpoint = self.folder / "checkpoints" / f"step-{best[0]:08d}"
+        return Best(*best, checkpoint if checkpoint.exists() else None)
+
+    def __repr__(self) -> str:
+        """Return number, state and learning rate."""
+        config = self.config
+        return f"TrialRecord({self.number}, {self.state}, lr={config['peak_lr']:g}, steps={config['total_steps']})"
+
+
+def select_best(steps: list[int], values: list[float], *, mode: str) -> tuple[int, float] | None:
+    """Return (step, value) of the best finite value, the earliest among equals; None if none is finite."""
+    sign = 1.0 if mode == "min" else -1.0
+    pairs = [(sign * v, s) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
+    if not pairs:
+        return None
+    value, step = min(pairs)
+    return int(step), float(sign * value)
+
+
+def open_record(path: str | Path) -> StudyRecord | TrialRecord:
+    """Open any study folder, finished or running: a `TrialRecord` where one trial was trained alone.
+
+    Raises:
+        RecordError: there is no study in this folder.
+    """
+    folder = Path(path)
+    study = StudyRecord(folder)
+    if not (folder / "study.json").exists():
+        raise RecordError(f"{folder} holds no study (no study.json). Give the folder that was passed as out=...")
+    return study.trial(0) if study.study.get("kind") == "trial" else study
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON in `path`; a missing or damaged file is a `RecordError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RecordError(
+            f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
+        ) from error
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of one trial; a last line cut off by a crash is left out."""
+    events = []
+    path = folder / "events.jsonl"
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def _trial_row(folder: Path) -> dict[str, Any]:
+    stored = read_json(folder / "config.json")
+    row: dict[str, Any] = {k: stored[k] for k in ("trial", "stage", "seed", "train_examples")}
+    row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
+    for event in read_events(folder):
+        row |= {k: event[k] for k in ("state", "best_step", "best_value", "steps_run", "seconds") if k in event}
+    if row["best_value"] is None:
+        row["best_value"] = math.nan
+    return {**row, **stored["config"]}
+
+
+def _trial_folders(path: Path) -> list[Path]:
+    folders = [p for p in (path / "trials").glob("*") if p.name.isdigit() and (p / "config.json").exists()]
+    return sorted(folders, key=lambda p: int(p.name))
+
+
+def _evaluated(evals: pd.DataFrame) -> str:
+    return ", ".join(sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)})) or "nothing"

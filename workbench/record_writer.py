@@ -1,0 +1,222 @@
+"""Writing a study: `StudyWriter` creates or resumes a folder, `TrialWriter` fills one trial of it.
+
+One process writes a study at a time. The same call again goes on where it was; another config is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from workbench import repro
+from workbench.diagnostics.base import dumps
+from workbench.errors import RecordError, UsageError
+from workbench.record import StudyRecord, TrialRecord, read_events, read_json
+from workbench.record_parts import PartWriter, write_atomic
+
+__all__ = ["StudyWriter", "TrialWriter", "default_folder"]
+
+SCHEMA = 1
+_IDENTITY = ("workload", "config", "settings")
+
+
+def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
+    """Return a new folder `root/<workload>-<stem>-<time>` that does not exist yet."""
+    base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
+    return next(path for path in candidates if not path.exists())
+
+
+class StudyWriter:
+    """The one writer of a study folder."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+        self.steps = PartWriter(path / "steps")
+        self.evals = PartWriter(path / "evals")
+
+    @classmethod
+    def open(  # noqa: PLR0913
+        cls,
+        path: Path,
+        *,
+        kind: str,
+        workload: str,
+        config: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        note: str | None = None,
+        command: str | None = None,
+    ) -> StudyWriter:
+        """Create the folder with its `study.json`, or go on with the same study.
+
+        Raises:
+            UsageError: the note is empty (P5.4).
+            RecordError: not writable, holds other files or another study, or another process is writing it.
+        """
+        if note is not None and not note.strip():
+            raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
+        wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
+        wanted = json.loads(dumps(wanted))
+        _check_folder(path, wanted)
+        lock = _lock(path)
+        if not (path / "study.json").exists():
+            commit, patch = repro.git_state(Path.cwd())
+            if patch:
+                write_atomic(path / "repro.patch", patch)
+            study = {
+                "schema": SCHEMA,
+                "name": name or path.name,
+                "kind": kind,
+                "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
+                **wanted,
+                "command": command or repro.called_as(),
+                "commit": commit,
+                "patch": "repro.patch" if patch else None,
+                "versions": repro.versions(),
+                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "facts": {},
+            }
+            write_atomic(path / "study.json", dumps(study).encode())
+        return cls(path, lock)
+
+    @property
+    def record(self) -> StudyRecord:
+        """The study as a reader sees it now, everything flushed."""
+        self.flush()
+        return StudyRecord(self.path)
+
+    def add_facts(self, **facts: Any) -> None:
+        """Store what was measured on the live model in `study.json`."""
+        study = read_json(self.path / "study.json")
+        write_atomic(self.path / "study.json", dumps(study | {"facts": study["facts"] | facts}).encode())
+
+    def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:
+        """Return the writer of the trial with this config, an earlier one of the study where there is one."""
+        wanted = json.loads(dumps(dict(config)))
+        folders = sorted((p for p in (self.path / "trials").glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
+        number = 0
+        for folder in folders:
+            stored = folder / "config.json"
+            if not stored.exists():
+                break
+            if read_json(stored)["config"] == wanted:
+                return TrialWriter(self, int(folder.name))
+            number = int(folder.name) + 1
+        row = {"trial": number, "stage": stage, "seed": wanted["shared_seed"], "train_examples": train_examples}
+        write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
+        return TrialWriter(self, number)
+
+    def flush(self) -> None:
+        """Write all collected rows to disk."""
+        self.steps.flush()
+        self.evals.flush()
+
+    def close(self) -> None:
+        """Flush, join the parts into one, index the study in the ledger, release the folder."""
+        from workbench import ledger
+
+        try:
+            self.steps.merge()
+            self.evals.merge()
+            ledger.index(self.path)
+        finally:
+            self._lock.close()
+
+
+class TrialWriter:
+    """Writes the rows and events of one trial."""
+
+    def __init__(self, study: StudyWriter, number: int) -> None:
+        self.study = study
+        self.number = number
+        self.folder = study.path / "trials" / str(number)
+
+    @property
+    def record(self) -> TrialRecord:
+        """The trial as a reader sees it now."""
+        self.study.flush()
+        return TrialRecord(self.study.path, self.number)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trial already ran to its end, diverged ones included."""
+        events = read_events(self.folder)
+        return bool(events) and events[-1].get("state") in ("complete", "diverged")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation spent on this trial before now."""
+        return float(next((e["seconds"] for e in reversed(read_events(self.folder)) if "seconds" in e), 0.0))
+
+    def event(self, event: str, **values: Any) -> None:
+        """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""
+        line = json.dumps(json.loads(dumps({"event": event, **values})))
+        path = self.folder / "events.jsonl"
+        try:
+            cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(("\n" if cut_off else "") + line + "\n")
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error.strerror}. What was saved before is kept.") from error
+
+    def rewind(self, step: int) -> None:
+        """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
+        for parts, last in ((self.study.steps, step - 1), (self.study.evals, step)):
+            parts.merge(keep=partial(_before, trial=self.number, last=last))
+
+
+def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
+    return (table["trial"] != trial) | (table["step"] <= last)
+
+
+def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(
+            f"out={str(path)!r} cannot be created: {error.strerror}. Give a folder that is writable."
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise RecordError(f"out={str(path)!r} is not writable. Give another folder with out=...")
+    if (path / "study.json").exists():
+        stored = read_json(path / "study.json")
+        for key in _IDENTITY:
+            if stored.get(key) != wanted[key]:
+                raise RecordError(
+                    f"out={str(path)!r} holds another study ({_difference(key, stored.get(key), wanted[key])}). "
+                    "Give a new folder; nothing in this one was touched."
+                )
+    elif any(p.name != ".lock" for p in path.iterdir()):
+        raise RecordError(f"out={str(path)!r} holds other files and no study.json. Give a new or empty folder.")
+
+
+def _difference(key: str, stored: Any, wanted: Any) -> str:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
+        return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
+    return f"{key}: there {stored!r}, here {wanted!r}"
+
+
+def _lock(path: Path) -> IO[str]:
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise RecordError(
+            f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
+            "a running study can be read with workbench.open()."
+        ) from error
+    return file
