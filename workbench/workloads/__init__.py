@@ -1,1 +1,1 @@
-""""""
+"""Workloads: what is trained. `base` has the contract, `helpers` the short ways, `registry` the names."""

@@ -1,0 +1,164 @@
+"""`Workload`: a model, its data, its loss and the baseline it is trained with today."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from workbench.config import TrainConfig
+from workbench.errors import UnknownNameError, WorkloadError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["SPLITS", "PerExample", "Workload", "first_of_batch", "second_of_batch"]
+
+PerExample = Callable[[Any, Any], "Tensor"]
+SPLITS = ("train", "validation", "test")
+
+
+def first_of_batch(model: Callable[[Any], Any], batch: Any) -> Any:
+    """Return `model(batch[0])`: the default `forward`, for batches of the form `(inputs, targets)`."""
+    _expect_sequence(batch, "forward=lambda model, batch: model(batch['inputs'])")
+    return model(batch[0])
+
+
+def second_of_batch(batch: Any) -> Any:
+    """Return `batch[1]`: the default place of the targets."""
+    _expect_sequence(batch, "targets=lambda batch: batch['labels']")
+    return batch[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained. Everything that a study varies is in `config`, everything else is here.
+
+    Attributes:
+        name: how records and reports call it.
+        build_model: returns a fresh model; called under the trial's init seed.
+        train_data: a map-style dataset (anything with `__len__` and `__getitem__`), or an iterable one with `__len__`.
+        validation_data: what decides between trials and checkpoints.
+        test_data: never used for a decision; None when there is none.
+        loss: `(outputs, batch) -> (batch,)`: one value per example, no reduction, so that padding can weigh zero.
+        weights: `batch -> (batch,)`; None is ones. Every mean, of loss and metrics, is weighted.
+        forward: `(model, batch) -> outputs`; the default is `model(batch[0])`.
+        metrics: name -> `(outputs, batch) -> (batch,)`, one value per example.
+        collate: list of items -> batch; None is PyTorch's default.
+        num_workers: processes that load data; 0 loads in the training process.
+        config: the baseline that the person trains with today.
+
+    Raises:
+        WorkloadError: a field has the wrong type; data and model are not touched, beyond `len()`.
+    """
+
+    name: str
+    build_model: Callable[[], nn.Module]
+    train_data: Any
+    validation_data: Any
+    config: TrainConfig
+    loss: PerExample
+    test_data: Any = None
+    weights: Callable[[Any], Tensor] | None = None
+    forward: Callable[[Any, Any], Any] = first_of_batch
+    metrics: Mapping[str, PerExample] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field that can be checked without building a model or loading an item."""
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise WorkloadError(f"name={self.name!r} must be a non-empty string, for example 'digits_cnn'.")
+        for name in ("build_model", "loss", "forward"):
+            _callable(self, name)
+        for name in ("weights", "collate"):
+            if getattr(self, name) is not None:
+                _callable(self, name)
+        _check_metrics(self.name, self.metrics)
+        for split in SPLITS:
+            _check_dataset(self, split)
+        if not isinstance(self.config, TrainConfig):
+            raise WorkloadError(
+                f"workload {self.name!r}: config must be a TrainConfig, not {_kind(self.config)}. Write "
+                "config=TrainConfig(peak_lr=..., total_steps=..., batch_size=...)."
+            )
+        if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int) or self.num_workers < 0:
+            raise WorkloadError(
+                f"workload {self.name!r}: num_workers={self.num_workers!r} must be an integer of at least 0; "
+                "0 loads data in the training process."
+            )
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        """The datasets that are there, by split name: train, validation and, where given, test."""
+        named = {split: getattr(self, f"{split}_data") for split in SPLITS}
+        return {split: data for split, data in named.items() if data is not None}
+
+    def data(self, split: str) -> Any:
+        """Return the dataset of `split`; a split that is not there is an `UnknownNameError`."""
+        splits = self.splits
+        if split not in splits:
+            raise UnknownNameError(f"workload {self.name!r} has no split {split!r}.{nearest(split, splits)}")
+        return splits[split]
+
+    def replace(self, **changes: Any) -> Workload:
+        """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one."""
+        names = [f.name for f in dataclasses.fields(self)]
+        for key in changes:
+            if key not in names:
+                raise UnknownNameError(f"Workload has no field {key!r}.{nearest(key, names)}")
+        return dataclasses.replace(self, **changes)
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} ({str(value)[:60]})"
+
+
+def _callable(workload: Workload, name: str) -> None:
+    value = getattr(workload, name)
+    if not callable(value):
+        raise WorkloadError(f"workload {workload.name!r}: {name} must be callable, not {_kind(value)}.")
+    if name == "build_model" and hasattr(value, "parameters"):
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model is a model ({type(value).__name__}), but must be a function that "
+            "returns a fresh one, because every trial starts from its own. Write build_model=lambda: Net()."
+        )
+
+
+def _check_metrics(workload: str, metrics: object) -> None:
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(
+            f"workload {workload!r}: metrics must map names to functions of (outputs, batch), not {_kind(metrics)}."
+        )
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name or "/" in name or name == "loss":
+            raise WorkloadError(
+                f"workload {workload!r}: metric name {name!r} must be a non-empty string without '/' and not 'loss'."
+            )
+        if not callable(metric):
+            raise WorkloadError(f"workload {workload!r}: metric {name!r} must be callable, not {_kind(metric)}.")
+
+
+def _check_dataset(workload: Workload, split: str) -> None:
+    data = getattr(workload, f"{split}_data")
+    if data is None and split == "test":
+        return
+    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+        raise WorkloadError(
+            f"workload {workload.name!r}: {split}_data must be a dataset with __len__ and __getitem__, "
+            f"not {_kind(data)}."
+        )
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        raise WorkloadError(
+            f"workload {workload.name!r}: {split}_data is a DataLoader; give its dataset instead, because the trainer "
+            f"shuffles and batches itself: {split}_data=loader.dataset, collate=loader.collate_fn."
+        )
+
+
+def _expect_sequence(batch: Any, instead: str) -> None:
+    if isinstance(batch, Mapping):
+        raise WorkloadError(
+            f"the batch is a mapping with keys {', '.join(map(str, batch))}, so it has no position 0 or 1: "
+            f"say where to look, for example {instead}."
+        )
