@@ -1,0 +1,67 @@
+# make diagnose   install into .venv and diagnose a bundled workload: verdict and report, in minutes
+# make lab        the notebooks, in JupyterLab, on this machine only
+# make test       what to run before and after a change
+# make check      test, plus style, types and the slow tests; the same as .ci/run
+# make notebooks  run every notebook again and store its outputs
+# make bench      what the instruments cost, side by side with a bare loop
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install diagnose lab test check notebooks bench
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKLOAD ?= digits_cnn
+NOTEBOOKS = $(wildcard notebooks/*.ipynb)
+BENCHMARKS = $(wildcard tests/benchmarks/bench_*.py)
+
+# The first interpreter that runs and is new enough; `make PYTHON=... diagnose` chooses another one.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
+test check notebooks: export OMP_NUM_THREADS := 1
+test check notebooks: export MKL_NUM_THREADS := 1
+test check notebooks: export WORKBENCH_LIVE := 0
+test check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+diagnose: $(STAMP)
+	$(BIN)/workbench diagnose $(WORKLOAD)
+
+lab: $(STAMP)
+	$(BIN)/workbench lab
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not slow"
+ifneq ($(NOTEBOOKS),)
+	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
+		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS)
+endif
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+	$(BIN)/python -m pytest -q -m slow
+
+notebooks: $(STAMP)
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=600 $(NOTEBOOKS)
+	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
+		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS)
+
+bench: $(STAMP)
+	@for f in $(BENCHMARKS); do echo "== $$f"; $(BIN)/python $$f; done

@@ -1,0 +1,248 @@
+"""The `workbench` command: what each word does, and what the exit code says.
+
+Nothing heavy is imported before a command needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.cli_help import EXIT_CODES, HELP, MAIN_HELP
+from workbench.errors import ConfigError, UsageError, WorkbenchError
+
+__all__ = ["build_parser", "main"]
+
+RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
+_AT_OR_ABOVE = {"fail": ("fail",), "warn": ("fail", "warn")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        argv: the words behind `workbench`; None takes those of this process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser().parse_args(words)
+        args.words = words
+        code: int = args.command(args)
+        sys.stdout.flush()
+    except SystemExit as stop:  # argparse, after --help or a usage error
+        return stop.code if isinstance(stop.code, int) else USAGE
+    except BrokenPipeError:  # the reader of `workbench list | head` has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("WORKBENCH_DEBUG") == "1":
+            raise
+        return _report(error)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every command."""
+    style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser(prog="workbench", description=MAIN_HELP, epilog=EXIT_CODES, **style)
+    parser.add_argument("--version", action=_Version)
+    parser.set_defaults(command=lambda _: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, add in _COMMANDS.items():
+        text = HELP[name]
+        command = commands.add_parser(name, help=text.line, description=text.description, epilog=text.epilog, **style)
+        add(command)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import workbench
+
+        print(f"workbench {workbench.__version__}")
+        parser.exit()
+
+
+def _add_diagnose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="bundled name, package.module:attribute or file.py:attribute"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the study (default: runs/<study>)")
+    parser.add_argument("--steps", metavar="N", type=int, help="updates of a trial (default: the workload's own)")
+    parser.add_argument("--study", metavar="NAME", help="name of the study (default: made from the workload's)")
+    parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
+    parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
+    parser.set_defaults(command=_diagnose)
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_list)
+
+
+def _add_describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("notebook", metavar="NOTEBOOK", help="path, or a name in ./notebooks")
+    parser.set_defaults(command=_describe)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("notebook", metavar="NOTEBOOK", help="path, or a name in ./notebooks")
+    parser.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
+    parser.add_argument("--out", metavar="FILE", help="the executed copy (default: a new file in runs/notebooks/)")
+    parser.set_defaults(command=_run)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", help="folder of a study")
+    parser.set_defaults(command=_report_command)
+
+
+def _add_studies(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", nargs="?", default="runs", help="folder of studies (default: runs)")
+    parser.add_argument("--rebuild", action="store_true", help="make the index again from the folders")
+    parser.set_defaults(command=_studies)
+
+
+def _add_lab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    parser.add_argument("--port", metavar="P", type=int, help="(default: 8888, or the next free one)")
+    parser.set_defaults(command=_lab)
+
+
+_COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "diagnose": _add_diagnose,
+    "list": _add_list,
+    "describe": _add_describe,
+    "run": _add_run,
+    "report": _add_report,
+    "studies": _add_studies,
+    "lab": _add_lab,
+}
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    if args.note is not None and not args.note.strip():
+        raise UsageError(
+            "--note is empty: say in a few words why this is run, or leave --note out for a generated one."
+        )
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    from workbench.playbook import diagnose
+
+    diagnosis = diagnose(
+        args.workload,
+        out=args.out,
+        steps=args.steps,
+        study=args.study,
+        note=args.note,
+        device=args.device,
+        command=shlex.join(["workbench", *args.words]),
+        progress=True,
+    )
+    print(diagnosis)
+    if diagnosis.recommendation:
+        print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
+        print(_paste(diagnosis.recommendation["config"]))
+    if diagnosis.path is not None:
+        print(f"\nReport: {diagnosis.path / 'report.html'}")
+    return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
+
+
+def _paste(config: dict[str, Any]) -> str:
+    from workbench.config import TrainConfig
+
+    try:
+        return TrainConfig.from_dict(config).paste()
+    except (ConfigError, UsageError):  # an optimizer or schedule of the person's own is kept by its name only
+        return "\n".join(["TrainConfig(", *(f"    {name}={value!r}," for name, value in config.items()), ")"])
+
+
+def _list(_: argparse.Namespace) -> int:
+    from workbench.notebook_runner import list_notebooks
+    from workbench.workloads.registry import list_workloads
+
+    print("Workloads (workbench diagnose NAME):")
+    for name in list_workloads():
+        print(f"  {name}")
+    notebooks = list_notebooks()
+    print("\nNotebooks (workbench run NAME):" if notebooks else "\nNotebooks: none in ./notebooks")
+    for info in notebooks:
+        print(f"  {info.path.stem:<24} {info.title}")
+    return RAN
+
+
+def _describe(args: argparse.Namespace) -> int:
+    from workbench.notebook_runner import describe_notebook
+
+    print(describe_notebook(args.notebook))
+    return RAN
+
+
+def _run(args: argparse.Namespace) -> int:
+    from workbench.notebook_parameters import parse_parameters
+    from workbench.notebook_runner import describe_notebook, read_verdict, run_notebook
+
+    info = describe_notebook(args.notebook)
+    values = parse_parameters(info.parameters, args.parameter)
+    done = run_notebook(info.path, values, output=args.out, progress=True)
+    for verdict in read_verdict(done, required=False):
+        print(f"{verdict['workload'] or info.title}: {verdict['verdict']}")
+        for finding in verdict["findings"]:
+            print(f"  {finding['status']:<12} {finding['code']:<26} {finding['summary']}")
+    print(f"Notebook: {done}")
+    return RAN
+
+
+def _report_command(args: argparse.Namespace) -> int:
+    from workbench.report import write_report
+
+    print(f"Report: {write_report(args.dir)}")
+    return RAN
+
+
+def _studies(args: argparse.Namespace) -> int:
+    from workbench.ledger import list_studies, rebuild
+
+    if args.rebuild:
+        rebuild(args.dir)
+    table = list_studies(args.dir)
+    print(table.to_string(index=False) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
+    return RAN
+
+
+def _lab(args: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    if find_spec("jupyterlab") is None:
+        raise WorkbenchError("JupyterLab is not installed: pip install 'workbench[lab]', or run make lab.")
+    if not Path("notebooks").is_dir():
+        raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
+    words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.root_dir=notebooks"]
+    words += ["--no-browser"] if args.no_browser else []
+    words += [f"--port={args.port}"] if args.port is not None else []
+    return subprocess.call(words)
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return USAGE
+
+
+def _report(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        said = " ".join(str(error).split()) or "what was measured is kept"
+        print(f"workbench: interrupted: {said}. The same command goes on from there.", file=sys.stderr)
+        return INTERRUPTED
+    said = " ".join(str(error).split()) or type(error).__name__
+    hint = "" if isinstance(error, WorkbenchError) else " (WORKBENCH_DEBUG=1 shows where)"
+    print(f"workbench: {said}{hint}", file=sys.stderr)
+    return USAGE if isinstance(error, UsageError) else FAILED

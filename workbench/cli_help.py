@@ -1,0 +1,111 @@
+"""The words of `workbench --help`: what each command answers, examples, and where to go next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EXIT_CODES", "HELP", "MAIN_HELP", "CommandHelp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandHelp:
+    """Help of one command.
+
+    Attributes:
+        line: for the list of commands.
+        description: which question it answers, and what it leaves behind.
+        epilog: examples and the next step.
+    """
+
+    line: str
+    description: str
+    epilog: str
+
+
+MAIN_HELP = """\
+Is this training healthy, and what should I try next?
+Points the deep-learning tuning playbook at a workload: verdicts with evidence, and the config to train with.
+
+start here:
+  workbench diagnose digits_cnn        a bundled workload: verdict, report and config, in minutes
+  workbench diagnose mine.py:workload  your own model, data and config
+  workbench lab                        the same, step by step, in notebooks"""
+
+EXIT_CODES = """\
+exit codes:
+  0  it ran, whatever the verdict   1  it could not finish   2  wrong usage or an unknown name
+  3  a verdict at or above --fail-on                         130  interrupted; the same command resumes
+
+`workbench COMMAND --help` shows examples. WORKBENCH_DEBUG=1 shows the traceback of an error."""
+
+HELP = {
+    "diagnose": CommandHelp(
+        line="is this workload's training healthy, and which config is better?",
+        description="""\
+Walks the playbook: checks before training, a learning-rate sweep, instability above the best learning rate,
+a probe that looks at every step, then the fixes that the signs call for, compared with your baseline.
+Writes diagnosis.json and report.html into the study's folder and prints a config to paste.""",
+        epilog="""\
+examples:
+  workbench diagnose digits_cnn
+  workbench diagnose mine.py:workload --steps 2000 --note "after the new augmentation"
+  workbench diagnose package.module:workload --device cuda --fail-on fail    # in CI: 3 when it fails
+
+The attribute is a Workload, or a function without arguments that returns one. The same command again resumes.
+next: open the report; `workbench studies` puts it beside the others.""",
+    ),
+    "list": CommandHelp(
+        line="what can be diagnosed or run here?",
+        description="Shows the bundled workloads and the notebooks in ./notebooks.",
+        epilog="next: workbench diagnose WORKLOAD, or workbench describe NOTEBOOK",
+    ),
+    "describe": CommandHelp(
+        line="what does a notebook answer, and what can be set in it?",
+        description="Shows a notebook's question and its parameters with type, default and help, without running it.",
+        epilog="""\
+examples:
+  workbench describe lr_sweep
+  workbench describe notebooks/01_lr_sweep.ipynb
+
+next: workbench run NOTEBOOK -p name=value""",
+    ),
+    "run": CommandHelp(
+        line="run a notebook with other parameters and read its verdict",
+        description="""\
+Runs a notebook from top to bottom in this folder, keeps the executed copy and prints the verdicts in it.
+Names and types of the parameters are checked before anything runs.""",
+        epilog="""\
+examples:
+  workbench run quickstart
+  workbench run lr_sweep -p workload=digits_mlp -p seeds=3 --out sweep.ipynb
+
+next: open the copy in JupyterLab, or run it again with other values""",
+    ),
+    "report": CommandHelp(
+        line="write a study's report again from what is on disk",
+        description="Writes report.html and the figures of a finished, running or interrupted study.",
+        epilog="example:\n  workbench report runs/digits_cnn",
+    ),
+    "studies": CommandHelp(
+        line="what was run here, and what came out?",
+        description="""\
+One row a study: name, where its config is, note, number of trials, best validation result, and the command that
+reproduces it.""",
+        epilog="""\
+examples:
+  workbench studies
+  workbench studies --rebuild shared/runs    # after folders were copied or deleted
+
+The folders are the truth; the index runs/ledger.db can always be made again.""",
+    ),
+    "lab": CommandHelp(
+        line="open the notebooks in JupyterLab, on this machine only",
+        description="Starts JupyterLab in ./notebooks on 127.0.0.1; the address that it prints holds its token.",
+        epilog="""\
+examples:
+  workbench lab
+  workbench lab --no-browser --port 9000    # then, from elsewhere: ssh -L 9000:127.0.0.1:9000 thismachine
+
+Ctrl-C twice stops it.""",
+    ),
+}
