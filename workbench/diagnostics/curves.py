@@ -1,0 +1,363 @@
+"""When one loss curve became unstable, and what came of it (F1.5, F1.8, F1.10).
+
+A rise is judged against what had been learned before it, so the verdict is free of the loss's scale and offset.
+A noise floor, a plateau, ripple at the edge of stability and momentum's damped swing are no instability.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, smooth
+
+__all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
+
+FloatArray = NDArray[np.float64]
+When = Literal["none", "early", "mid"]
+Outcome = Literal["none", "recovered", "settling", "lasting", "divergent", "not_measured"]
+_WORSE: dict[str, int] = {"none": 0, "recovered": 1, "settling": 2, "lasting": 3, "divergent": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """One stretch in which the loss went up and stayed up.
+
+    Attributes:
+        when: "early" (starts in the first tenth of the planned steps) or "mid".
+        outcome: what came of it.
+        onset_step: last step at the trough before the rise.
+        peak_step: step of the highest loss; None when the run became non-finite.
+        peak_loss: loss there, infinite when the run became non-finite.
+        trough_loss: lowest smoothed loss before the rise.
+        back_step: first step back near the trough, None if there is none.
+    """
+
+    when: When
+    outcome: Outcome
+    onset_step: int
+    peak_step: int | None
+    peak_loss: float
+    trough_loss: float
+    back_step: int | None
+
+    @property
+    def steps_to_recover(self) -> int | None:
+        """Steps from the onset until the loss was back, None if it never was."""
+        return None if self.back_step is None else self.back_step - self.onset_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveVerdict:
+    """What a loss curve shows: *when* it became unstable and the *outcome*, of its worst rise.
+
+    Attributes:
+        when: "none", "early" or "mid".
+        outcome: "none", "recovered", "settling" (coming back at the end), "lasting", "divergent" or "not_measured".
+        onset_step: last step at the trough before the rise.
+        peak_step: step of the highest loss in the rise.
+        peak_loss: loss there.
+        end_loss: median of the last tenth of the steps, infinite when the run became non-finite.
+        trough_loss: lowest smoothed loss before the rise.
+        reason: one sentence.
+        loss_ref: loss before the first update.
+        high: the run ended about where it began, though the study shows that more can be learned.
+        width: steps in the smoothing median.
+        noise: standard deviation of the smoothed loss at its lowest point.
+        rises: every rise in order of time.
+    """
+
+    when: When
+    outcome: Outcome
+    onset_step: int | None = None
+    peak_step: int | None = None
+    peak_loss: float | None = None
+    end_loss: float | None = None
+    trough_loss: float | None = None
+    reason: str = ""
+    loss_ref: float | None = None
+    high: bool = False
+    width: int = 1
+    noise: float | None = None
+    rises: tuple[Rise, ...] = ()
+
+    @property
+    def is_lasting(self) -> bool:
+        """True when the run did not come back: lasting or divergent."""
+        return self.outcome in ("lasting", "divergent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    rise_frac: float
+    study_frac: float
+    noise_sds: float
+    recover_frac: float
+    early_frac: float
+    settle_ratio: float
+    tail_frac: float
+    min_steps: int
+    stretch_steps: int
+    sure_stretch_steps: int
+    memory_spans: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """A finite curve with everything that the rules below look at; arrays have shape (steps,)."""
+
+    loss: FloatArray
+    smoothed: FloatArray
+    trough: FloatArray
+    needed: FloatArray
+    back: FloatArray
+    noise: FloatArray
+    loss_ref: float
+    progress: float
+    best_end: float
+    total_steps: int
+    ended_nonfinite: bool
+
+    @property
+    def rise(self) -> FloatArray:
+        return self.smoothed - self.trough
+
+
+def classify_curve(
+    loss: ArrayLike,
+    *,
+    loss_se: ArrayLike | None = None,
+    full_batch: bool = False,
+    total_steps: int | None = None,
+    memory: float = 0.0,
+    study_progress: float | None = None,
+    study_best_end: float | None = None,
+    loss_ref: float | None = None,
+    rise_frac: float = 0.5,
+    study_frac: float = 0.1,
+    noise_sds: float = 6.0,
+    recover_frac: float = 0.1,
+    early_frac: float = 0.1,
+    settle_ratio: float = 0.8,
+    tail_frac: float = 0.1,
+    max_noise_frac: float = 0.025,
+    min_steps: int = 10,
+    stretch_steps: int = 5,
+    sure_stretch_steps: int = 3,
+    memory_spans: float = 5.0,
+) -> CurveVerdict:
+    """Say when a training-loss curve became unstable and what came of it.
+
+    A step is *hot* when the smoothed loss stands above its running minimum by `rise_frac` of what this run had
+    learned, by `study_frac` of what the study's best trial learned, and by `noise_sds` of the noise. A rise is a
+    stretch of hot steps. It *recovers* when the last tenth is back near the trough, is *settling* when the last tenth
+    stands clearly below the tenth before, is *divergent* when the run ended non-finite or where it began, and is
+    *lasting* otherwise.
+
+    Args:
+        loss: training loss before each update, shape (steps,); a run that diverged ends with its first non-finite one.
+        loss_se: standard error of each step's loss, shape (steps,), NaN where unknown.
+        full_batch: every step sees all training examples, so that the curve has no sampling noise.
+        total_steps: planned number of steps; None takes the length of `loss`.
+        memory: momentum or beta1 of the optimizer; its damped swing in the first steps is no instability.
+        study_progress: what the best trial of the study learned; None takes this run's own.
+        study_best_end: the lowest end loss in the study; None takes this run's own.
+        loss_ref: loss before the first update; None takes `loss[0]`.
+        rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
+        study_frac: rise needed, as a share of what the study's best trial learned (rule of thumb).
+        noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
+        recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
+        early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
+        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before.
+        tail_frac: share of the steps whose median is the end loss.
+        max_noise_frac: noise left by the smoothing, as a share of the progress (rule of thumb).
+        min_steps: shorter finite curves are `not_measured` (rule of thumb).
+        stretch_steps: hot steps in a row that make a rise (rule of thumb).
+        sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
+        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
+
+    Returns:
+        A verdict; it does not change when the loss is multiplied by a positive number or shifted.
+    """
+    limits = _Limits(
+        rise_frac=rise_frac, study_frac=study_frac, noise_sds=noise_sds, recover_frac=recover_frac,
+        early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
+        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans,
+    )  # fmt: skip
+    raw = np.asarray(loss, dtype=np.float64).ravel()
+    finite, ended_nonfinite = fill_gaps(raw)
+    total = max(int(total_steps or raw.size), 1)
+    special = _nothing_to_read(raw, finite, ended_nonfinite, limits)
+    if special is not None:
+        return special
+    start = float(finite[0]) if loss_ref is None or not math.isfinite(loss_ref) else float(loss_ref)
+    se = None if loss_se is None else np.asarray(loss_se, dtype=np.float64).ravel()
+    noise = noise_per_step(finite, se, full_batch=full_batch)
+    smoothed, noise, width = smooth(
+        finite, noise, loss_ref=start, total_steps=total, progress=study_progress, full_batch=full_batch,
+        max_noise_frac=max_noise_frac,
+    )  # fmt: skip
+    curve = _prepare(
+        finite, smoothed, noise, limits=limits, loss_ref=start, total_steps=total, ended_nonfinite=ended_nonfinite,
+        study_progress=study_progress, study_best_end=study_best_end,
+    )  # fmt: skip
+    rises = _rises(curve, full_batch=full_batch, memory=memory, limits=limits)
+    return _verdict(curve, rises, width, limits)
+
+
+def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: _Limits) -> CurveVerdict | None:
+    if raw.size and not math.isfinite(raw[0]):
+        reason = "The loss is non-finite before the first update: the learning rate is not the cause."
+        return CurveVerdict(when="early", outcome="divergent", onset_step=0, end_loss=math.inf, reason=reason)
+    if not ended and finite.size < limits.min_steps:
+        reason = f"{finite.size} steps are too few to tell; {limits.min_steps} are needed."
+        return CurveVerdict(when="none", outcome="not_measured", reason=reason)
+    return None
+
+
+def _prepare(
+    loss: FloatArray,
+    smoothed: FloatArray,
+    noise: FloatArray,
+    *,
+    limits: _Limits,
+    loss_ref: float,
+    total_steps: int,
+    ended_nonfinite: bool,
+    study_progress: float | None,
+    study_best_end: float | None,
+) -> _Curve:
+    trough = np.minimum.accumulate(np.minimum(smoothed, loss_ref))
+    lowest = np.maximum.accumulate(np.where(smoothed <= trough, np.arange(loss.size), 0))
+    learned, spread = loss_ref - trough, limits.noise_sds * noise[lowest]
+    progress = float(learned[-1]) if study_progress is None else max(float(study_progress), 0.0)
+    end = float(np.median(loss[-_tail(loss.size, limits) :]))
+    return _Curve(
+        loss=loss,
+        smoothed=smoothed,
+        trough=trough,
+        needed=np.maximum(np.maximum(limits.rise_frac * learned, limits.study_frac * progress), spread),
+        back=trough + limits.recover_frac * learned + spread,
+        noise=noise[lowest],
+        loss_ref=loss_ref,
+        progress=progress,
+        best_end=end if study_best_end is None else min(float(study_best_end), loss_ref),
+        total_steps=total_steps,
+        ended_nonfinite=ended_nonfinite,
+    )
+
+
+def _tail(size: int, limits: _Limits) -> int:
+    return max(1, round(limits.tail_frac * size))
+
+
+def _rises(curve: _Curve, *, full_batch: bool, memory: float, limits: _Limits) -> list[Rise]:
+    """Return every rise; two stretches that the loss did not come back between are one rise."""
+    steps = np.arange(curve.loss.size)
+    hot = (curve.rise >= curve.needed) & (curve.rise > 0)
+    if memory > 0:
+        hot &= (steps > limits.memory_spans / (1.0 - memory)) | (curve.smoothed >= curve.loss_ref)
+    sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
+    found: list[tuple[int, int]] = []
+    for first, last in _runs(hot):
+        into_nonfinite = curve.ended_nonfinite and last == curve.loss.size - 1
+        short = full_batch or any(b - a + 1 >= limits.sure_stretch_steps for a, b in _runs(sure[first : last + 1]))
+        if last - first + 1 < (limits.sure_stretch_steps if short else limits.stretch_steps) and not into_nonfinite:
+            continue
+        if found and not (curve.smoothed[found[-1][1] : first] <= curve.back[found[-1][0]]).any():
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    if curve.ended_nonfinite and (not found or found[-1][1] < curve.loss.size - 1):
+        found.append((curve.loss.size - 1, curve.loss.size - 1))
+    return [_rise(curve, first, last, final=(first, last) == found[-1], limits=limits) for first, last in found]
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _rise(curve: _Curve, first: int, last: int, *, final: bool, limits: _Limits) -> Rise:
+    onset = _onset(curve, first)
+    after = np.flatnonzero(curve.smoothed[last + 1 :] <= curve.back[first])
+    back = last + 1 + int(after[0]) if after.size else None
+    peak = first + int(np.argmax(curve.loss[first : last + 1]))
+    nonfinite = final and curve.ended_nonfinite
+    return Rise(
+        when="early" if onset <= limits.early_frac * curve.total_steps else "mid",
+        outcome=_outcome(curve, first, limits) if final else "recovered",
+        onset_step=onset,
+        peak_step=None if nonfinite else peak,
+        peak_loss=math.inf if nonfinite else float(curve.loss[peak]),
+        trough_loss=float(curve.trough[first]),
+        back_step=back,
+    )
+
+
+def _onset(curve: _Curve, first: int) -> int:
+    """Return the last step at the trough: within a hundredth of the rise needed, or a tenth where that is long ago."""
+    rise, noise = curve.rise[: first + 1], 2.0 * curve.noise[first]
+    near, far = (np.flatnonzero(rise <= max(f * curve.needed[first], noise)) for f in (0.1, 0.01))
+    if not near.size:
+        return 0
+    recent = far[far >= near[-1] - 0.02 * curve.total_steps]
+    return int(recent[-1] if recent.size else near[-1])
+
+
+def _outcome(curve: _Curve, first: int, limits: _Limits) -> Outcome:
+    """Return what came of the last rise, from the level at the end of the run."""
+    if curve.ended_nonfinite:
+        return "divergent"
+    tail = _tail(curve.loss.size, limits)
+    end, high = _end(curve, limits)
+    near_best = end <= curve.best_end + limits.rise_frac * curve.progress
+    if end <= curve.back[first] and not high and near_best:
+        return "recovered"
+    earlier = [float(np.median(curve.loss[-k * tail : -(k - 1) * tail])) for k in (2, 3) if k * tail <= curve.loss.size]
+    trough = float(curve.trough[first])
+    falls = all(end - trough < limits.settle_ratio**k * (e - trough) for k, e in enumerate(earlier, start=1))
+    if earlier and falls:
+        return "settling"
+    return "divergent" if high else "lasting"
+
+
+def _end(curve: _Curve, limits: _Limits) -> tuple[float, bool]:
+    """Return the end loss and whether it is about where the run began."""
+    if curve.ended_nonfinite:
+        return math.inf, True
+    end = float(np.median(curve.loss[-_tail(curve.loss.size, limits) :]))
+    reachable = curve.loss_ref - curve.best_end
+    return end, end >= curve.loss_ref - limits.study_frac * reachable
+
+
+def _verdict(curve: _Curve, rises: list[Rise], width: int, limits: _Limits) -> CurveVerdict:
+    end, high = _end(curve, limits)
+    noise = float(curve.noise[-1])
+    if not rises:
+        reason = "The loss never rises for a stretch" + (" but ends where it began." if high else ".")
+        return CurveVerdict(
+            when="none", outcome="none", trough_loss=float(curve.trough[-1]), reason=reason, high=high, width=width,
+            noise=noise, end_loss=end, loss_ref=curve.loss_ref,
+        )  # fmt: skip
+    worst = max(rises, key=lambda r: _WORSE[r.outcome])
+    return CurveVerdict(
+        when=worst.when, outcome=worst.outcome, onset_step=worst.onset_step, peak_step=worst.peak_step,
+        peak_loss=worst.peak_loss, trough_loss=worst.trough_loss, reason=_reason(worst, end, curve), high=high,
+        width=width, noise=noise, rises=tuple(rises), end_loss=end, loss_ref=curve.loss_ref,
+    )  # fmt: skip
+
+
+def _reason(rise: Rise, end: float, curve: _Curve) -> str:
+    peak = "a non-finite value" if math.isinf(rise.peak_loss) else f"{rise.peak_loss:.4g} at step {rise.peak_step}"
+    came = {
+        "recovered": f"came back and ended at {end:.4g}",
+        "settling": f"was still coming down at {end:.4g} when the run ended",
+        "lasting": f"ended at {end:.4g}, well above the trough",
+        "divergent": "ended non-finite" if curve.ended_nonfinite else f"ended at {end:.4g}, no better than it began",
+    }[rise.outcome]
+    return f"The loss rose from {rise.trough_loss:.4g} after step {rise.onset_step} to {peak} and {came}."

@@ -1,0 +1,128 @@
+"""Noise of one loss curve, and the narrowest median that brings it below what was learned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import median_filter
+
+__all__ = ["WIDTHS", "fill_gaps", "noise_per_step", "running_median", "smooth"]
+
+FloatArray = NDArray[np.float64]
+
+WIDTHS: tuple[int, ...] = (3, 5, 9, 17, 33, 65)
+"""Widths of the centred median that are tried, in steps."""
+
+MEDIAN_PENALTY = 1.2533
+"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
+
+_RESOLUTION = float(np.finfo(np.float32).eps)
+
+
+def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
+    """Cut a non-finite tail off and bridge single non-finite values (steps that a loss scaler skipped).
+
+    Args:
+        loss: training loss of each step, shape (steps,).
+
+    Returns:
+        The finite curve, shape (at most steps,), and whether the run ended non-finite.
+    """
+    finite = np.isfinite(loss)
+    if not finite.any():
+        return np.empty(0), loss.size > 0
+    last = int(np.flatnonzero(finite)[-1])
+    kept, steps = loss[: last + 1].copy(), np.arange(last + 1)
+    hole = ~finite[: last + 1]
+    kept[hole] = np.interp(steps[hole], steps[~hole], kept[~hole])
+    return kept, last + 1 < loss.size
+
+
+def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: bool) -> FloatArray:
+    """Return the standard deviation of each step's loss around the loss of the whole training set.
+
+    Zero for a full batch, else the recorded `loss_se`; where that is unknown, 1.4826 MAD / sqrt(6) of the second
+    differences, which a smooth curve leaves alone. Never below the resolution of a float32 loss.
+
+    Args:
+        loss: finite training loss of each step, shape (steps,).
+        loss_se: standard error of each step's loss from the spread in its batch, shape (steps,), NaN where unknown.
+        full_batch: True when every step sees all training examples.
+    """
+    floor: FloatArray = 4.0 * _RESOLUTION * np.abs(loss)
+    if full_batch:
+        return floor
+    noise = np.full(loss.size, np.nan)
+    if loss_se is not None:
+        noise = np.asarray(loss_se, dtype=np.float64)[: loss.size].copy()
+        noise[~np.isfinite(noise)] = np.nan
+    if np.isnan(noise).any():
+        noise[np.isnan(noise)] = float(np.nanmedian(noise)) if np.isfinite(noise).any() else _from_differences(loss)
+    out: FloatArray = np.maximum(noise, floor)
+    return out
+
+
+def _from_differences(loss: FloatArray) -> float:
+    if loss.size < 5:
+        return 0.0
+    second = np.diff(loss, n=2)
+    return 1.4826 * float(np.median(np.abs(second - np.median(second)))) / math.sqrt(6.0)
+
+
+def running_median(values: FloatArray, width: int) -> FloatArray:
+    """Return the centred median of `width` steps, shape (steps,); the window shrinks at both ends."""
+    if width <= 1 or values.size < 3:
+        return values
+    half = width // 2
+    out: FloatArray = median_filter(values, size=width, mode="nearest")
+    for k in range(min(half, values.size)):
+        out[k] = np.median(values[: 2 * k + 1])
+        out[-1 - k] = np.median(values[values.size - 2 * k - 1 :])
+    return out
+
+
+def smooth(
+    loss: FloatArray,
+    noise: FloatArray,
+    *,
+    loss_ref: float,
+    total_steps: int,
+    progress: float | None,
+    full_batch: bool,
+    max_noise_frac: float = 0.025,
+) -> tuple[FloatArray, FloatArray, int]:
+    """Smooth with the narrowest median whose noise is small against what the run, or its study, has learned.
+
+    Args:
+        loss: finite training loss of each step, shape (steps,).
+        noise: its standard deviation, shape (steps,).
+        loss_ref: loss before the first update.
+        total_steps: planned length; the window is at most a tenth of it.
+        progress: what the best trial of the study has learned; None takes this run's own.
+        full_batch: True leaves the curve as it is.
+        max_noise_frac: noise allowed after smoothing, as a share of the progress (rule of thumb).
+
+    Returns:
+        The smoothed loss and its noise, both of shape (steps,), and the width in steps.
+    """
+    if full_batch:
+        return loss, noise, 1
+    typical = float(np.median(noise[loss <= np.median(loss)]))
+    width, smoothed = 1, loss
+    for width in [w for w in WIDTHS if w <= max(3, total_steps // 10)]:
+        smoothed = running_median(loss, width)
+        gained = progress if progress is not None else loss_ref - float(smoothed.min())
+        if MEDIAN_PENALTY * typical / np.sqrt(width) <= max_noise_frac * gained:
+            break
+    return smoothed, _after_median(noise, width), width
+
+
+def _after_median(noise: FloatArray, width: int) -> FloatArray:
+    if width <= 1:
+        return noise
+    steps = np.arange(noise.size)
+    window = np.minimum(width, 2 * np.minimum(steps, steps[::-1]) + 1)
+    out: FloatArray = running_median(noise, width) * np.where(window > 1, MEDIAN_PENALTY / np.sqrt(window), 1.0)
+    return out
