@@ -119,7 +119,7 @@ def _callable(workload: Workload, name: str) -> None:
     value = getattr(workload, name)
     if not callable(value):
         raise WorkloadError(f"workload {workload.name!r}: {name} must be callable, not {_kind(value)}.")
-    if name == "build_model" and hasattr(value, "parameters"):
+    if name == "build_model" and hasattr(value, "parameters") and not isinstance(value, type):
         raise WorkloadError(
             f"workload {workload.name!r}: build_model is a model ({type(value).__name__}), but must be a function that "
             "returns a fresh one, because every trial starts from its own. Write build_model=lambda: Net()."

@@ -1,0 +1,176 @@
+"""What can be said about a workload before and at its first step; the trainer calls these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from workbench.config import TrainConfig
+from workbench.errors import DataError, UnknownNameError, WorkloadError, nearest
+from workbench.workloads.base import Workload, second_of_batch
+
+__all__ = ["check_data", "check_fresh", "check_loss_shape", "check_model", "check_selection", "scan_targets"]
+
+
+def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
+    """Return the number of examples of every split, after checking that `config` can train on them.
+
+    Raises:
+        DataError: a split is empty or has no length, or the training split is smaller than one batch.
+    """
+    sizes = {split: _size(workload, split, data) for split, data in workload.splits.items()}
+    for split, size in sizes.items():
+        if size == 0:
+            raise DataError(
+                f"workload {workload.name!r}: the {split} split has 0 examples; it needs at least 1. "
+                f"Look at the filter or the path that {split}_data was made with."
+            )
+    if config.batch_size > sizes["train"]:
+        raise DataError(
+            f"workload {workload.name!r}: batch_size={config.batch_size} is more than the {sizes['train']} examples of "
+            f"the train split. Allowed is 1 to {sizes['train']}, and the largest trains on the full batch."
+        )
+    return sizes
+
+
+def check_selection(workload: Workload, config: TrainConfig) -> None:
+    """Check that `config.select` names a split and a metric that `workload` has (P4.5).
+
+    Raises:
+        UnknownNameError: it does not; the nearest that it has is named.
+    """
+    metrics = ("loss", *workload.metrics)
+    allowed = [f"{split}/{metric}" for split in workload.splits for metric in metrics]
+    if config.select not in allowed:
+        raise UnknownNameError(
+            f"workload {workload.name!r} has no select={config.select!r}.{nearest(config.select, allowed)}"
+        )
+
+
+def check_model(model: object) -> None:
+    """Check that `model` is a module with something to train.
+
+    Raises:
+        WorkloadError: it is no `nn.Module`, has no parameters, or all are frozen or not yet initialised.
+    """
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(
+            f"build_model returned {type(model).__name__}, but must return a torch.nn.Module. Write "
+            "build_model=lambda: Net(), and check that the function has a return statement."
+        )
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise WorkloadError(
+            f"{type(model).__name__} has no parameters, so there is nothing to train. Layers kept in a plain list or "
+            "dict are not found: use nn.ModuleList or nn.ModuleDict."
+        )
+    lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
+    if lazy:
+        raise WorkloadError(
+            f"{type(model).__name__} has parameters without a shape: {', '.join(lazy[:3])}. Call the model once on one "
+            "batch inside build_model, or give the layers their sizes."
+        )
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise WorkloadError(
+            f"all {len(parameters)} parameters of {type(model).__name__} are frozen (requires_grad is False), so there "
+            "is nothing to train. Leave at least one of them unfrozen in build_model."
+        )
+
+
+def check_fresh(first: nn.Module, second: nn.Module) -> None:
+    """Check that two calls of `build_model` gave two models that share no parameter.
+
+    Raises:
+        WorkloadError: they share one, so a second trial would go on where the first one ended.
+    """
+    seen = {id(parameter) for parameter in first.parameters()}
+    shared = [name for name, parameter in second.named_parameters() if id(parameter) in seen]
+    if shared:
+        raise WorkloadError(
+            f"build_model returned the same parameters twice ({', '.join(shared[:3])}): every trial must start from "
+            "its own. Build the model inside the function: build_model=lambda: Net()."
+        )
+
+
+def check_loss_shape(losses: object, batch_examples: int) -> None:
+    """Check that a loss, or a metric, gave one value per example.
+
+    Args:
+        losses: what the workload's `loss` returned.
+        batch_examples: examples in the batch.
+
+    Raises:
+        WorkloadError: the shape is another; the usual reason for that shape is named.
+    """
+    if not isinstance(losses, Tensor):
+        raise WorkloadError(f"the loss returned {type(losses).__name__}, but must return a tensor ({batch_examples},).")
+    shape = tuple(losses.shape)
+    if shape == (batch_examples,):
+        return
+    raise WorkloadError(
+        f"the loss has shape {shape}, but must have one value per example, shape ({batch_examples},). "
+        + _shape_advice(shape, batch_examples)
+    )
+
+
+def scan_targets(
+    data: Any, *, classes: int, split: str = "train", targets: Callable[[Any], Any] = second_of_batch
+) -> list[int]:
+    """Return how many examples each class has, after checking that every target is one of them.
+
+    Reads the whole split once; the loss itself checks nothing that would slow training down.
+
+    Args:
+        data: the dataset of one split; an item is `(inputs, class)`.
+        classes: number of outputs of the model.
+        split: named in the error.
+        targets: item -> integer class; the default is `item[1]`.
+
+    Raises:
+        DataError: a target is no integer from 0 to `classes - 1`; the example's index is named.
+    """
+    counts = [0] * classes
+    for index in range(len(data)):
+        value = torch.as_tensor(targets(data[index]))
+        if value.numel() != 1 or value.is_floating_point():
+            raise DataError(
+                f"example {index} of the {split} split has a target of shape {tuple(value.shape)} and type "
+                f"{value.dtype}: a class is one integer. Take regression(...) for numbers."
+            )
+        label = int(value)
+        if not 0 <= label < classes:
+            raise DataError(
+                f"example {index} of the {split} split has target {label}, but the model has {classes} outputs, so "
+                f"classes are 0 to {classes - 1}. Give the model more outputs, or number the classes from 0."
+            )
+        counts[label] += 1
+    return counts
+
+
+def _size(workload: Workload, split: str, data: Any) -> int:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError) as error:
+        raise DataError(
+            f"workload {workload.name!r}: {split}_data ({type(data).__name__}) has no length, so an epoch has no end. "
+            "Give the dataset a __len__ with the number of examples it yields, or make it map-style."
+        ) from error
+
+
+def _shape_advice(shape: tuple[int, ...], batch_examples: int) -> str:
+    if shape in ((), (1,)):
+        return 'It was averaged already: pass reduction="none" to the loss function.'
+    if shape == (batch_examples, 1):
+        return "Drop the last axis with .squeeze(-1)."
+    if shape == (batch_examples, batch_examples):
+        return (
+            "Outputs (batch, 1) met targets (batch,) and every output was compared with every target: "
+            "make the shapes equal first, with outputs.squeeze(-1)."
+        )
+    if shape[:1] == (batch_examples,):
+        return "Average over the other axes: losses.flatten(1).mean(1)."
+    return "The first axis must be the examples, in the order of the batch."

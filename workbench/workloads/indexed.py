@@ -1,0 +1,65 @@
+"""`IndexedDataset`: when an item raises, the error says which one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from workbench.errors import DataError
+
+__all__ = ["IndexedDataset"]
+
+
+class IndexedDataset(Dataset[Any]):
+    """A dataset that passes items on unchanged, and names the index of one that raises.
+
+    Args:
+        data: the map-style dataset to wrap.
+        split: named in the error.
+    """
+
+    def __init__(self, data: Any, *, split: str = "train") -> None:
+        self.data = data
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return item `index`.
+
+        Raises:
+            DataError: the wrapped dataset raised; its error is the cause.
+            IndexError: `index` is past the end, as for any sequence.
+        """
+        try:
+            return self.data[index]
+        except Exception as error:
+            if isinstance(error, IndexError) and not -len(self) <= index < len(self):
+                raise
+            raise DataError(
+                f"item {index} of the {self.split} split ({type(self.data).__name__}, {len(self)} examples) raised "
+                f"{type(error).__name__}: {error}. Look at it alone: {self.split}_data[{index}]."
+            ) from error
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the items of `indices`, in one call where the wrapped dataset takes one.
+
+        Raises:
+            DataError: an item raised; the first one that raises alone is named, or else the whole batch.
+        """
+        fetch = getattr(self.data, "__getitems__", None)
+        if fetch is None:
+            return [self[index] for index in indices]
+        try:
+            items: list[Any] = fetch(indices)
+        except Exception as error:
+            for index in indices:
+                self[index]
+            raise DataError(
+                f"items {list(indices)} of the {self.split} split ({type(self.data).__name__}) raised "
+                f"{type(error).__name__}: {error}, together but not one by one. Look at its __getitems__."
+            ) from error
+        return items

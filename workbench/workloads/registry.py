@@ -1,0 +1,148 @@
+"""From a name to a `Workload`: bundled ones, `package.module:attribute`, `path/to/file.py:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
+from workbench.workloads.base import Workload
+
+__all__ = ["list_workloads", "load_workload"]
+
+_BUNDLED: dict[str, tuple[str, str]] = {
+    "digits_mlp": ("digits_mlp:digits_mlp", "64-32-32-10 ReLU network on 8x8 digits, batch 64"),
+    "digits_cnn": ("digits_cnn:digits_cnn", "two convolutions with batch norm on 8x8 digits, batch 64"),
+    "digits_resnet": ("digits_resnet:digits_resnet", "wide residual network on 8x8 digits, the baseline of F1.3"),
+    "digits_resnet_stride1": (
+        "digits_resnet:digits_resnet_stride1",
+        "the same with one block's stride changed from 2 to 1, the modification of F1.3",
+    ),
+    "source_text": ("source_text:source_text", "byte-level transformer on the source of Python's standard library"),
+    "breast_cancer": ("breast_cancer:breast_cancer", "30-32-2 network on an imbalanced table of 569 rows"),
+    "quadratic": ("quadratic:quadratic", "quadratic with known curvature: the largest stable lr is exact"),
+    "catapult": ("catapult:catapult", "two-layer linear network whose early instability and recovery are known"),
+}
+
+
+def list_workloads() -> dict[str, str]:
+    """Return the bundled workloads: name -> description in one line."""
+    return {name: description for name, (_, description) in _BUNDLED.items()}
+
+
+def load_workload(name: str) -> Workload:
+    """Return the workload that `name` stands for.
+
+    Args:
+        name: a bundled name (`list_workloads`), `package.module:attribute` or `path/to/file.py:attribute`. The
+            attribute is a `Workload`, or a function without arguments that returns one.
+
+    Raises:
+        UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
+        WorkloadError: the module or the function raised, with that error as the cause, or gave something else.
+    """
+    if ":" not in name:
+        if name not in _BUNDLED:
+            raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name(name)}")
+        name = f"workbench.workloads.{_BUNDLED[name][0]}"
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
+        raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name(name)}")
+    is_file = source.endswith(".py")
+    with _importable(Path(source).resolve().parent if is_file else Path.cwd()):
+        module = _import_file(Path(source)) if is_file else _import_module(source)
+        return _as_workload(_attribute(module, attribute, source), name)
+
+
+def _how_to_name(name: str) -> str:
+    if name.endswith(".py"):
+        return f" For a file of your own add the attribute: {name}:workload."
+    return " Your own is path/to/file.py:attribute or package.module:attribute."
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+def _import_module(source: str) -> ModuleType:
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
+            raise UnknownNameError(
+                f"there is no module {error.name!r} to take a workload from, neither installed nor in this folder. "
+                "A file is named with its ending: path/to/file.py:attribute."
+            ) from error
+        raise _import_failed(source, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(source, error) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        there = sorted(p.name for p in path.resolve().parent.glob("*.py"))
+        hint = nearest(path.name, there) if there else " That folder has no .py files."
+        raise UnknownNameError(f"there is no file {str(path)!r} to take a workload from.{hint}")
+    spec = importlib.util.spec_from_file_location(f"_workload_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise UnknownNameError(f"{str(path)!r} cannot be imported as a Python module.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling look the module up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        raise _import_failed(str(path), error) from error
+    return module
+
+
+def _import_failed(source: str, error: BaseException) -> WorkloadError:
+    return WorkloadError(
+        f"importing {source} failed with {_last_line(error)}. Run it alone to see where: python "
+        f"{source if source.endswith('.py') else '-c ' + repr(f'import {source}')}."
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def _attribute(module: ModuleType, attribute: str, source: str) -> Any:
+    if not hasattr(module, attribute):
+        there = [name for name in vars(module) if not name.startswith("_")]
+        hint = nearest(attribute, there) if there else " It defines no names."
+        raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
+    return getattr(module, attribute)
+
+
+def _as_workload(value: Any, name: str) -> Workload:
+    called = ""
+    if callable(value):
+        try:
+            value, called = value(), "() returned"
+        except WorkbenchError:
+            raise
+        except Exception as error:
+            raise WorkloadError(
+                f"{name} is called without arguments to get a Workload, and raised {_last_line(error)}."
+            ) from error
+    if not isinstance(value, Workload):
+        raise WorkloadError(
+            f"{name}{called or ' is'} {type(value).__name__}, but must be a Workload or a function without arguments "
+            "that returns one."
+        )
+    return value
