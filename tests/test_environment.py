@@ -92,8 +92,7 @@ def test_tested_set_fits_every_requirement() -> None:
 
 
 def test_tested_set_is_the_same_on_every_machine() -> None:
-    text = (ROOT / "constraints.txt").read_text()
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    odd = [line for line in lines if not re.fullmatch(r"[\w.-]+==\d[\w.]*", line)]
+    assert odd == [], "no paths, addresses or local versions"
     assert constraints()["torch"] == "2.13.0"
-    assert "+" not in "".join(constraints().values()), "a local version exists on one machine only"
-    for word in ("@", "file:", "-e ", "http", "/"):
-        assert word not in text.replace("-e '.[dev]'", ""), f"{word!r} in constraints.txt"
