@@ -1,1 +1,222 @@
-"""Workbench."""
+"""Workbench: is this training healthy, and what should I try next?
+
+    import workbench as wb
+
+    workload = wb.load_workload("digits_cnn")
+    record = wb.LRSweep(seeds=1).run(workload, out="runs/sweep")
+    diagnosis = wb.diagnose_lr_sweep(record)
+    wb.plot_lr_sweep(record, diagnosis)
+
+Names load when they are first used, so that the import alone brings in neither torch nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.config import TrainConfig
+    from workbench.diagnostics.base import Diagnosis, Finding
+    from workbench.diagnostics.instability import diagnose_instability
+    from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+    from workbench.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DeviceError,
+        NotebookError,
+        RecordError,
+        StudyInterrupted,
+        UnknownNameError,
+        UsageError,
+        WorkbenchError,
+        WorkloadError,
+    )
+    from workbench.ledger import list_studies
+    from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
+    from workbench.playbook import diagnose
+    from workbench.plots.instability import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_probe
+    from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
+    from workbench.plots.schedule import plot_schedule
+    from workbench.record import StudyRecord, TrialRecord
+    from workbench.record import open_record as open
+    from workbench.report import write_report
+    from workbench.schedules import (
+        constant,
+        cosine,
+        join,
+        linear,
+        linear_warmup,
+        lr_values,
+        prepend_warmup,
+        schedule_of,
+        shaped,
+    )
+    from workbench.studies.instability import InstabilityStudy
+    from workbench.studies.lr_sweep import LRSweep
+    from workbench.train.hooks.activations import Activations
+    from workbench.train.hooks.base import Hook
+    from workbench.train.hooks.norms import Norms
+    from workbench.train.hooks.timing import Timing
+    from workbench.train.hooks.update_ratios import UpdateRatios
+    from workbench.train.trainer import Trainer
+    from workbench.workloads.base import Workload
+    from workbench.workloads.helpers import classification, language_model, regression
+    from workbench.workloads.registry import list_workloads, load_workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Activations",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "Diagnosis",
+    "Finding",
+    "Hook",
+    "InstabilityStudy",
+    "LRSweep",
+    "Norms",
+    "NotebookError",
+    "RecordError",
+    "StudyInterrupted",
+    "StudyRecord",
+    "Timing",
+    "TrainConfig",
+    "Trainer",
+    "TrialRecord",
+    "UnknownNameError",
+    "UpdateRatios",
+    "UsageError",
+    "WorkbenchError",
+    "Workload",
+    "WorkloadError",
+    "__version__",
+    "classification",
+    "constant",
+    "cosine",
+    "describe_notebook",
+    "diagnose",
+    "diagnose_instability",
+    "diagnose_lr_sweep",
+    "find_notebook",
+    "join",
+    "language_model",
+    "linear",
+    "linear_warmup",
+    "list_studies",
+    "list_workloads",
+    "load_workload",
+    "lr_values",
+    "open",
+    "plot_confirm",
+    "plot_grad_norm",
+    "plot_grad_norm_histogram",
+    "plot_loss_curves",
+    "plot_lr_sweep",
+    "plot_probe",
+    "plot_schedule",
+    "prepend_warmup",
+    "read_verdict",
+    "regression",
+    "run_notebook",
+    "schedule_of",
+    "shaped",
+    "write_report",
+]
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "config": ("TrainConfig",),
+    "diagnostics.base": (
+        "Diagnosis",
+        "Finding",
+    ),
+    "diagnostics.instability": ("diagnose_instability",),
+    "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DeviceError",
+        "NotebookError",
+        "RecordError",
+        "StudyInterrupted",
+        "UnknownNameError",
+        "UsageError",
+        "WorkbenchError",
+        "WorkloadError",
+    ),
+    "ledger": ("list_studies",),
+    "notebook_runner": (
+        "describe_notebook",
+        "find_notebook",
+        "read_verdict",
+        "run_notebook",
+    ),
+    "playbook": ("diagnose",),
+    "plots.instability": (
+        "plot_confirm",
+        "plot_grad_norm",
+        "plot_grad_norm_histogram",
+        "plot_probe",
+    ),
+    "plots.lr_sweep": (
+        "plot_loss_curves",
+        "plot_lr_sweep",
+    ),
+    "plots.schedule": ("plot_schedule",),
+    "record": (
+        "StudyRecord",
+        "TrialRecord",
+    ),
+    "report": ("write_report",),
+    "schedules": (
+        "constant",
+        "cosine",
+        "join",
+        "linear",
+        "linear_warmup",
+        "lr_values",
+        "prepend_warmup",
+        "schedule_of",
+        "shaped",
+    ),
+    "studies.instability": ("InstabilityStudy",),
+    "studies.lr_sweep": ("LRSweep",),
+    "train.hooks.activations": ("Activations",),
+    "train.hooks.base": ("Hook",),
+    "train.hooks.norms": ("Norms",),
+    "train.hooks.timing": ("Timing",),
+    "train.hooks.update_ratios": ("UpdateRatios",),
+    "train.trainer": ("Trainer",),
+    "workloads.base": ("Workload",),
+    "workloads.helpers": (
+        "classification",
+        "language_model",
+        "regression",
+    ),
+    "workloads.registry": (
+        "list_workloads",
+        "load_workload",
+    ),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that `name` lives in, and keep what was found."""
+    if name == "open":
+        value = importlib.import_module("workbench.record").open_record
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"workbench.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"workbench has no {name!r}; dir(workbench) lists what there is")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted(__all__)

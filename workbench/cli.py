@@ -171,8 +171,8 @@ def _list(_: argparse.Namespace) -> int:
     from workbench.workloads.registry import list_workloads
 
     print("Workloads (workbench diagnose NAME):")
-    for name in list_workloads():
-        print(f"  {name}")
+    for name, description in list_workloads().items():
+        print(f"  {name:<24} {description}")
     notebooks = list_notebooks()
     print("\nNotebooks (workbench run NAME):" if notebooks else "\nNotebooks: none in ./notebooks")
     for info in notebooks:

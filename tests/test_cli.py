@@ -1,0 +1,347 @@
+"""The command line: exit codes, one-line errors, words of help, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from workbench import cli
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
+
+CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
+
+
+def diagnosis(status: str = "ok", **changes: Any) -> Diagnosis:
+    finding = Finding(code="stability.early", status=status, summary="rises at step 3")
+    known: dict[str, Any] = {
+        "workload": "w",
+        "path": Path("runs/w"),
+        "recommendation": {"config": CONFIG.to_dict(), "changed": ["warmup_steps"]},
+    }
+    return Diagnosis(findings=(finding,), **{**known, **changes})
+
+
+@pytest.fixture
+def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
+    """Put something else in the place of `workbench.playbook.diagnose`; returns the calls it gets."""
+
+    def replace(answer: Any) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def diagnose(workload: str, **options: Any) -> Any:
+            calls.append({"workload": workload, **options})
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        module = types.ModuleType("workbench.playbook")
+        module.diagnose = diagnose  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "workbench.playbook", module)
+        return calls
+
+    return replace
+
+
+def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
+    calls = playbook(diagnosis())
+    words = [
+        "diagnose",
+        "mine.py:w",
+        "--out",
+        "o",
+        "--steps",
+        "7",
+        "--study",
+        "s",
+        "--device",
+        "cpu",
+        "--fail-on",
+        "fail",
+    ]
+    assert cli.main([*words, "--note", "why not"]) == 0
+    assert calls == [
+        {
+            "workload": "mine.py:w",
+            "out": "o",
+            "steps": 7,
+            "study": "s",
+            "note": "why not",
+            "device": "cpu",
+            "command": shlex.join(["workbench", *words, "--note", "why not"]),
+            "progress": True,
+        }
+    ]
+
+
+def test_diagnose_leaves_what_was_not_said_to_the_playbook(playbook) -> None:
+    calls = playbook(diagnosis())
+    assert cli.main(["diagnose", "w"]) == 0
+    assert calls[0] | {"command": ""} == {
+        "workload": "w",
+        "out": None,
+        "steps": None,
+        "study": None,
+        "note": None,
+        "device": "auto",
+        "command": "",
+        "progress": True,
+    }
+
+
+def test_diagnose_prints_verdict_config_and_report(playbook, capsys) -> None:
+    playbook(diagnosis("warn"))
+    assert cli.main(["diagnose", "w"]) == 0
+    out = capsys.readouterr().out
+    assert "Diagnosis of w: warn" in out
+    assert "rises at step 3" in out
+    start = out.index("TrainConfig(")
+    pasted = eval(out[start : out.index("\n)", start) + 2], {"TrainConfig": TrainConfig})
+    assert pasted == CONFIG
+    assert out.rstrip().endswith(str(Path("runs/w/report.html")))
+
+
+def test_a_config_with_a_callable_is_still_shown(playbook, capsys) -> None:
+    config = {**CONFIG.to_dict(), "optimizer": "mine:make"}
+    playbook(diagnosis(recommendation={"config": config, "changed": []}))
+    assert cli.main(["diagnose", "w"]) == 0
+    assert "optimizer='mine:make'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "fail_on", "code"),
+    [
+        ("fail", None, 0),
+        ("fail", "fail", 3),
+        ("fail", "warn", 3),
+        ("warn", "fail", 0),
+        ("warn", "warn", 3),
+        ("not_measured", "warn", 0),
+        ("ok", "warn", 0),
+    ],
+)
+def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
+    playbook(diagnosis(status))
+    assert cli.main(["diagnose", "w", *(["--fail-on", fail_on] if fail_on else [])]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UnknownNameError("workload 'x' is not known.\n Did you mean 'y'?"), 2, "workload 'x' is not known. Did you"),
+        (RecordError("runs/w holds another study: choose --out"), 1, "holds another study"),
+        (StudyInterrupted("stopped at step 12"), 130, "stopped at step 12"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError("division by zero"), 1, "division by zero (WORKBENCH_DEBUG=1 shows where)"),
+        (MemoryError(), 1, "MemoryError"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(playbook, capsys, error: BaseException, code: int, said: str) -> None:
+    playbook(error)
+    assert cli.main(["diagnose", "w"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("workbench: ")
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_debug_shows_the_traceback(playbook, monkeypatch: pytest.MonkeyPatch) -> None:
+    playbook(RecordError("broken"))
+    monkeypatch.setenv("WORKBENCH_DEBUG", "1")
+    with pytest.raises(RecordError):
+        cli.main(["diagnose", "w"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["diagnose"], "WORKLOAD"),
+        (["diagnose", "w", "--step", "3"], "--step"),
+        (["diagnose", "w", "--steps", "many"], "--steps"),
+        (["diagnose", "w", "--steps", "0"], "at least 1"),
+        (["diagnose", "w", "--note", ""], "--note is empty"),
+        (["diagnose", "w", "--note", "  "], "--note is empty"),
+        (["diagnose", "w", "--fail-on", "ok"], "--fail-on"),
+        (["dignose", "w"], "dignose"),
+    ],
+)
+def test_wrong_usage_is_2_and_runs_nothing(playbook, capsys, words: list[str], said: str) -> None:
+    calls = playbook(diagnosis())
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert calls == []
+
+
+def test_no_command_shows_the_help(capsys) -> None:
+    assert cli.main([]) == 2
+    assert "workbench diagnose digits_cnn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [None, *cli._COMMANDS])
+def test_help_teaches(command: str | None, capsys) -> None:
+    assert cli.main([*([command] if command else []), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 40
+    if command is None:
+        assert "exit codes:" in out
+        assert all(f"    {name} " in out for name in cli._COMMANDS)
+    else:
+        assert f"workbench {command}" in out
+        assert any(word in out for word in ("example", "next:"))
+
+
+def test_examples_in_the_help_are_accepted() -> None:
+    from workbench.cli_help import HELP
+
+    lines = [line.strip().partition("#")[0] for text in HELP.values() for line in text.epilog.splitlines()]
+    examples = [shlex.split(line)[1:] for line in lines if line.startswith("workbench ")]
+    assert len(examples) >= 10
+    for words in examples:
+        assert cli.build_parser().parse_args(words).command is not None
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = [sys.executable, "-m", "workbench", *words]
+    return subprocess.run(code, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+
+
+def test_module_and_command_are_the_same(tmp_path: Path) -> None:
+    done = run("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "workbench")
+    assert run("describe", "nothing", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("words", [["--help"], ["diagnose", "--help"], ["list", "--help"]])
+def test_help_imports_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom workbench.cli import main\n"
+        f"code = main({words!r})\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'matplotlib', 'papermill', 'optuna', 'ipywidgets', 'ray', 'sklearn'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)), code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0", done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m workbench list | true"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_list_shows_workloads_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "digits_cnn" in out
+    assert "none in ./notebooks" in out
+    write_notebook(tmp_path / "notebooks" / "03_more.ipynb")
+    assert cli.main(["list"]) == 0
+    assert "03_more" in (out := capsys.readouterr().out)
+    assert "How many?" in out
+
+
+def write_notebook(path: Path) -> None:
+    parameters = new_code_cell(
+        "count: int = 1  # how many\nword: str = 'a'  # which", metadata={"tags": ["parameters"]}
+    )
+    verdict = (
+        "from workbench.diagnostics.base import Diagnosis, Finding\n"
+        "status = 'fail' if count > 1 else 'ok'\n"
+        "Diagnosis(findings=(Finding(code='lr.best', status=status, summary=word * count),), workload='mine')"
+    )
+    notebook = new_notebook(cells=[new_markdown_cell("# How many?\n\nA question."), parameters, new_code_cell(verdict)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+
+
+def test_describe_shows_question_and_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "notebooks" / "03_more.ipynb")
+    assert cli.main(["describe", "more"]) == 0
+    out = capsys.readouterr().out
+    assert "How many?" in out
+    assert "A question." in out
+    assert "count: int = 1  # how many" in out
+
+
+def test_run_reads_the_verdict_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "notebooks" / "03_more.ipynb")
+    assert cli.main(["run", "more", "-p", "count=3", "-p", "word=xy", "--out", "made/here.ipynb"]) == 0
+    out = capsys.readouterr().out
+    assert "mine: fail" in out
+    assert "xyxyxy" in out
+    assert (tmp_path / "made" / "here.ipynb").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "moar"], "Did you mean 'more'?"),
+        (["run", "more", "-p", "cout=3"], "Did you mean 'count'?"),
+        (["run", "more", "-p", "count=three"], "must be of type int"),
+        (["run", "more", "-p", "count"], "name=value"),
+        (["run", "more", "-p", "count=1", "-p", "count=2"], "given twice"),
+    ],
+)
+def test_run_refuses_before_a_kernel_starts(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "notebooks" / "03_more.ipynb")
+    monkeypatch.setattr("papermill.execute_notebook", lambda *_, **__: pytest.fail("it ran"))
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_studies_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys) -> None:
+    assert cli.main(["studies", str(tmp_path)]) == 0
+    assert "workbench diagnose" in capsys.readouterr().out
+
+
+def test_studies_prints_the_table_and_rebuilds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    rebuilt: list[str] = []
+    table = pd.DataFrame({"study": ["first"], "trials": [3]})
+    monkeypatch.setattr("workbench.ledger.list_studies", lambda root: table)
+    monkeypatch.setattr("workbench.ledger.rebuild", rebuilt.append)
+    assert cli.main(["studies", "some"]) == 0
+    assert rebuilt == []
+    assert cli.main(["studies", "--rebuild", "some"]) == 0
+    assert rebuilt == ["some"]
+    assert "first" in capsys.readouterr().out
+
+
+def test_report_prints_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    module = types.ModuleType("workbench.report")
+    module.write_report = lambda folder: Path(folder) / "report.html"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workbench.report", module)
+    assert cli.main(["report", "runs/w"]) == 0
+    assert str(Path("runs/w/report.html")) in capsys.readouterr().out
+
+
+def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("subprocess.call", lambda words: started.append(words) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab"]) == 2
+    assert "notebooks/" in capsys.readouterr().err
+    (tmp_path / "notebooks").mkdir()
+    assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
+    (words,) = started
+    assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=notebooks"} <= set(words)
+    assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"

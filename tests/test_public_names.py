@@ -1,0 +1,69 @@
+"""`import workbench` is light, and every public name is where the type checker thinks it is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import workbench
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "ray", "papermill", "ipywidgets", "matplotlib", "pandas", "numpy", "optuna", "pyarrow", "sklearn"}
+
+
+def loaded_after(program: str) -> set[str]:
+    command = [sys.executable, "-c", f"import sys\n{program}\nprint(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_the_import_brings_nothing_heavy() -> None:
+    assert loaded_after("import workbench; dir(workbench)") & HEAVY == set()
+
+
+def test_the_check_above_can_see_a_heavy_import() -> None:
+    assert {"numpy", "pandas"} <= loaded_after("import workbench; workbench.StudyRecord")
+
+
+def test_diagnosing_and_records_do_not_bring_torch() -> None:
+    assert "torch" not in loaded_after("import workbench; workbench.open, workbench.Finding, workbench.TrainConfig")
+
+
+def typing_block() -> dict[str, str]:
+    """Name -> module, as the type checker reads them."""
+    tree = ast.parse((ROOT / "workbench" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    found = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        found.update({alias.asname or alias.name: str(node.module) for alias in node.names})
+    return found
+
+
+def test_names_load_from_where_the_type_checker_looks() -> None:
+    lazily = {name: f"workbench.{module}" for name, module in workbench._HOME.items()}
+    assert {**lazily, "open": "workbench.record"} == typing_block()
+    assert set(workbench.__all__) == {*typing_block(), "__version__"}
+    assert dir(workbench) == sorted(workbench.__all__)
+
+
+def test_every_error_is_public() -> None:
+    from workbench import errors
+
+    assert {name for name in errors.__all__ if name != "nearest"} <= set(workbench.__all__)
+
+
+def test_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert workbench.__version__ == project["version"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no 'lr_sweeep'"):
+        workbench.lr_sweeep  # noqa: B018
+    assert not hasattr(workbench, "_repr_html_")
