@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ class StudyWriter:
         self.evals = PartWriter(path / "evals")
 
     @classmethod
-    def open(  # noqa: PLR0913
+    def open(
         cls,
         path: Path,
         *,
@@ -84,7 +84,7 @@ class StudyWriter:
                 "commit": commit,
                 "patch": "repro.patch" if patch else None,
                 "versions": repro.versions(),
-                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "facts": {},
             }
             write_atomic(path / "study.json", dumps(study).encode())

@@ -1,0 +1,161 @@
+"""The stream of batches: its order depends on the seed and the step alone, so a resumed run sees the same batches.
+
+Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch.
+An iterable dataset is read in its own order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from workbench.config import TrainConfig
+from workbench.errors import DataError
+from workbench.workloads.base import Workload
+from workbench.workloads.indexed import IndexedDataset
+
+__all__ = ["eval_batches", "to_device", "train_batches"]
+
+GATHER_BYTES = 16 * 2**20  # rule of thumb: tensors are shuffled in chunks of this size, so that memory stays bounded
+
+Batch = tuple[Any, int]
+
+
+def train_batches(
+    workload: Workload, config: TrainConfig, device: torch.device, *, start_step: int = 0
+) -> Iterator[list[Batch]]:
+    """Yield for every step from `start_step` on the micro-batches of one update, as (batch, examples) pairs.
+
+    Random preprocessing inside the dataset repeats bit for bit on resume with `num_workers=0`; worker processes are
+    seeded anew.
+    """
+    micro = config.batch_size // config.accumulate_steps
+    data = workload.train_data
+    dtype = _dtype(config.precision)
+    first = start_step * config.accumulate_steps
+    if not hasattr(data, "__getitem__"):
+        batches = _iterable(workload, micro, first)
+    elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
+        batches = _tensors(data, micro, config, first, device)
+    else:
+        order = _order(len(data), micro, config, first)
+        batches = _loader(workload, "train", data, order, seed=config.per_host_seed + 1_000_003 * start_step)
+    while True:
+        chunk = list(itertools.islice(batches, config.accumulate_steps))
+        if len(chunk) < config.accumulate_steps:
+            return
+        yield [(to_device(batch, device, dtype), micro) for batch in chunk]
+
+
+def eval_batches(
+    workload: Workload, split: str, batch_size: int, device: torch.device, precision: str | None
+) -> Iterator[Batch]:
+    """Yield every example of a split once, in order; the last batch may be smaller."""
+    data, dtype = workload.data(split), _dtype(precision)
+    batches: Iterator[Any]
+    if not hasattr(data, "__getitem__"):
+        batches = iter(DataLoader(data, batch_size=batch_size, collate_fn=workload.collate))
+    elif isinstance(data, TensorDataset) and workload.collate is None:
+        batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
+    else:
+        order = (list(range(i, min(i + batch_size, len(data)))) for i in range(0, len(data), batch_size))
+        batches = _loader(workload, split, data, order, seed=0)
+    left = len(data)
+    for batch in batches:
+        examples = min(batch_size, left)
+        left -= examples
+        yield to_device(batch, device, dtype), examples
+
+
+def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Move every tensor of a nested batch; floating ones are cast to `dtype` where one is given."""
+    if isinstance(batch, Tensor):
+        cast = dtype if dtype is not None and batch.is_floating_point() else None
+        if cast is None and batch.device == device:
+            return batch
+        return batch.to(device=device, dtype=cast, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device, dtype) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device, dtype) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device, dtype) for value in batch)
+    return batch
+
+
+def _dtype(precision: str | None) -> torch.dtype | None:
+    return {"float32": torch.float32, "float64": torch.float64}.get(precision or "")
+
+
+def _epoch_order(examples: int, config: TrainConfig, epoch: int) -> Tensor:
+    if config.batch_size == examples:
+        return torch.arange(examples)
+    generator = torch.Generator().manual_seed(config.per_host_seed * 1_000_003 + epoch)
+    return torch.randperm(examples, generator=generator)
+
+
+def _positions(examples: int, micro: int, config: TrainConfig, first: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield (order of the epoch, first micro-batch of it to use), for ever."""
+    per_epoch = (examples // config.batch_size) * (config.batch_size // micro)
+    epoch, offset = divmod(first, per_epoch)
+    while True:
+        yield _epoch_order(examples, config, epoch)[: per_epoch * micro], offset
+        epoch, offset = epoch + 1, 0
+
+
+def _order(examples: int, micro: int, config: TrainConfig, first: int) -> Iterator[list[int]]:
+    for order, offset in _positions(examples, micro, config, first):
+        yield from order[offset * micro :].view(-1, micro).tolist()
+
+
+def _tensors(
+    data: TensorDataset, micro: int, config: TrainConfig, first: int, device: torch.device
+) -> Iterator[list[Tensor]]:
+    """Gather many batches at once and hand out views: one copy of each example per epoch, hardly any calls."""
+    row_bytes = sum(t[0].numel() * t.element_size() for t in data.tensors)
+    chunk = micro * max(1, GATHER_BYTES // max(1, micro * row_bytes))
+    for order, offset in _positions(len(data), micro, config, first):
+        for indices in torch.split(order[offset * micro :], chunk):
+            moved = (t[indices.to(t.device)].to(device, non_blocking=True) for t in data.tensors)
+            gathered = [torch.split(t, micro) for t in moved]
+            for parts in zip(*gathered, strict=True):
+                yield list(parts)
+
+
+def _loader(workload: Workload, split: str, data: Any, order: Iterator[list[int]], *, seed: int) -> Iterator[Any]:
+    loader: DataLoader[Any] = DataLoader(
+        IndexedDataset(data, split=split),
+        batch_sampler=order,
+        collate_fn=workload.collate,
+        num_workers=workload.num_workers,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return iter(loader)
+
+
+def _iterable(workload: Workload, micro: int, skip: int) -> Iterator[Any]:
+    while True:
+        loader: DataLoader[Any] = DataLoader(
+            workload.train_data,
+            batch_size=micro,
+            collate_fn=workload.collate,
+            num_workers=workload.num_workers,
+            drop_last=True,
+        )
+        empty = True
+        for batch in loader:
+            empty = False
+            if skip:
+                skip -= 1
+            else:
+                yield batch
+        if empty:
+            raise DataError(
+                f"train_data of {workload.name!r} yields fewer than one batch of {micro} examples, though its length is "
+                f"{len(workload.train_data)}. An iterable dataset must yield as many examples as its __len__ says."
+            )

@@ -1,0 +1,148 @@
+"""Checkpoints: safetensors and JSON, written to a temporary name and renamed; loading never unpickles.
+
+`model.safetensors` is a plain state dict, `trainer.safetensors` optimizer and random state, `meta.json` the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from workbench.diagnostics.base import dumps
+from workbench.errors import CheckpointError
+from workbench.record import select_best
+from workbench.record_parts import write_atomic
+
+__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "load_model", "prune", "save_checkpoint"]
+
+_FILES = ("model.safetensors", "trainer.safetensors")
+
+
+class Checkpoint(NamedTuple):
+    """One checkpoint in memory.
+
+    Attributes:
+        step: updates made before it.
+        model: the model's state dict.
+        trainer: optimizer and random state tensors.
+        meta: JSON values.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    trainer: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write `folder/step-<n>` whole or not at all, and return it.
+
+    Raises:
+        RecordError: the disk is full or not writable; earlier checkpoints are untouched.
+    """
+    target = folder / f"step-{checkpoint.step:08d}"
+    if target.exists():
+        return target
+    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
+    contents = [save_tensors(_plain(tensors)) for tensors in (checkpoint.model, checkpoint.trainer)]
+    meta = {"step": checkpoint.step, **checkpoint.meta}
+    meta["crc32"] = {name: zlib.crc32(content) for name, content in zip(_FILES, contents, strict=True)}
+    try:
+        for name, content in zip(_FILES, contents, strict=True):
+            write_atomic(temporary / name, content)
+        write_atomic(temporary / "meta.json", dumps(meta).encode())
+        temporary.rename(target)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read one checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed; the other checkpoints of the trial are named.
+    """
+    path = Path(path)
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        contents = [(path / name).read_bytes() for name in _FILES]
+        for name, content in zip(_FILES, contents, strict=True):
+            if zlib.crc32(content) != meta["crc32"][name]:
+                raise CheckpointError(f"{name} does not match its checksum")
+        model, trainer = (load_tensors(content) for content in contents)
+    except (OSError, ValueError, KeyError, SafetensorError, CheckpointError) as error:
+        others = ", ".join(p.name for p in sorted(path.parent.glob("step-*")) if p != path) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {error}. Delete this folder and run again to go on from an earlier one "
+            f"(there are: {others})."
+        ) from error
+    return Checkpoint(int(meta["step"]), model, trainer, meta)
+
+
+def load_model(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load the weights of a checkpoint into `model` and return it (P4.5).
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or does not fit the model.
+    """
+    stored = load_checkpoint(path).model
+    try:
+        model.load_state_dict(stored)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()} "
+            "Build the model with the code and config that it was trained with."
+        ) from error
+    return model
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the most steps, None where there is none yet."""
+    return max(folder.glob("step-*"), key=lambda p: p.name, default=None)
+
+
+def prune(folder: Path, evaluated: Mapping[int, float], *, keep_best: int, mode: str) -> None:
+    """Delete all checkpoints but the `keep_best` best and the latest (P4.4).
+
+    Args:
+        folder: the trial's checkpoints.
+        evaluated: step -> value that selection compares; NaN is never among the best, ties go to the earliest.
+        keep_best: how many to keep.
+        mode: "min" or "max".
+    """
+    present = {int(p.name.removeprefix("step-")): p for p in folder.glob("step-*")}
+    if not present:
+        return
+    kept = {max(present), *best_steps({s: v for s, v in evaluated.items() if s in present}, keep_best, mode=mode)}
+    for step, path in present.items():
+        if step not in kept:
+            doomed = path.with_name(f".{path.name}.old")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def best_steps(values: Mapping[int, float], count: int, *, mode: str) -> Sequence[int]:
+    """Return the steps of the `count` best finite values, best first, earliest first among equals."""
+    left = dict(values)
+    best: list[int] = []
+    while len(best) < count and (found := select_best(list(left), list(left.values()), mode=mode)) is not None:
+        best.append(found[0])
+        del left[found[0]]
+    return best
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that share no memory, as the file format asks for."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

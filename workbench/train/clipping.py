@@ -1,0 +1,30 @@
+"""The clipping rule: a gradient longer than the threshold is rescaled to it, any other is left alone (F4.6)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["clip_by_norm", "global_norm"]
+
+
+def global_norm(grad: Tensor) -> Tensor:
+    """Return the L2 norm of each lane's whole gradient: (lanes, parameters) -> (lanes,) (F1.9)."""
+    norm: Tensor = torch.linalg.vector_norm(grad, dim=1)
+    return norm
+
+
+def clip_by_norm(grad: Tensor, norm: Tensor, max_grad_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return (clipped gradient, whether it was clipped) by the rule g' = threshold * g / |g| where |g| > threshold.
+
+    The norm that the trainer records is the unclipped one (F4.7). A non-finite norm is left as it is, so that it
+    shows in the record instead of turning into zeros. `torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm.
+
+    Args:
+        grad: shape (lanes, parameters).
+        norm: its unclipped norm, shape (lanes,).
+        max_grad_norm: threshold, a number or shape (lanes,).
+    """
+    clipped = torch.isfinite(norm) & (norm > max_grad_norm)
+    scale = torch.where(clipped, max_grad_norm / norm, 1.0).to(grad.dtype)
+    return grad * scale.unsqueeze(1), clipped

@@ -1,0 +1,89 @@
+"""Evaluation: weighted means over examples, equal for any batch size, at fixed numbers of steps (P2.6 to P2.11)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.train.batches import eval_batches
+from workbench.train.gradients import autocast, per_example
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_loss_shape
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+class Evaluation(NamedTuple):
+    """One metric over a whole split.
+
+    Attributes:
+        metric: "loss" or a name of the workload's metrics.
+        value: weighted mean over the examples.
+        num_examples: examples with a positive weight.
+        num_correct: their number of correct predictions for a metric of zeros and ones, else None (P3.7).
+        seconds: wall time of the whole evaluation.
+    """
+
+    metric: str
+    value: float
+    num_examples: int
+    num_correct: int | None
+    seconds: float
+
+
+def evaluate(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    split: str = "validation",
+    batch_size: int,
+    device: torch.device | None = None,
+    precision: str | None = None,
+) -> list[Evaluation]:
+    """Return loss and metrics of `model` on a split, in evaluation mode; model and RNG are left as they were.
+
+    Sums run in float64 over per-example values, so that batch sizes 1 and 1,000 agree to float tolerance (P2.11).
+    """
+    device = device or next(model.parameters()).device
+    start = time.perf_counter()
+    values: dict[str, list[Tensor]] = {}
+    weights: list[Tensor] = []
+    with torch.no_grad(), isolated_rng(), eval_mode(model):
+        for batch, examples in eval_batches(workload, split, batch_size, device, precision):
+            with autocast(device, precision):
+                outputs, losses, weight = per_example(workload, model, batch, examples)
+            values.setdefault("loss", []).append(losses)
+            weights.append(torch.ones_like(losses) if weight is None else weight)
+            for name, metric in workload.metrics.items():
+                value = metric(outputs, batch)
+                check_loss_shape(value, examples)
+                values.setdefault(name, []).append(value)
+    weight_all = torch.cat(weights).double().cpu()
+    seconds = time.perf_counter() - start
+    return [_mean(name, torch.cat(parts).double().cpu(), weight_all, seconds) for name, parts in values.items()]
+
+
+def _mean(name: str, values: Tensor, weights: Tensor, seconds: float) -> Evaluation:
+    kept = weights > 0
+    values, weights = values[kept], weights[kept]
+    count = name != "loss" and bool(((values == 0) | (values == 1)).all())
+    value = float((values * weights).sum() / weights.sum())
+    return Evaluation(name, value, int(kept.sum()), int(values.sum()) if count else None, seconds)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[Any]:
+    """Put the model in evaluation mode and each of its modules back into its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield model
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,99 @@
+"""`Hook`: the four moments at which an observer is called, and what it sees there.
+
+on_start(run)                 after the model is built, before step 0 (or the step that a resumed run goes on with)
+on_step(step)                 once an update: gradient known, update computed, not yet applied
+on_evaluation(row)            after each evaluated metric
+on_end(record)                always, also after an error or an interrupt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.metrics import check_metric
+from workbench.record import TrialRecord
+
+if TYPE_CHECKING:
+    from workbench.workloads.base import Workload
+
+__all__ = ["Hook", "Run", "Step"]
+
+
+@dataclass
+class Run:
+    """What a hook may look at for the whole run.
+
+    Attributes:
+        model: the model being trained; read only.
+        workload: what is trained.
+        config: how.
+        device: where.
+        parameter_slices: name of each trained parameter -> its place in the flat tensors of a `Step`.
+        step: the step in progress, for hooks that attach to the model's forward pass.
+    """
+
+    model: nn.Module
+    workload: Workload
+    config: TrainConfig
+    device: torch.device
+    parameter_slices: Mapping[str, slice]
+    step: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as a hook sees it: device tensors, lane axis first, measured before the update is applied.
+
+    Attributes:
+        index: the step, from 0.
+        loss: shape (lanes,).
+        grad_norm: before clipping, shape (lanes,).
+        lr: that this update uses, shape (lanes,).
+        params: flat parameters before the update, shape (lanes, parameters).
+        grad: flat gradient after clipping, same shape.
+        update: what will be subtracted, same shape.
+        data_wait_s: how long the loop waited for the batch.
+        step_time_s: host time since the previous step began, evaluation left out.
+    """
+
+    index: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: Tensor
+    params: Tensor
+    grad: Tensor
+    update: Tensor
+    data_wait_s: float
+    step_time_s: float
+    recorded: dict[str, Tensor | float] = field(default_factory=dict)
+
+    def record(self, name: str, value: Tensor | float) -> None:
+        """Add a column to this step's row: a number, or a tensor of one element per lane that stays on its device.
+
+        Raises:
+            UnknownNameError: the name is not in `workbench.metrics.METRICS` and does not begin with "user/".
+        """
+        check_metric(name)
+        self.recorded[name] = value
+
+
+class Hook:
+    """Base of all hooks; override what you need. A hook observes: it changes neither model nor random state."""
+
+    def on_start(self, run: Run) -> None:
+        """Look at the run before its first step; attach to the model here."""
+
+    def on_step(self, step: Step) -> None:
+        """Look at one step; keep values on the device, `step.record(name, value)` stores them."""
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Look at one row of `.evals`."""
+
+    def on_end(self, record: TrialRecord) -> None:
+        """Detach whatever `on_start` attached; called exactly once for each `on_start`."""

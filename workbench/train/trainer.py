@@ -1,0 +1,112 @@
+"""`Trainer`: where a trial is trained; the loop itself is in `trial_run.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+from workbench.record import TrialRecord
+from workbench.record_writer import StudyWriter, default_folder
+from workbench.train.device import resolve_device
+from workbench.train.hooks.base import Hook
+from workbench.train.hooks.norms import Norms
+from workbench.train.hooks.timing import Timing
+from workbench.train.progress import Progress, progress_bar
+from workbench.train.rng import isolated_rng
+from workbench.train.trial_run import TrialRun
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data, check_selection
+
+__all__ = ["Trainer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Where and under which eyes a trial is trained; what is trained is the workload's and its config's business.
+
+    Attributes:
+        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
+        gradients: "auto" or "loop": plain autograd.
+        hooks: observers, in addition to `Norms` and `Timing`, which every run has.
+    """
+
+    device: str = "auto"
+    gradients: Literal["auto", "loop"] = "auto"
+    hooks: Sequence[Hook] = ()
+
+    def __post_init__(self) -> None:
+        """Check the arguments that need no machine."""
+        if self.gradients not in ("auto", "loop"):
+            raise ConfigError(f"gradients={self.gradients!r} is not known. Allowed: 'auto', 'loop'.")
+        for hook in self.hooks:
+            if not isinstance(hook, Hook):
+                raise ConfigError(f"hooks must hold workbench.Hook instances, not {type(hook).__name__}: {hook!r}.")
+
+    def run(
+        self,
+        workload: Workload,
+        config: TrainConfig | None = None,
+        *,
+        out: str | Path | None = None,
+        name: str | None = None,
+        note: str | None = None,
+        progress: bool = False,
+    ) -> TrialRecord:
+        """Train `workload` once and return its record; the same call again resumes an unfinished run.
+
+        Args:
+            workload: what to train.
+            config: how; None is the workload's baseline.
+            out: the study's folder; None is a new one under `runs/`.
+            name: name of the study; None is the folder's.
+            note: a short description (P5.4); None writes one.
+            progress: show a progress bar.
+
+        Raises:
+            WorkloadError: model, data or loss are broken; what was saved is kept.
+            RecordError: the folder cannot be used.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+        """
+        config = config or workload.config
+        resolve_device(self.device)
+        study = StudyWriter.open(
+            Path(out) if out is not None else default_folder(workload.name, "trial"),
+            kind="trial",
+            workload=workload.name,
+            config=config.to_dict(),
+            name=name,
+            note=note,
+        )
+        try:
+            with progress_bar(config.total_steps, workload.name, show=progress) as advance:
+                return self.run_trial(workload, config, study, stage="trial", progress=advance)
+        finally:
+            study.close()
+
+    def run_trial(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> TrialRecord:
+        """Train one trial of a study, or return the finished one that is there already."""
+        device = resolve_device(self.device)
+        sizes = check_data(workload, config)
+        check_selection(workload, config)
+        writer = study.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
+        if writer.finished:
+            return writer.record
+        with isolated_rng():
+            TrialRun(workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress).train()
+        return writer.record
+
+    def _all_hooks(self) -> list[Hook]:
+        given = {type(hook) for hook in self.hooks}
+        return [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)

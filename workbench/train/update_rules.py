@@ -1,0 +1,230 @@
+"""The seven update rules, over tensors of shape (lanes, parameters).
+
+A rule reads the gradient and returns the update that the trainer subtracts, so a hook sees the real step. Two forms
+are kept where the playbook's FAQ and `torch.optim` differ (F7): "playbook" is written as the source writes it,
+"torch" is the arithmetic of `torch.optim` 2.x with its defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+
+__all__ = ["RULES", "Constants", "Rule", "TorchOptimizer", "UpdateRule", "Updater", "make_updater"]
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Optimizer constants: plain numbers, or tensors of shape (lanes, 1) that differ between lanes."""
+
+    momentum: float
+    rho: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One update rule: the initial value of each state tensor, and the step.
+
+    Attributes:
+        initial: state name -> value that fills it before the first step.
+        update: (state, gradient (lanes, parameters), lr (lanes, 1), t from 1, constants) -> update to subtract.
+    """
+
+    initial: Mapping[str, float]
+    update: Callable[[State, Tensor, Tensor, int, Constants], Tensor]
+
+
+def _sgd(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
+    return lr * g
+
+
+def _momentum(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
+    return lr * state["v"].mul_(c.momentum).add_(g)
+
+
+def _nesterov(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
+    return lr * (c.momentum * state["v"].mul_(c.momentum).add_(g) + g)
+
+
+def _rmsprop_playbook(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
+    v = state["v"].lerp_(g * g, 1 - c.rho)
+    return state["m"].mul_(c.momentum).add_(lr * g / (v + c.eps).sqrt())
+
+
+def _rmsprop_torch(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
+    v = state["v"].lerp_(g * g, 1 - c.rho)
+    step: Tensor = lr * state["m"].mul_(c.momentum).add_(g / (v.sqrt() + c.eps))
+    return step
+
+
+def _moments(state: State, g: Tensor, c: Constants) -> tuple[Tensor, Tensor]:
+    return state["m"].lerp_(g, 1 - c.beta1), state["v"].lerp_(g * g, 1 - c.beta2)
+
+
+def _bias(t: int, c: Constants) -> float:
+    return float((1 - c.beta2**t) ** 0.5 / (1 - c.beta1**t))
+
+
+def _adam_playbook(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:
+    m, v = _moments(state, g, c)
+    return (lr * _bias(t, c)) * m / (v.sqrt() + c.eps)
+
+
+def _adam_torch(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:
+    m, v = _moments(state, g, c)
+    return (lr / (1 - c.beta1**t)) * m / v.sqrt().div_((1 - c.beta2**t) ** 0.5).add_(c.eps)
+
+
+def _nadam_playbook(state: State, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:
+    m, v = _moments(state, g, c)
+    return (lr * _bias(t, c)) * (c.beta1 * m + (1 - c.beta1) * g) / (v.sqrt() + c.eps)
+
+
+def _nadam_torch(state: State, g: Tensor, lr: Tensor, t: int, c: Constants, *, psi: float = 4e-3) -> Tensor:
+    m, v = _moments(state, g, c)
+    mu, mu_next = (c.beta1 * (1 - 0.5 * 0.96 ** (k * psi)) for k in (t, t + 1))
+    product = state["mu_product"].mul_(mu)
+    denominator = v.sqrt().div_((1 - c.beta2**t) ** 0.5).add_(c.eps)
+    return lr * ((1 - mu) / (1 - product) * g + mu_next / (1 - product * mu_next) * m) / denominator
+
+
+_ZERO_MV = {"m": 0.0, "v": 0.0}
+RULES: dict[tuple[str, str], Rule] = {
+    ("sgd", "playbook"): Rule({}, _sgd),
+    ("momentum", "playbook"): Rule({"v": 0.0}, _momentum),
+    ("nesterov", "playbook"): Rule({"v": 0.0}, _nesterov),
+    ("rmsprop", "playbook"): Rule({"v": 1.0, "m": 0.0}, _rmsprop_playbook),
+    ("rmsprop", "torch"): Rule(_ZERO_MV, _rmsprop_torch),
+    ("adam", "playbook"): Rule(_ZERO_MV, _adam_playbook),
+    ("adam", "torch"): Rule(_ZERO_MV, _adam_torch),
+    ("nadam", "playbook"): Rule(_ZERO_MV, _nadam_playbook),
+    ("nadam", "torch"): Rule(_ZERO_MV | {"mu_product": 1.0}, _nadam_torch),
+    ("adamw", "playbook"): Rule(_ZERO_MV, _adam_playbook),
+    ("adamw", "torch"): Rule(_ZERO_MV, _adam_torch),
+}
+"""(optimizer, form) -> rule; sgd, momentum and nesterov are the same in both forms (F7.1 to F7.3)."""
+
+
+class Updater(Protocol):
+    """What the trainer asks of an optimizer: one update, and a state that can be saved."""
+
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:
+        """Return the update (lanes, parameters) that step `step` (from 0) subtracts."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state tensors by name."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put saved state tensors back."""
+        ...
+
+
+class UpdateRule:
+    """One of `RULES` with its state, weight decay included.
+
+    Weight decay is coupled L2 as in `torch.optim`, and decoupled for adamw. A parameter that receives no gradient is
+    treated as having gradient 0, where `torch.optim` skips it.
+    """
+
+    def __init__(self, config: TrainConfig, params: Tensor) -> None:
+        name = str(config.optimizer)
+        self._rule = RULES.get((name, config.rules)) or RULES[name, "playbook"]
+        self._constants = Constants(config.momentum, config.rho, config.beta1, config.beta2, config.eps)
+        self._coupled = config.weight_decay if name != "adamw" else 0.0
+        self._decoupled = config.weight_decay if name == "adamw" else 0.0
+        self._state = {key: self._filled(key, value, params) for key, value in self._rule.initial.items()}
+
+    @staticmethod
+    def _filled(key: str, value: float, params: Tensor) -> Tensor:
+        if key == "mu_product":
+            return torch.full((params.shape[0], 1), value, dtype=params.dtype, device=params.device)
+        return torch.full_like(params, value)
+
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:
+        """Return the update of this step; see `Updater`."""
+        if self._coupled:
+            grad = grad.add(params, alpha=self._coupled)
+        update = self._rule.update(self._state, grad, lr, step + 1, self._constants)
+        return update + (lr * self._decoupled) * params if self._decoupled else update
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state tensors by name."""
+        return dict(self._state)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put saved state tensors back."""
+        for key, tensor in self._state.items():
+            tensor.copy_(state[key])
+
+
+class TorchOptimizer:
+    """A `torch.optim.Optimizer` of the user's own behind the same interface.
+
+    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by
+    what the schedule says, so groups with different rates keep their proportions.
+    """
+
+    def __init__(self, config: TrainConfig, parameters: list[torch.nn.Parameter]) -> None:
+        factory = config.optimizer
+        assert callable(factory)
+        self._optimizer: Any = factory(parameters, config.peak_lr)
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer={config.to_dict()['optimizer']!r} returned {type(self._optimizer).__name__}; a factory takes "
+                "(params, lr) and returns a torch.optim.Optimizer."
+            )
+        self._parameters = parameters
+        self._ratios = [group["lr"] / config.peak_lr for group in self._optimizer.param_groups]
+
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:  # noqa: ARG002
+        """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
+        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = float(lr) * ratio
+        before = params.clone()
+        self._optimizer.step()
+        update = before - params
+        params.copy_(before)
+        return update
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors as `<parameter>/<name>`; plain numbers become tensors."""
+        stored = self._optimizer.state_dict()["state"]
+        return {
+            f"{i}/{k}": torch.as_tensor(v) for i, values in stored.items() for k, v in values.items() if v is not None
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put saved state tensors back."""
+        nested: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            number, name = key.split("/", 1)
+            nested.setdefault(int(number), {})[name] = tensor
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": nested, "param_groups": groups})
+
+
+def make_updater(config: TrainConfig, params: Tensor, parameters: list[torch.nn.Parameter]) -> Updater:
+    """Return the updater of `config`: a rule by name, or the user's own torch optimizer.
+
+    Args:
+        config: the trial's config.
+        params: flat parameters, shape (lanes, parameters).
+        parameters: the model's parameters, views of `params`, each with a `.grad` that is a view of the gradient.
+    """
+    if callable(config.optimizer):
+        return TorchOptimizer(config, parameters)
+    return UpdateRule(config, params)
