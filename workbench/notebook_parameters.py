@@ -67,7 +67,7 @@ class NotebookParameter:
         readings += [text, text.split(",")]
         for value in readings:
             if self.accepts(value):
-                return value
+                return list(value) if isinstance(value, tuple) else value
         raise UsageError(self.mismatch(text))
 
     def mismatch(self, value: Any) -> str:
