@@ -39,7 +39,7 @@ class Catapult(nn.Module):
 
 def catapult(
     *,
-    width: int = 100,
+    width: int = 1000,
     curvature: float = 1.0,
     output: float = 1.0,
     peak_lr: float | None = None,

@@ -69,8 +69,8 @@ def _read_files(max_bytes: int) -> list[bytes]:
             break
     if len(files) < EVERY:
         raise DataError(
-            f"found {len(files)} source files of the standard library in {root}, and source_text needs at least "
-            f"{EVERY}. Install Python with its source, or take another workload."
+            f"found {len(files)} source files of the standard library in {root} within max_bytes={max_bytes}, and the "
+            f"three splits need at least {EVERY}. Raise max_bytes, install Python with its source, or take another workload."
         )
     return files
 

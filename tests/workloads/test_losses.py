@@ -1,0 +1,157 @@
+"""Losses and metrics against numbers worked out by hand or by NumPy, and every error they explain."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from workbench.errors import WorkloadError
+from workbench.workloads.losses import (
+    AbsoluteError,
+    Accuracy,
+    CrossEntropy,
+    SquaredError,
+    TokenAccuracy,
+    TokenCount,
+    TokenCrossEntropy,
+    forward_tokens,
+    next_tokens,
+)
+
+
+def numpy_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+    z = logits.double().numpy()
+    log_sum = np.log(np.exp(z - z.max(-1, keepdims=True)).sum(-1)) + z.max(-1)
+    return log_sum - np.take_along_axis(z, targets.numpy()[..., None], -1)[..., 0]
+
+
+def test_cross_entropy_is_minus_log_of_the_softmax() -> None:
+    logits, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 2, 0])
+    losses = CrossEntropy()(logits, [None, targets])
+    np.testing.assert_allclose(losses.numpy(), numpy_cross_entropy(logits, targets), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_classes_may_be_any_integer_type(dtype: torch.dtype) -> None:
+    losses = CrossEntropy()(torch.zeros(2, 4), [None, torch.tensor([3, 0], dtype=dtype)])
+    torch.testing.assert_close(losses, torch.full((2,), math.log(4)))
+
+
+@pytest.mark.parametrize(("value", "highest"), [(3, 2), (-1, 2), (-100, 2), (10, 2)])
+def test_a_class_out_of_range_is_named(value: int, highest: int) -> None:
+    with pytest.raises(WorkloadError, match=rf"target {value} is out of range.*3 outputs.*0 to {highest}") as caught:
+        CrossEntropy()(torch.zeros(2, 3), [None, torch.tensor([1, value])])
+    assert isinstance(caught.value.__cause__, IndexError | RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "said"),
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 1).long(), r"\(2, 3\) against targets of shape \(2, 1\)"),
+        (torch.zeros(2, 3), torch.zeros(2), "torch.float32"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), "integer classes"),
+        (torch.zeros(2), torch.zeros(2).long(), r"shape \(2,\) against"),
+        (torch.zeros(3, 2), torch.zeros(2).long(), r"\(3, 2\) against targets of shape \(2,\)"),
+        ({"logits": torch.zeros(2, 3)}, torch.zeros(2).long(), r"returned dict.*\.logits"),
+    ],
+)
+def test_outputs_and_targets_that_do_not_fit(outputs: object, targets: torch.Tensor, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        CrossEntropy()(outputs, [None, targets])  # type: ignore[arg-type]
+
+
+def test_accuracy_counts_the_largest_logit() -> None:
+    logits = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
+    assert Accuracy()(logits, [None, torch.tensor([1, 1, 1])]).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_squared_and_absolute_error_average_over_an_example() -> None:
+    outputs, targets = torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [2.0, -2.0]])
+    assert SquaredError()(outputs, [None, targets]).tolist() == [5.0, 4.0]
+    assert AbsoluteError()(outputs, [None, targets]).tolist() == [2.0, 2.0]
+    assert SquaredError()(outputs[:, 0], [None, targets[:, 0]]).tolist() == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("loss", [SquaredError(), AbsoluteError()])
+def test_regression_never_broadcasts(loss: SquaredError | AbsoluteError) -> None:
+    with pytest.raises(WorkloadError, match=r"\(4, 1\) against targets of shape \(4,\).*squeeze\(-1\)"):
+        loss(torch.zeros(4, 1), [None, torch.zeros(4)])
+    with pytest.raises(WorkloadError, match="returned tuple"):
+        loss((torch.zeros(4),), [None, torch.zeros(4)])  # type: ignore[arg-type]
+
+
+def test_token_loss_is_the_mean_over_counted_tokens() -> None:
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, 4, 1], [2, -100, -100]])
+    batch = [None, targets]
+    losses = TokenCrossEntropy(ignore_index=-100)(logits, batch)
+    by_hand = numpy_cross_entropy(logits, targets.clamp(min=0))
+    np.testing.assert_allclose(losses.numpy(), [by_hand[0].mean(), by_hand[1, 0]], rtol=1e-5)
+    weights = TokenCount(next_tokens, -100)(batch)
+    assert weights.tolist() == [3.0, 1.0]
+    whole = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close((weights * losses).sum() / weights.sum(), whole)
+
+
+def test_an_example_that_is_all_padding_costs_nothing() -> None:
+    batch = [None, torch.tensor([[-100, -100]])]
+    assert TokenCrossEntropy(ignore_index=-100)(torch.randn(1, 2, 4), batch).tolist() == [0.0]
+    assert TokenAccuracy(ignore_index=-100)(torch.randn(1, 2, 4), batch).tolist() == [0.0]
+    assert TokenCount(next_tokens, -100)(batch).tolist() == [0.0]
+
+
+def test_token_accuracy_passes_over_padding() -> None:
+    logits = F.one_hot(torch.tensor([[1, 2, 0]]), 3).float()
+    assert TokenAccuracy()(logits, [None, torch.tensor([[1, 0, 0]])]).tolist() == pytest.approx([2 / 3])
+    assert TokenAccuracy(ignore_index=-1)(logits, [None, torch.tensor([[1, 0, -1]])]).tolist() == [0.5]
+
+
+def test_without_an_ignored_index_every_token_counts() -> None:
+    with pytest.raises(WorkloadError, match="target -100 is out of range"):
+        TokenCrossEntropy()(torch.zeros(1, 2, 4), [None, torch.tensor([[0, -100]])])
+
+
+def test_a_batch_of_tokens_predicts_its_next_token() -> None:
+    tokens = torch.tensor([[5, 6, 7]])
+    assert forward_tokens(lambda x: x, tokens).tolist() == [[5, 6]]
+    assert next_tokens(tokens).tolist() == [[6, 7]]
+    pair = [torch.tensor([[1]]), torch.tensor([[2]])]
+    assert forward_tokens(lambda x: x, pair) is pair[0]
+    assert next_tokens(pair) is pair[1]
+
+
+def test_logits_of_another_length_are_explained() -> None:
+    with pytest.raises(WorkloadError, match=r"\(1, 3, 4\) against targets of shape \(1, 2\)"):
+        TokenCrossEntropy()(torch.zeros(1, 3, 4), torch.zeros(1, 3).long())
+    with pytest.raises(WorkloadError, match="returned list"):
+        TokenAccuracy()([torch.zeros(1, 2, 4)], torch.zeros(1, 3).long())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        (CrossEntropy(), torch.randn(2, 4, 3), torch.tensor([0, 1, 2, 0])),
+        (Accuracy(), torch.randn(2, 4, 3), torch.tensor([0, 1, 2, 0])),
+        (SquaredError(), torch.randn(2, 4, 3), torch.randn(4, 3)),
+        (TokenCrossEntropy(ignore_index=0), torch.randn(2, 4, 3, 5), torch.randint(0, 5, (4, 3))),
+        (TokenAccuracy(), torch.randn(2, 4, 3, 5), torch.randint(0, 5, (4, 3))),
+    ],
+)
+def test_lanes_give_what_one_after_the_other_gives(
+    loss: CrossEntropy | Accuracy | SquaredError, outputs: torch.Tensor, targets: torch.Tensor
+) -> None:
+    batch = (None, targets)
+    together = torch.func.vmap(lambda lane: loss(lane, batch))(outputs)
+    torch.testing.assert_close(together, torch.stack([loss(lane, batch) for lane in outputs]))
+
+
+def test_a_class_out_of_range_is_named_in_lanes_too() -> None:
+    with pytest.raises(WorkloadError, match="target 7 is out of range"):
+        torch.func.vmap(lambda lane: CrossEntropy()(lane, (None, torch.tensor([0, 7]))))(torch.zeros(2, 2, 3))
+
+
+def test_losses_survive_pickling() -> None:
+    assert pickle.loads(pickle.dumps(CrossEntropy())) == CrossEntropy()
+    assert pickle.loads(pickle.dumps(TokenCrossEntropy(ignore_index=3))) == TokenCrossEntropy(ignore_index=3)

@@ -1,0 +1,145 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import UnknownNameError, WorkloadError
+from workbench.workloads.base import Workload
+from workbench.workloads.registry import list_workloads, load_workload
+
+GOOD = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from workbench.config import TrainConfig
+from workbench.workloads.helpers import regression
+
+DATA = TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1))
+
+def make():
+    return regression(
+        name="mine", build_model=lambda: nn.Linear(3, 1), train_data=DATA, validation_data=DATA,
+        config=TrainConfig(peak_lr=0.1, total_steps=10, batch_size=2),
+    )
+
+workload = make()
+number = 3
+
+def broken():
+    raise KeyError("no data folder")
+
+def needs(path):
+    return workload
+
+def nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_workload.py").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_bundled_name_has_one_line() -> None:
+    names = list_workloads()
+    assert {"digits_mlp", "digits_cnn", "digits_resnet", "source_text", "breast_cancer", "quadratic"} <= set(names)
+    assert all(text and "\n" not in text for text in names.values())
+
+
+def test_importing_the_registry_imports_no_torch() -> None:
+    code = "import sys, workbench.workloads.registry; sys.exit(any(m in sys.modules for m in ('torch', 'sklearn')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("attribute", ["workload", "make"])
+@pytest.mark.parametrize("source", ["own_workload.py", "./own_workload.py", "absolute"])
+def test_a_file(folder: Path, source: str, attribute: str) -> None:
+    path = str(folder / "own_workload.py") if source == "absolute" else source
+    workload = load_workload(f"{path}:{attribute}")
+    assert isinstance(workload, Workload)
+    assert workload.name == "mine"
+
+
+def test_a_file_that_was_edited_is_read_again(folder: Path) -> None:
+    assert load_workload("own_workload.py:workload").name == "mine"
+    (folder / "own_workload.py").write_text(GOOD.replace('"mine"', '"mine after the edit"'))
+    assert load_workload("own_workload.py:workload").name == "mine after the edit"
+
+
+def test_siblings_can_be_imported_and_the_path_is_put_back(folder: Path) -> None:
+    (folder / "sibling_of_workload.py").write_text("NAME = 'from the sibling'\n")
+    (folder / "late_sibling_of_workload.py").write_text("SUFFIX = ', late'\n")
+    (folder / "own_workload.py").write_text(
+        GOOD + "\nfrom sibling_of_workload import NAME\n"
+        "def named():\n    from late_sibling_of_workload import SUFFIX\n    return workload.replace(name=NAME + SUFFIX)\n"
+    )
+    before = list(sys.path)
+    assert load_workload(f"{folder}/own_workload.py:named").name == "from the sibling, late"
+    assert sys.path == before
+
+
+def test_a_module_in_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "package_of_workloads").mkdir()
+    (folder / "package_of_workloads" / "__init__.py").write_text("")
+    (folder / "package_of_workloads" / "one.py").write_text(GOOD)
+    monkeypatch.delitem(sys.modules, "package_of_workloads", raising=False)
+    assert load_workload("package_of_workloads.one:workload").name == "mine"
+    assert load_workload("workbench.workloads.digits_mlp:digits_mlp").name == "digits_mlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digits_cn", "'digits_cn' is not known. Did you mean 'digits_cnn'"),
+        ("own_workload.py", "For a file of your own add the attribute: own_workload.py:workload"),
+        (":workload", "not complete"),
+        ("own_workload.py:", "not complete.*path/to/file.py:attribute"),
+        ("own_worklaod.py:workload", "no file 'own_worklaod.py'.*Did you mean 'own_workload.py'"),
+        ("nowhere/own.py:workload", "no file 'nowhere/own.py'.*has no .py files"),
+        ("no_such_package.module:workload", "no module 'no_such_package'"),
+        ("workbench.workloads.no_such:workload", "no module 'workbench.workloads.no_such'"),
+        ("own_workload.py:worklaod", "no attribute 'worklaod'. Did you mean 'workload'.*make"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_name_that_is_not_there(name: str, said: str) -> None:
+    with pytest.raises(UnknownNameError, match=said):
+        load_workload(name)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        ("number", "own_workload.py:number is int, but must be a Workload"),
+        ("nothing", r"own_workload.py:nothing\(\) returned NoneType"),
+        ("broken", "called without arguments.*KeyError: 'no data folder'"),
+        ("needs", "called without arguments.*TypeError.*path"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_an_attribute_of_the_wrong_kind(attribute: str, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        load_workload(f"own_workload.py:{attribute}")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "cause"),
+    [
+        ("raise ValueError('first line\\nlast line')", "failed with ValueError: last line", ValueError),
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'", ModuleNotFoundError),
+        ("def f(:", "failed with SyntaxError", SyntaxError),
+        ("import sys; sys.exit(2)", "failed with SystemExit: 2", SystemExit),
+        ("from workbench.errors import nothing_like_it", "failed with ImportError", ImportError),
+    ],
+)
+@pytest.mark.parametrize("source", ["failing_workload.py", "failing_workload"])
+def test_a_module_that_raises(folder: Path, source: str, code: str, said: str, cause: type[BaseException]) -> None:
+    (folder / "failing_workload.py").write_text(code)
+    with pytest.raises(WorkloadError, match=said) as caught:
+        load_workload(f"{source}:workload")
+    assert isinstance(caught.value.__cause__, cause)
+    assert "_workload_failing_workload" not in sys.modules
