@@ -100,10 +100,19 @@ def test_defaults_of_the_config_follow_the_rule() -> None:
     assert quadratic(peak_lr=0.3, total_steps=7, batch_size=1).config.total_steps == 7
 
 
-@pytest.mark.parametrize("changes", [{"dimension": 0}, {"condition": 0.5}, {"loss_scale": 0.0}, {"noise": -1.0}])
+@pytest.mark.parametrize(
+    "changes", [{"dimension": 0}, {"condition": 0.5}, {"loss_scale": 0.0}, {"noise": -1.0}, {"num_examples": 0}]
+)
 def test_numbers_out_of_range_are_named(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(changes))):
         quadratic(**changes)
+
+
+def test_zero_is_not_taken_for_the_default() -> None:
+    with pytest.raises(UsageError, match="peak_lr"):
+        quadratic(peak_lr=0.0)
+    with pytest.raises(UsageError, match="batch_size"):
+        quadratic(batch_size=0)
 
 
 def test_one_dimension_has_the_largest_eigenvalue() -> None:

@@ -12,8 +12,8 @@ from workbench.workloads.source_data import source_data
 from workbench.workloads.source_text import Transformer, source_text, text_hash
 
 
-def test_hash_is_that_of_the_text_of_the_windows() -> None:
-    """At this length nothing but the first file is in the text, so the windows can be hashed by hand."""
+def test_the_text_is_that_of_the_first_file_on() -> None:
+    """The training windows open with the first file, byte for byte."""
     first = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=os.fspath)[0].read_bytes()
     windows = source_data().train.tensors[0]
     assert bytes(windows.flatten().tolist()).startswith(first)

@@ -71,6 +71,9 @@ def catapult(
         validation_data=data,
         loss=half_squared_length,
         config=TrainConfig(
-            optimizer="sgd", peak_lr=peak_lr or 2.5 / curvature, total_steps=total_steps, batch_size=len(data)
+            optimizer="sgd",
+            peak_lr=2.5 / curvature if peak_lr is None else peak_lr,
+            total_steps=total_steps,
+            batch_size=len(data),
         ),
     )

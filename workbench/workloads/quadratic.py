@@ -78,9 +78,12 @@ def quadratic(
         UsageError: a number is out of its range.
     """
     _check(dimension=dimension, condition=condition, loss_scale=loss_scale, noise=noise)
+    if num_examples is not None and num_examples < (2 if noise else 1):
+        raise UsageError(f"num_examples={num_examples!r} must be at least 1, and at least 2 with noise.")
     curvature = eigenvalues(dimension=dimension, condition=condition, loss_scale=loss_scale)
-    count = num_examples or (4096 if noise else 2)
+    count = (4096 if noise else 2) if num_examples is None else num_examples
     adaptive = optimizer in ("rmsprop", "adam", "nadam", "adamw")
+    usual_lr = 0.01 if adaptive else 1.0 / loss_scale
     return Workload(
         name="quadratic",
         build_model=lambda: Quadratic(curvature),
@@ -89,9 +92,9 @@ def quadratic(
         loss=half_squared_length,
         config=TrainConfig(
             optimizer=optimizer,
-            peak_lr=peak_lr or (0.01 if adaptive else 1.0 / loss_scale),
+            peak_lr=usual_lr if peak_lr is None else peak_lr,
             total_steps=total_steps,
-            batch_size=batch_size or (32 if noise else count),
+            batch_size=(min(32, count) if noise else count) if batch_size is None else batch_size,
         ),
     )
 
