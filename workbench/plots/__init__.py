@@ -1,1 +1,17 @@
-""""""
+"""Figures: numbers in, Axes out. matplotlib is imported here and nowhere else; a figure never fits, smooths or decides."""
+
+from __future__ import annotations
+
+from workbench.plots.instability import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_probe
+from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
+from workbench.plots.schedule import plot_schedule
+
+__all__ = [
+    "plot_confirm",
+    "plot_grad_norm",
+    "plot_grad_norm_histogram",
+    "plot_loss_curves",
+    "plot_lr_sweep",
+    "plot_probe",
+    "plot_schedule",
+]

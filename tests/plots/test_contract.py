@@ -1,0 +1,148 @@
+"""What holds for every figure: it returns Axes, draws where it is told, leaks nothing and survives poor input."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import workbench.plots as plots
+from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis
+from workbench.plots._style import PALETTE, why_not_measured
+
+Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]
+
+RECORD_FIGURES: dict[str, Draw] = {
+    "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
+    "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
+    "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
+    "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),
+    "plot_probe": lambda r, d, ax: plots.plot_probe(r, d, ax=ax),
+    "plot_confirm": lambda r, d, ax: plots.plot_confirm(r, d, ax=ax),
+}
+FIGURES: dict[str, Draw] = RECORD_FIGURES | {
+    "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax)
+}
+
+every_figure = pytest.mark.parametrize("name", FIGURES)
+every_record_figure = pytest.mark.parametrize("name", RECORD_FIGURES)
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def test_every_public_figure_is_held_to_this_contract() -> None:
+    assert set(FIGURES) == set(plots.__all__)
+
+
+@every_figure
+def test_docstring_says_what_is_seen_when_sick_and_names_its_clauses(name: str) -> None:
+    doc = inspect.getdoc(getattr(plots, name)) or ""
+    assert "Healthy:" in doc or name == "plot_confirm"
+    assert "Sick:" in doc
+    assert "Source: F" in doc
+
+
+@every_figure
+def test_draws_into_the_given_axes_and_leaves_no_trace(name: str) -> None:
+    ax, before, open_before = blank(), dict(mpl.rcParams), plt.get_fignums()
+    assert FIGURES[name](study(), diagnosis(), ax) is ax
+    assert ax.has_data()
+    assert why_not_measured(ax) is None
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == open_before
+
+
+@every_figure
+def test_makes_one_figure_of_its_own_without_axes(name: str) -> None:
+    before = dict(mpl.rcParams)
+    ax = FIGURES[name](study(), diagnosis(), None)
+    assert isinstance(ax, Axes)
+    assert len(plt.get_fignums()) == 1
+    assert dict(mpl.rcParams) == before
+
+
+@every_figure
+def test_has_title_labels_and_legend(name: str) -> None:
+    ax = FIGURES[name](study(), diagnosis(), blank())
+    assert ax.get_title(loc="left")
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert ax.get_legend() is not None
+
+
+@every_figure
+def test_does_not_change_its_input(name: str) -> None:
+    record, untouched = study(), study()
+    FIGURES[name](record, diagnosis(), blank())
+    for frame in ("trials", "steps", "evals"):
+        assert getattr(record, frame).equals(getattr(untouched, frame))
+
+
+@every_record_figure
+def test_empty_record_says_not_measured_and_why(name: str) -> None:
+    ax = RECORD_FIGURES[name](empty(), None, blank())
+    assert why_not_measured(ax)
+    assert any("not measured" in text.get_text() for text in ax.texts)
+
+
+@every_record_figure
+@pytest.mark.parametrize("values", [[np.nan] * 30, [np.nan], [1.5], [1.0, np.inf], [0.0] * 20, [2.0] * 20, [-1.0] * 20])
+@pytest.mark.parametrize("stage", ["lr_sweep", "baseline", "probe", "confirm"])
+def test_survives_poor_curves_and_renders(name: str, values: list[float], stage: str) -> None:
+    record = one_trial(np.array(values), stage=stage, total_steps=max(len(values), 1))
+    ax = RECORD_FIGURES[name](record, None, blank())
+    ax.get_figure(root=True).savefig(io.BytesIO())
+    assert ax.has_data() or why_not_measured(ax)
+
+
+@every_record_figure
+def test_says_not_measured_when_every_value_is_nan(name: str) -> None:
+    record = study()
+    record.steps[["loss", "grad_norm"]] = np.nan
+    record.evals["value"] = np.nan
+    ax = RECORD_FIGURES[name](record, None, blank())
+    ax.get_figure(root=True).savefig(io.BytesIO())
+    infeasible = sum(len(line.get_xdata()) for line in ax.lines if "diverged" in str(line.get_label()))
+    assert why_not_measured(ax) or infeasible > 0
+
+
+@every_record_figure
+def test_survives_a_diagnosis_read_back_from_json(name: str) -> None:
+    said = diagnosis()
+    findings = tuple(replace(f, evidence=f.to_dict()["evidence"]) for f in said.findings)
+    ax = RECORD_FIGURES[name](study(), replace(said, findings=findings), blank())
+    ax.get_figure(root=True).savefig(io.BytesIO())
+    assert why_not_measured(ax) is None
+
+
+@every_record_figure
+def test_columns_that_a_trial_dropped_are_not_measured(name: str) -> None:
+    record = study()
+    bare = MemoryRecord(record.trials, record.steps[["trial", "step"]], record.evals.iloc[:0], record.config)
+    if name == "plot_lr_sweep":
+        assert why_not_measured(plots.plot_lr_sweep(bare, diagnosis(), ax=blank())) is None
+    else:
+        assert why_not_measured(RECORD_FIGURES[name](bare, None, blank()))
+
+
+def test_palette_is_petroff10() -> None:
+    assert list(PALETTE) == [entry["color"] for entry in mpl.style.library["petroff10"]["axes.prop_cycle"]]

@@ -1,0 +1,264 @@
+"""The report: one valid, self-contained, escaped page with everything that the diagnosis says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.helpers.records import MemoryRecord, diagnosis, empty, study
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.errors import RecordError
+from workbench.report import FIGURES, write_report
+from workbench.report_html import redact
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and keeps attributes and text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(data for tag, data in self.texts if tag not in ("script", "style"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the whole study, drawn once."""
+    return written(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures out where a test is about something else: they take a second."""
+    monkeypatch.setattr("workbench.report_figures.FIGURES", ())
+
+
+def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:
+    return write_report(record or study(), said or diagnosis(), tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def code_of(source: str, element: str) -> str:
+    """Unescaped text of `<code id=element>`, as the copy button and a mouse would take it."""
+    (found,) = re.findall(rf'<code id="{element}">(.*?)</code>', source, flags=re.DOTALL)
+    return Page(f"<code>{found}</code>").text
+
+
+def test_is_well_formed_with_unique_ids(source: str) -> None:
+    page = Page(source)
+    assert source.startswith("<!doctype html>")
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    references = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', source))
+    assert references <= set(ids)
+    assert len(references) > 10
+
+
+def test_loads_nothing_from_anywhere(source: str) -> None:
+    assert "http://" not in source
+    assert "https://" not in source
+    page = Page(source)
+    assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "object", "embed", "base", "form")]
+    assert all(a["src"].startswith("data:") for _, a in page.tags if "src" in a)
+    assert all(a["href"].startswith(("#", "data:")) for _, a in page.tags if "href" in a)
+    (policy,) = [a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-inline" not in policy.split("script-src")[1]
+
+
+def test_shows_every_finding_worst_first_with_symbol_and_word(source: str) -> None:
+    said = diagnosis()
+    cards = re.findall(r'<article class="card (\w+)">\s*<header>(.*?)</header>', source, flags=re.DOTALL)
+    assert len(cards) == len(said.findings)
+    statuses = [status for status, _ in cards]
+    assert statuses == sorted(statuses, key=["fail", "warn", "not_measured", "ok"].index)
+    for status, header in cards:
+        words = {
+            "fail": ("✕", "Fail"),
+            "warn": ("!", "Warning"),
+            "not_measured": ("?", "Not measured"),
+            "ok": ("✓", "OK"),
+        }
+        assert all(word in header for word in words[status])
+    for finding in said.findings:
+        assert f"<code>{finding.code}</code>" in source
+        assert finding.summary in Page(source).text
+        assert f"clause {finding.clause}" in source
+
+
+def test_verdict_comes_before_everything_else(source: str) -> None:
+    assert source.index('class="verdict fail"') < source.index("<article") < source.index("<figure")
+    assert "<title>digits_mlp: fail</title>" in source
+
+
+def test_cost_command_and_every_trial(source: str) -> None:
+    assert "1,150 training steps · 3.2 s · 9.5 baseline runs" in source
+    assert code_of(source, "command") == "workbench diagnose digits_mlp --steps 120"
+    table = source[source.index("All 10 trials") :]
+    assert table.count("<tr>") == 1 + len(study().trials)
+
+
+def test_config_to_paste_builds_the_recommended_config(source: str) -> None:
+    space: dict[str, Any] = {}
+    exec(code_of(source, "config"), space)
+    recommendation = diagnosis().recommendation
+    assert recommendation is not None
+    assert space["config"] == TrainConfig.from_dict(recommendation["config"])
+
+
+def test_comparison_has_changed_fields_and_results(source: str) -> None:
+    for row in (("peak_lr", "0.02", "0.08"), ("max_grad_norm", "–", "0.5"), ("validation/loss", "0.2114", "0.1007")):
+        assert re.search(r"<td[^>]*>" + r"</td><td[^>]*>".join(map(re.escape, row)) + "</td>", source)
+
+
+def test_advice_is_listed_once_worst_finding_first(source: str) -> None:
+    listed = re.findall(r"<ol>(.*?)</ol>", source, flags=re.DOTALL)[0]
+    assert re.findall(r"<li>(.*?) <span", listed) == ["Try a warmup.", "Try clipping."]
+    assert "(stability.mid)" in listed
+
+
+def test_every_figure_has_alt_text_and_a_caption(source: str) -> None:
+    page = Page(source)
+    pictures = page.all("svg")
+    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == len(FIGURES)
+    assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
+    assert "The best lr is 0.08." in pictures[0]["aria-label"]
+
+
+def test_figures_without_data_are_named_with_the_reason(tmp_path: Path) -> None:
+    page = Page(written(tmp_path, empty(), Diagnosis(findings=())))
+    assert f"{len(FIGURES) - 1} figures not measured" in page.text
+    assert "The record has no probe run." in page.text
+    assert len(page.all("svg")) == 1
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_empty_diagnosis_is_no_clean_bill(tmp_path: Path) -> None:
+    text = Page(written(tmp_path, empty(), Diagnosis(findings=()))).text
+    assert "Not measured" in text
+    assert "Nothing was looked at." in text
+
+
+def test_text_from_outside_is_escaped_everywhere(tmp_path: Path) -> None:
+    nasty = Finding(
+        code=NASTY, status="warn", summary=NASTY, unit=NASTY, value=1.0, clause=NASTY, advice=(NASTY,),
+        evidence={NASTY: NASTY, "rows": [{NASTY: NASTY}], "list": [NASTY]},
+    )  # fmt: skip
+    fine = replace(nasty, code="lr.best", status="ok")
+    recommendation = {
+        "config": {"peak_lr": NASTY},
+        "changed": [NASTY],
+        "baseline": {NASTY: NASTY},
+        "recommended": {},
+        "adopted": True,
+    }
+    record = study()
+    record.trials["stage"] = record.trials["state"] = NASTY
+    said = Diagnosis(findings=(nasty, fine), workload=NASTY, command=NASTY, recommendation=recommendation)
+    source = written(tmp_path, record, said)
+    page = Page(source)
+    assert len(page.all("script")) == 1
+    assert not page.all("img")
+    assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+    assert code_of(source, "command") == NASTY
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_callable_in_the_config_is_shown_with_a_remark(tmp_path: Path) -> None:
+    chosen = diagnosis().recommendation | {
+        "config": TrainConfig(peak_lr=1, total_steps=5, batch_size=2).to_dict() | {"schedule": "mine:fall"}
+    }  # type: ignore[operator]
+    pasted = code_of(written(tmp_path, said=replace(diagnosis(), recommendation=chosen)), "config")
+    assert "schedule='mine:fall'" in pasted
+    assert pasted.startswith("# ")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_not_adopted_is_said(tmp_path: Path) -> None:
+    chosen = dict(diagnosis().recommendation or {}) | {"adopted": False, "changed": [], "config": study().config}
+    assert "No change did better" in written(tmp_path, said=replace(diagnosis(), recommendation=chosen))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("run --storage postgresql+psycopg://me:pw1@host/db", "run --storage postgresql+psycopg://***@host/db"),
+        ("run --token pw1 --steps 5", "run --token *** --steps 5"),
+        ("API_KEY=pw1 workbench diagnose x", "API_KEY=*** workbench diagnose x"),
+        ("run --hub-token='pw1 pw1'", "run --hub-token=***"),
+        ("workbench diagnose digits_mlp --steps 120", "workbench diagnose digits_mlp --steps 120"),
+    ],
+)
+@pytest.mark.usefixtures("no_figures")
+def test_secrets_are_cut_out(tmp_path: Path, given: str, kept: str) -> None:
+    assert redact(given) == kept
+    assert "pw1" not in written(tmp_path, said=replace(diagnosis(), command=given, findings=()))
+
+
+def test_copy_buttons_wait_for_javascript(source: str) -> None:
+    buttons = Page(source).all("button")
+    assert {a["data-copy"] for a in buttons} == {"config", "command"}
+    assert all("hidden" in a for a in buttons)
+
+
+def test_a_folder_will_do_and_the_same_numbers_give_the_same_bytes(source: str, tmp_path: Path) -> None:
+    before = plt.get_fignums()
+    path = write_report(study(), diagnosis(), str(tmp_path))
+    assert path == tmp_path / "report.html"
+    assert path.read_text(encoding="utf-8") == source
+    assert plt.get_fignums() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_unwritable_path_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RecordError, match=r"cannot write .*report\.html"):
+        write_report(study(), diagnosis(), tmp_path)
+
+
+def test_size_stays_reasonable_for_long_runs(tmp_path: Path) -> None:
+    record: MemoryRecord = study()
+    rng = np.random.default_rng(0)
+    number = range(3)
+    long = [pd.DataFrame({"trial": t, "step": range(20_000), "loss": np.exp(rng.normal(size=20_000))}) for t in number]
+    record.steps = pd.concat(long).assign(loss_se=0.1, lr=0.1, grad_norm=lambda d: d["loss"])
+    said = replace(diagnosis(), findings=())
+    assert len(written(tmp_path, record, said)) < 1_500_000

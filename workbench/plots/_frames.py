@@ -1,0 +1,69 @@
+"""Reading a record for a figure: one trial's curve, the trials of a stage, a finding that may not be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.trials import RecordLike as Record
+from workbench.plots._style import number
+
+__all__ = ["Record", "curve", "evaluations", "field_of", "finding", "lr_of", "trials_at", "trials_in"]
+
+Floats = NDArray[np.float64]
+
+
+def curve(record: Record, trial: int, column: str) -> tuple[Floats, Floats]:
+    """Return (steps, values) of one trial, in order of the steps; empty where it was not recorded."""
+    table = record.steps
+    if column not in table or "trial" not in table:
+        return np.empty(0), np.empty(0)
+    rows = table[table["trial"] == trial].sort_values("step", kind="stable")
+    return rows["step"].to_numpy(dtype=np.float64), rows[column].to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def evaluations(record: Record, trial: int, *, split: str, metric: str) -> tuple[Floats, Floats]:
+    """Return (steps, values) of one evaluated metric, in order of the steps; empty where there is none."""
+    table = record.evals
+    if "trial" not in table or table.empty:
+        return np.empty(0), np.empty(0)
+    rows = table[(table["trial"] == trial) & (table["split"] == split) & (table["metric"] == metric)]
+    rows = rows.drop_duplicates("step", keep="last").sort_values("step", kind="stable")
+    return rows["step"].to_numpy(dtype=np.float64), rows["value"].to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def trials_in(record: Record, *stages: str) -> list[int]:
+    """Return the numbers of the trials of these stages, in order; of all trials when no stage is named."""
+    table = record.trials
+    if "trial" not in table or table.empty:
+        return []
+    rows = table[table["stage"].isin(stages)] if stages else table
+    return [int(trial) for trial in rows["trial"]]
+
+
+def trials_at(record: Record, lr: float, *stages: str) -> list[int]:
+    """Return the trials of these stages whose peak_lr is `lr`, to nine digits."""
+    return [t for t in trials_in(record, *stages) if np.isclose(lr_of(record, t), lr, rtol=1e-9, atol=0.0)]
+
+
+def lr_of(record: Record, trial: int) -> float:
+    """Return the peak learning rate of a trial, NaN where it is unknown."""
+    return number(field_of(record, trial, "peak_lr"))
+
+
+def field_of(record: Record, trial: int, name: str) -> Any:
+    """Return one field of a trial's row, None where it is unknown or NaN."""
+    table = record.trials
+    if name not in table or "trial" not in table:
+        return None
+    rows = table.loc[table["trial"] == trial, name]
+    value = rows.iloc[0] if len(rows) else None
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def finding(diagnosis: Diagnosis | None, code: str) -> Finding | None:
+    """Return the finding with this code, None where it is missing."""
+    return diagnosis[code] if diagnosis is not None and code in diagnosis else None

@@ -1,0 +1,199 @@
+"""How every figure looks, and the one way in which a figure says that it has nothing to show.
+
+The style lives inside a `with` block, so that drawing changes no global setting. Colours are those of petroff10
+(Petroff, 2021: made for colour-blind readers); whatever a colour tells, a marker or a line style tells too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
+
+__all__ = [
+    "BAD",
+    "BASELINE",
+    "GOOD",
+    "GRID",
+    "INK",
+    "PALETTE",
+    "PAPER",
+    "STYLES",
+    "draw_curve",
+    "drawing",
+    "house_style",
+    "legend",
+    "log_scale",
+    "mark_steps",
+    "not_measured",
+    "number",
+    "short",
+    "why_not_measured",
+]
+
+Floats = NDArray[np.float64]
+
+PALETTE = (
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
+)
+GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
+INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
+STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
+MAX_VECTOR_POINTS = 3000
+"""A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
+
+MAX_SEARCHED_POINTS = 50_000
+"""Above this many drawn points the legend goes to the upper right: the search for free space gets slow."""
+
+_STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.prop_cycle": cycler(color=PALETTE[:6], linestyle=STYLES),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "figure.facecolor": PAPER,
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.edgecolor": GRID,
+    "legend.facecolor": PAPER,
+    "legend.fontsize": 8.5,
+    "legend.framealpha": 0.85,
+    "lines.linewidth": 1.4,
+    "savefig.facecolor": PAPER,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@contextmanager
+def drawing(ax: Axes | None, *, size: tuple[float, float] = (6.8, 4.0)) -> Iterator[Axes]:
+    """Yield `ax`, or a new one of `size` inches, with the house style on; nothing global stays changed."""
+    with house_style():
+        if ax is None:
+            _, ax = plt.subplots(figsize=size, layout="constrained")
+        yield ax
+
+
+@contextmanager
+def house_style(more: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Turn the house style, and `more` settings, on within the block."""
+    settings: Any = _STYLE | dict(more or {})
+    with mpl.rc_context(settings):
+        yield
+
+
+def not_measured(ax: Axes, why: str) -> Axes:
+    """Write "not measured" and the reason into an empty `ax`: silence would read as health."""
+    ax.set_axis_off()
+    ax.text(
+        0.5,
+        0.5,
+        f"not measured\n{why}",
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        wrap=True,
+        gid="not_measured",
+    )
+    return ax
+
+
+def why_not_measured(ax: Axes) -> str | None:
+    """Return the reason that `not_measured` wrote into `ax`, None for a figure with something in it."""
+    for text in ax.texts:
+        if text.get_gid() == "not_measured":
+            return text.get_text().partition("\n")[2]
+    return None
+
+
+def number(value: Any) -> float:
+    """Read a number of a record or of `diagnosis.json`: None is NaN, "inf" and "-inf" are infinities."""
+    if value is None or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def short(value: float) -> str:
+    """Return `value` with three digits, as labels show it."""
+    return f"{value:.3g}"
+
+
+def draw_curve(ax: Axes, x: Sequence[float] | Floats, y: Sequence[float] | Floats, **style: Any) -> Line2D:
+    """Draw y against x, gaps where y is not finite; long curves become pixels within a vector file."""
+    values = np.asarray(y, dtype=np.float64)
+    shown = np.where(np.isfinite(values), values, np.nan)
+    (line,) = ax.plot(np.asarray(x, dtype=np.float64), shown, rasterized=len(values) > MAX_VECTOR_POINTS, **style)
+    return line
+
+
+def mark_steps(ax: Axes, x: Sequence[float] | Floats, *, label: str, marker: str = "x", color: str = BAD) -> Line2D:
+    """Mark positions along the top edge of `ax` (a rug): what has no place on the y axis still shows."""
+    (line,) = ax.plot(
+        np.asarray(x, dtype=np.float64),
+        np.full(len(x), 0.97),
+        transform=ax.get_xaxis_transform(),
+        linestyle="none",
+        marker=marker,
+        markersize=7,
+        markeredgewidth=1.8,
+        color=color,
+        label=label,
+        clip_on=False,
+        zorder=4,
+    )
+    return line
+
+
+def log_scale(ax: Axes, *axes: str) -> None:
+    """Make the x or y axis of `ax` logarithmic, with plain numbers on its ticks."""
+    for name in axes:
+        axis = ax.xaxis if name == "x" else ax.yaxis
+        (ax.set_xscale if name == "x" else ax.set_yscale)("log")
+        axis.set_major_formatter(_PlainLog())
+        axis.set_minor_formatter(_PlainLog(labelOnlyBase=False, minor_thresholds=(1.0, 0.5)))
+
+
+class _PlainLog(LogFormatter):
+    """Ticks of a log axis as 0.001, 1, 50 or 1e-5 rather than as powers of ten."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        text = f"{x:g}".replace("e-0", "e-").replace("e+0", "e")
+        return text if LogFormatter.__call__(self, x, pos) else ""
+
+
+def legend(ax: Axes, **where: Any) -> None:
+    """Add a legend when something in `ax` has a label; where it covers least, unless that takes long to find."""
+    if ax.get_legend_handles_labels()[0]:
+        points = sum(len(np.atleast_1d(line.get_xdata())) for line in ax.lines)
+        ax.legend(**{"loc": "best" if points < MAX_SEARCHED_POINTS else "upper right", **where})

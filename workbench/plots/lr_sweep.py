@@ -1,0 +1,203 @@
+"""The learning-rate sweep as two pictures: objective against lr, and the loss curves just above the best lr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.lr_points import sweep_table
+from workbench.plots._frames import Record, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    PALETTE,
+    drawing,
+    legend,
+    log_scale,
+    mark_steps,
+    not_measured,
+    number,
+    short,
+)
+from workbench.plots.instability import draw_trial_loss, loss_axes
+
+__all__ = ["plot_loss_curves", "plot_lr_sweep"]
+
+_LASTING = ("lasting", "divergent")
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One learning rate of the sweep: its objective, the error of it, and how its runs ended."""
+
+    lr: float
+    loss: float
+    se: float
+    state: str
+    outcome: str
+
+    @property
+    def diverged(self) -> bool:
+        return self.state == "diverged" or not np.isfinite(self.loss)
+
+    @property
+    def feasible(self) -> bool:
+        return not self.diverged and self.outcome not in _LASTING
+
+
+def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the objective (training loss at the end of the run) against the learning rate.
+
+    Healthy: a bowl with lr* in its middle and several trained points on either side of it. Sick: the best point is the
+    last one before the crosses (the best lr sits at the edge of the unstable region, so instability may be what keeps
+    it low), or the first or last point of the grid (the bowl lies elsewhere).
+
+    Args:
+        record: a study with trials of the stage "lr_sweep".
+        diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge. Without it only
+            the points are drawn, each the plain mean over the end of its run.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Infeasible learning rates have no place on the y axis: they are marked along the top edge, a cross
+        for diverged, a triangle for unstable to the end.
+
+    Source: F1.6, F1.12 (hyperparameter axis plot with infeasible trials marked).
+    """
+    with drawing(ax, size=(6.8, 4.4)) as axes:
+        points = [p for p in _points(record, diagnosis) if p.lr > 0 and p.state not in ("failed", "running")]
+        if not points:
+            return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
+        _draw_points(axes, points)
+        _mark_found(axes, record, diagnosis)
+        log_scale(axes, "x")
+        losses = [p.loss for p in points if p.feasible]
+        if losses and min(losses) > 0:
+            log_scale(axes, "y")
+        if not losses:
+            axes.set_yticks([])
+        lrs = [p.lr for p in points]
+        axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
+        axes.margins(y=0.12)
+        axes.set(
+            xlabel="learning rate", ylabel="training loss, end of the run", title="Objective against learning rate"
+        )
+        legend(axes)
+    return axes
+
+
+def plot_loss_curves(
+    record: Record,
+    *,
+    lrs: Sequence[float] | None = None,
+    trials: Sequence[int] | None = None,
+    diagnosis: Diagnosis | None = None,
+    above: int = 3,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw training loss against step, by default for lr* and the next learning rates above it.
+
+    Healthy: every curve falls, the larger lr the faster, until they blur together in noise. Sick: just above lr* a
+    curve goes up for a stretch instead of down, jumps and does not come back, or ends in a cross (diverged).
+
+    Args:
+        record: a study or a single trial.
+        lrs: learning rates to draw; of the sweep's trials at each, one for each seed.
+        trials: trials to draw, instead.
+        diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.
+            Without it all trials are drawn.
+        above: how many learning rates above lr*; "just above" has no number in F1.7, three is a rule of thumb.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. The y axis is logarithmic where all losses are above 0.
+
+    Source: F1.7; F1.8 for what to look for.
+    """
+    with drawing(ax) as axes:
+        found = finding(diagnosis, "lr.best")
+        best = number(found.value) if found else np.nan
+        if trials is None:
+            trials = _trials_to_draw(record, lrs, best, above)
+        drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
+        if not drawn:
+            return not_measured(axes, "no trial with a finite training loss at these learning rates")
+        loss_axes(axes, title="Training loss at lr* and just above" if np.isfinite(best) else "Training loss")
+    return axes
+
+
+def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
+    """The sweep's points in order of lr, from the diagnosis; without one, from the record."""
+    found = finding(diagnosis, "lr.best")
+    rows: Sequence[Mapping[str, Any]] = found.evidence.get("lrs", ()) if found else ()
+    if not rows:
+        table = sweep_table(record)
+        return [_Point(p.lr, p.loss, p.loss_se, "complete", "lasting" if p.unstable else "none") for p in table.points]
+    points = [
+        _Point(
+            lr=number(row.get("lr")),
+            loss=number(row.get("loss")),
+            se=number(row.get("se")),
+            state=str(row.get("state", "complete")),
+            outcome=str(row.get("outcome", "none")),
+        )
+        for row in rows
+    ]
+    return sorted(points, key=lambda p: p.lr)
+
+
+def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
+    """Draw the feasible points with their standard errors, the others along the top edge."""
+    good = [p for p in points if p.feasible]
+    if good:
+        lrs, losses = [p.lr for p in good], [p.loss for p in good]
+        ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained", zorder=3)
+        errors = [p.se if np.isfinite(p.se) else 0.0 for p in good]
+        ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
+    lasting = [p.lr for p in points if not p.feasible and not p.diverged]
+    diverged = [p.lr for p in points if p.diverged]
+    if lasting:
+        mark_steps(ax, lasting, label=f"unstable to the end ({len(lasting)})", marker="^", color=PALETTE[6])
+    if diverged:
+        mark_steps(ax, diverged, label=f"diverged ({len(diverged)})")
+
+
+def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
+    """Draw lr* with its interval, the bracket of the unstable lr, and the baseline's lr."""
+    best, unstable = finding(diagnosis, "lr.best"), finding(diagnosis, "lr.unstable")
+    lr, edge = number(best.value if best else None), number(unstable.value if unstable else None)
+    if best is not None and np.isfinite(lr):
+        _span(ax, best.evidence.get("interval"), color=GOOD)
+        ax.axvline(lr, color=GOOD, linestyle="--", label=f"lr* {short(lr)}, interval shaded")
+    if unstable is not None and np.isfinite(edge):
+        _span(ax, unstable.evidence.get("bracket"), color=BAD)
+        ax.axvline(edge, color=BAD, linestyle="-.", label=f"unstable from {short(edge)}")
+    baselines = [lr_of(record, t) for t in trials_in(record, "baseline")]
+    if baselines and np.isfinite(baselines[0]):
+        ax.axvline(baselines[0], color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baselines[0])}")
+
+
+def _span(ax: Axes, ends: Any, *, color: str) -> None:
+    """Shade an interval of learning rates, where both ends are known."""
+    if isinstance(ends, Sequence) and len(ends) == 2 and all(np.isfinite(number(end)) for end in ends):
+        ax.axvspan(number(ends[0]), number(ends[1]), color=color, alpha=0.15, linewidth=0)
+
+
+def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int) -> list[int]:
+    """Trials at the given lrs; at lr* and the next `above` of the sweep; else all. One for each lr and seed."""
+    stages = ("lr_sweep", "baseline") if trials_in(record, "lr_sweep") else ()
+    grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)])
+    if lrs is None:
+        start = 0.0 if np.isnan(best) else best * (1 - 1e-9)
+        lrs = grid[grid >= start].tolist()[: None if np.isnan(best) else above + 1]
+    kept: dict[tuple[float, Any], int] = {}
+    for lr in lrs:
+        for trial in trials_at(record, lr, *stages):
+            kept.setdefault((lr, field_of(record, trial, "seed")), trial)
+    return list(kept.values())

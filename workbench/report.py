@@ -1,0 +1,236 @@
+"""`write_report`: a diagnosis and its record as one HTML file that needs nothing else, not even a network.
+
+The page asks for nothing from outside (its content policy forbids it) and works without JavaScript; every text that
+comes from a record, a workload or a command line is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis, Finding, to_json
+from workbench.errors import UsageError
+from workbench.record_parts import write_atomic
+from workbench.report_figures import FIGURES, ReportFigure, figures_section
+from workbench.report_html import STATUS, badge, card, folded, redact, table, text
+
+__all__ = ["FIGURES", "ReportFigure", "write_report"]
+
+_SCRIPT = """
+for (const button of document.querySelectorAll("button[data-copy]")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const source = document.getElementById(button.dataset.copy);
+    try { await navigator.clipboard.writeText(source.textContent); }
+    catch { getSelection().selectAllChildren(source); document.execCommand("copy"); }
+    button.textContent = "Copied";
+  });
+}
+"""
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '$script_hash'">
+<title>$workload: $verdict</title>
+<style>
+$css
+</style>
+</head>
+<body>
+<main>
+$body
+</main>
+<script>$script</script>
+</body>
+</html>
+""")
+
+
+def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
+    """Write the report and return its path.
+
+    Args:
+        record: a `StudyRecord` or `TrialRecord`.
+        diagnosis: what was found in it.
+        path: the HTML file, or a folder, in which it becomes `report.html`.
+
+    Raises:
+        RecordError: the file cannot be written.
+    """
+    target = Path(path)
+    if target.is_dir():
+        target /= "report.html"
+    parts = (
+        _head(record, diagnosis),
+        _findings(diagnosis),
+        _advice(diagnosis),
+        _recommendation(record, diagnosis),
+        figures_section(record, diagnosis),
+        _reproduce(record, diagnosis),
+        _trials(record),
+    )
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    page = _PAGE.substitute(
+        script_hash=f"sha256-{digest}",
+        workload=text(diagnosis.workload or record.workload),
+        verdict=STATUS[diagnosis.verdict][1].lower(),
+        css=resources.files("workbench").joinpath("report.css").read_text(encoding="utf-8"),
+        body="\n".join(part for part in parts if part),
+        script=_SCRIPT,
+    )
+    write_atomic(target, page.encode("utf-8"))
+    return target
+
+
+def _head(record: Any, diagnosis: Diagnosis) -> str:
+    """Title, verdict and what it cost."""
+    counts = {s: sum(f.status == s for f in diagnosis.findings) for s in STATUS}
+    tally = ", ".join(f"{n} {STATUS[s][1].lower()}" for s, n in counts.items() if n) or "nothing was looked at"
+    meaning = {
+        "fail": "Something keeps this training from working as it could.",
+        "warn": "It trains, but something deserves a look.",
+        "not_measured": "No trouble was found, but part of it could not be measured.",
+        "ok": "Everything that was looked for is absent.",
+    }[diagnosis.verdict]
+    return f"""<h1>{text(diagnosis.workload or record.workload)}</h1>
+<p class="soft">Training diagnosis. Verdicts are heuristics; the numbers behind each are folded below it.</p>
+<section class="verdict {diagnosis.verdict}" aria-label="Verdict">
+{badge(diagnosis.verdict)}
+<p>{meaning} Findings: {tally}.</p>
+{_cost(diagnosis)}
+</section>"""
+
+
+def _cost(diagnosis: Diagnosis) -> str:
+    cost = diagnosis.cost
+    known = [
+        f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
+        f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
+        f"{cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
+    ]
+    shown = " · ".join(part for part in known if part)
+    return f'<p class="soft small">Cost of this diagnosis: {shown}.</p>' if shown else ""
+
+
+def _findings(diagnosis: Diagnosis) -> str:
+    """One card a finding, worst first; what is ok is folded, behind a table of what was measured."""
+    ranked = _ranked(diagnosis)
+    fine = [f for f in ranked if f.status == "ok"]
+    measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.value is not None]
+    parts = ["<h2>Findings</h2>", *(card(f) for f in ranked if f.status != "ok")]
+    if not ranked:
+        parts.append("<p>Nothing was looked at.</p>")
+    if measured:
+        parts.append(f"<h2>Measured</h2>\n{table(('what', 'value', 'unit', 'in words'), measured)}")
+    if fine:
+        title = f"{len(fine)} finding{'s' if len(fine) > 1 else ''} without trouble, with evidence"
+        parts.append(folded(title, "\n".join(card(f) for f in fine)))
+    return "\n".join(parts)
+
+
+def _ranked(diagnosis: Diagnosis) -> list[Finding]:
+    """Findings, worst first."""
+    order = list(STATUS)
+    return sorted(diagnosis.findings, key=lambda f: order.index(f.status))
+
+
+def _advice(diagnosis: Diagnosis) -> str:
+    """What to try next: the advice of all findings, worst first, each line once."""
+    lines: dict[str, str] = {}
+    for finding in _ranked(diagnosis):
+        for line in finding.advice:
+            lines.setdefault(line, finding.code)
+    if not lines:
+        return ""
+    items = "\n".join(
+        f'<li>{text(redact(line))} <span class="soft small">({text(code)})</span></li>' for line, code in lines.items()
+    )
+    return f"<h2>What to try next</h2>\n<ol>\n{items}\n</ol>"
+
+
+def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
+    """The config to paste, and how it did against the baseline."""
+    found = diagnosis.recommendation
+    if not found:
+        return ""
+    changed = [str(name) for name in found.get("changed", ())]
+    if found.get("adopted"):
+        said = f"It changes {', '.join(changed)}." if changed else "It is the baseline's: no change did better."
+    else:
+        said = "No change did better than the baseline in the comparison, so this is the baseline's own config."
+    rows = _comparison(record.config, found, changed)
+    return f"""<h2>Recommended config</h2>
+<p>{text(said)}</p>
+<div class="paste"><pre tabindex="0"><code id="config">{text(_source(found.get("config") or {}))}</code></pre>
+<button type="button" data-copy="config" hidden>Copy</button></div>
+{table(("", "baseline", "recommended"), rows) if rows else ""}"""
+
+
+def _comparison(baseline: Mapping[str, Any], found: Mapping[str, Any], changed: list[str]) -> list[list[Any]]:
+    """Rows of changed fields, then of results."""
+    config, before, after = found.get("config") or {}, found.get("baseline") or {}, found.get("recommended") or {}
+    rows = [[name, to_json(baseline.get(name)), to_json(config.get(name))] for name in changed]
+    return rows + [
+        [name, to_json(before.get(name)), to_json(after.get(name))] for name in dict.fromkeys([*before, *after])
+    ]
+
+
+def _source(config: Mapping[str, Any]) -> str:
+    """Python that builds the config; where a function of the user's own is in it, the plain fields with a remark."""
+    start = "from workbench import TrainConfig\n\nconfig = "
+    try:
+        return start + TrainConfig.from_dict(config).paste()
+    except UsageError:
+        fields = "".join(f"    {name}={value!r},\n" for name, value in config.items())
+        return f"# A name with a colon stands for your own function: put the function in its place.\n{start}TrainConfig(\n{fields})"
+
+
+def _reproduce(record: Any, diagnosis: Diagnosis) -> str:
+    """The exact command and what it ran on."""
+    command = diagnosis.command or record.command
+    study = getattr(record, "study", {})
+    facts = [f"{name} {version}" for name, version in study.get("versions", {}).items()]
+    if study.get("commit"):
+        facts.append(f"commit {study['commit']}")
+    line = text(redact(command)) if command else "(started from Python; the command was not recorded)"
+    return f"""<h2>Reproduce</h2>
+<div class="paste"><pre tabindex="0"><code id="command">{line}</code></pre>
+<button type="button" data-copy="command" hidden>Copy</button></div>
+{f'<p class="soft small">{text(" · ".join(facts))}</p>' if facts else ""}"""
+
+
+_TRIAL_COLUMNS = {
+    "trial": "trial",
+    "stage": "stage",
+    "state": "state",
+    "peak_lr": "peak lr",
+    "warmup_steps": "warmup steps",
+    "max_grad_norm": "max grad norm",
+    "optimizer": "optimizer",
+    "seed": "seed",
+    "steps_run": "steps run",
+    "best_step": "best step",
+    "best_value": "best value",
+    "seconds": "seconds",
+}
+
+
+def _trials(record: Any) -> str:
+    """The study table."""
+    trials = record.trials
+    columns = [name for name in _TRIAL_COLUMNS if name in trials]
+    if trials.empty or not columns:
+        return "<h2>Study</h2>\n<p>No trial was recorded.</p>"
+    rows = [[to_json(value) for value in row] for row in trials[columns].itertuples(index=False)]
+    shown = table([_TRIAL_COLUMNS[name] for name in columns], rows)
+    return "<h2>Study</h2>\n" + folded(f"All {len(rows)} trials", shown)

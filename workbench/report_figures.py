@@ -1,0 +1,132 @@
+"""The figures of the report: which, in what order, and the words that go with each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis
+from workbench.errors import UsageError
+from workbench.plots import (
+    plot_confirm,
+    plot_grad_norm,
+    plot_grad_norm_histogram,
+    plot_loss_curves,
+    plot_lr_sweep,
+    plot_probe,
+    plot_schedule,
+)
+from workbench.plots.render import inline_svg
+from workbench.report_html import folded, redact, text
+
+__all__ = ["FIGURES", "ReportFigure", "figures_section"]
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """One figure of the report.
+
+    Attributes:
+        name: short and unique; prefix of the ids within the figure.
+        shows: what is drawn, the start of its text for screen readers.
+        caption: how to read it, one or two sentences.
+        codes: findings whose summaries complete the text for screen readers.
+        draw: `(record, diagnosis, axes) -> axes`.
+    """
+
+    name: str
+    shows: str
+    caption: str
+    codes: tuple[str, ...]
+    draw: Callable[[Any, Diagnosis, Any], Any]
+
+
+def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    chosen = (diagnosis.recommendation or {}).get("config") or record.config
+    return plot_schedule(TrainConfig.from_dict(chosen), baseline=TrainConfig.from_dict(record.config), ax=ax)
+
+
+FIGURES: tuple[ReportFigure, ...] = (
+    ReportFigure(
+        "lr-sweep",
+        "Training loss at the end of the run against learning rate, with the infeasible learning rates marked.",
+        "A bowl with lr* in its middle is healthy. A best point right before the marks along the top edge is at the "
+        "edge of the unstable region; a best point at the border of the grid means that the bowl lies elsewhere.",
+        ("lr.best", "lr.unstable", "lr.at_edge"),
+        lambda record, diagnosis, ax: plot_lr_sweep(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "loss-curves",
+        "Training loss against step for the best learning rate and the next ones above it.",
+        "A curve that goes up for a stretch, jumps, or ends in a cross shows instability; curves that only wobble "
+        "around a level do not.",
+        ("stability.early", "stability.mid", "stability.divergent"),
+        lambda record, diagnosis, ax: plot_loss_curves(record, diagnosis=diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "probe",
+        "Loss of a short run at twice the best learning rate, evaluated at every step and at every hundredth.",
+        "Where the every-step curve climbs above the dotted line and the coarse one does not, the usual evaluation "
+        "interval hides an unstable start.",
+        ("stability.early_recovers", "stability.early"),
+        lambda record, diagnosis, ax: plot_probe(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "confirm",
+        "Training loss at 5 and 10 times the best learning rate, beside the run at the best.",
+        "A steady fall and then a sudden rise means that the model probably suffers from optimisation instability.",
+        ("stability.mid", "stability.divergent"),
+        lambda record, diagnosis, ax: plot_confirm(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "grad-norm",
+        "L2 norm of the gradient before clipping against step, for the baseline.",
+        "Single spikes far above the band are outlier batches or the start of an instability.",
+        ("clipping.threshold", "stability.spike"),
+        lambda record, diagnosis, ax: plot_grad_norm(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "grad-norm-histogram",
+        "Histogram of the gradient norms of all steps of the baseline.",
+        "A good clipping threshold stands just right of the hump; to its left it would clip most steps and act as a "
+        "lower learning rate.",
+        ("clipping.threshold", "clipping.aggressive"),
+        lambda record, diagnosis, ax: plot_grad_norm_histogram(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "schedule",
+        "Learning rate against step, recommended and baseline.",
+        "The ramp starts at 0 and meets the schedule without a jump; the run is longer by the warmup.",
+        ("warmup.shortest", "schedule.discontinuity"),
+        _draw_schedule,
+    ),
+)
+"""The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why."""
+
+
+def figures_section(record: Any, diagnosis: Diagnosis) -> str:
+    """Every figure with its caption; those with nothing to show as one list of reasons."""
+    shown, missing = [], []
+    for figure in FIGURES:
+        svg, reason = _drawn(figure, record, diagnosis)
+        if svg is not None:
+            caption = f"<figcaption>{text(figure.shows)} {text(figure.caption)}</figcaption>"
+            shown.append(f'<figure id="figure-{figure.name}">\n<div class="scroll">{svg}</div>\n{caption}\n</figure>')
+        else:
+            missing.append(f"<li>{text(figure.shows)} {text(str(reason).capitalize())}.</li>")
+    parts = ["<h2>Figures</h2>", *shown]
+    if missing:
+        parts.append(folded(f"{len(missing)} figures not measured", "<ul>\n" + "\n".join(missing) + "\n</ul>"))
+    return "\n".join(parts)
+
+
+def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> tuple[str | None, str | None]:
+    said = [diagnosis[code].summary for code in figure.codes if code in diagnosis]
+    try:
+        return inline_svg(
+            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=redact(" ".join([figure.shows, *said]))
+        )
+    except UsageError as error:
+        return None, str(error).rstrip(".")

@@ -1,0 +1,148 @@
+"""Small pieces of HTML for the report. Everything that comes from outside is escaped here, and secrets are cut out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from workbench.diagnostics.base import Finding, to_json
+
+__all__ = ["STATUS", "badge", "card", "folded", "redact", "table", "text", "value_text"]
+
+STATUS = {"fail": ("✕", "Fail"), "warn": ("!", "Warning"), "not_measured": ("?", "Not measured"), "ok": ("✓", "OK")}
+"""Symbol and word of each status, worst first; colour only repeats what they say."""
+
+MAX_EVIDENCE_CHARS = 4000
+"""Longer evidence is cut; all of it stands in diagnosis.json."""
+
+_SECRET = r"(?:token|password|passwd|secret|api[_-]?key|credentials?)"
+_REDACTIONS = (
+    (re.compile(r"(?P<keep>\b[\w+.-]+://)[^\s/@]+@"), r"\g<keep>***@"),
+    (
+        re.compile(rf"(?P<keep>[\w-]*{_SECRET}[\w-]*(?:\s*[=:]\s*|\s+))(?:'[^']*'|\"[^\"]*\"|[^\s'\"&]+)", re.I),
+        r"\g<keep>***",
+    ),
+)
+
+
+def redact(line: str) -> str:
+    """Return a command line or address with passwords, tokens and keys replaced by `***`."""
+    for pattern, replacement in _REDACTIONS:
+        line = pattern.sub(replacement, line)
+    return line
+
+
+def text(value: object) -> str:
+    """Return `value` as escaped text, fit for content and for quoted attributes."""
+    return escape(str(value), quote=True)
+
+
+def value_text(value: Any) -> str:
+    """Return a value the way a table shows it: numbers with four digits, a dash for unknown."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{int(value):,}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    return text(value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False))
+
+
+def badge(status: str) -> str:
+    """Return symbol and word of a status."""
+    symbol, word = STATUS[status]
+    return f'<span class="badge"><span aria-hidden="true">{symbol}</span>{word}</span>'
+
+
+def folded(title: str, content: str) -> str:
+    """Return `content`, already HTML, behind a line to click on."""
+    return f"<details><summary>{text(title)}</summary>\n{content}\n</details>"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return an HTML table; wide ones scroll within themselves."""
+    head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
+    body = "\n".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+
+
+def card(finding: Finding) -> str:
+    """Return one finding: status, code, summary, numbers, what to do, and the evidence folded away."""
+    clause = f'<span class="clause soft small">clause {text(finding.clause)}</span>' if finding.clause else ""
+    parts = [
+        f'<article class="card {finding.status}">',
+        f"<header>{badge(finding.status)}<h3><code>{text(finding.code)}</code></h3>{clause}</header>",
+        f"<p>{text(redact(finding.summary))}</p>",
+        _numbers(finding),
+    ]
+    if finding.advice:
+        parts.append("<ul>" + "".join(f"<li>{text(redact(line))}</li>" for line in finding.advice) + "</ul>")
+    if finding.evidence:
+        parts.append(folded("Evidence", _evidence(finding.evidence)))
+    return "\n".join([part for part in parts if part] + ["</article>"])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        kind = ' class="long"' if len(value) > 40 else ""
+        return f"<td{kind}>{text(redact(value))}</td>"
+    return f'<td class="number">{value_text(value)}</td>'
+
+
+def _numbers(finding: Finding) -> str:
+    """The line with value, threshold and step, as far as they are known."""
+    unit = f" {text(finding.unit)}" if finding.unit else ""
+    known = [
+        ("value", finding.value, unit),
+        ("threshold", finding.threshold, unit),
+        ("step", finding.step, ""),
+    ]
+    shown = [f'{name} <span class="number">{value_text(v)}</span>{u}' for name, v, u in known if v is not None]
+    return f'<p class="soft small">{" · ".join(shown)}</p>' if shown else ""
+
+
+def _evidence(evidence: Mapping[str, Any]) -> str:
+    """Plain values as one table, a list of alike rows as a table of its own."""
+    plain: list[tuple[str, Any]] = []
+    tables: list[str] = []
+    for name, value in to_json(evidence).items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            columns = list(dict.fromkeys(key for row in value for key in row))
+            tables.append(
+                f'<p class="small soft">{text(name)}</p>' + table(columns, [_row(row, columns) for row in value])
+            )
+        else:
+            plain.append((name, _shown(value)))
+    first = [table(("measured", "value"), plain)] if plain else []
+    return "\n".join(first + tables)
+
+
+def _row(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    return [_shown(row.get(column)) for column in columns]
+
+
+def _shown(value: Any) -> Any:
+    """A number as it is; anything with structure as text of bounded length."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    line = value if isinstance(value, str) else _compact(value)
+    if len(line) <= MAX_EVIDENCE_CHARS:
+        return line
+    return line[:MAX_EVIDENCE_CHARS] + " … (cut; all of it stands in diagnosis.json)"
+
+
+def _compact(value: Any) -> str:
+    """JSON on one line, floats with four digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_compact(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_compact(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
