@@ -90,6 +90,45 @@ def test_every_parameter_gets_a_gradient(workload: Workload) -> None:
         assert float(parameter.grad.abs().max()) > 0, name
 
 
+def test_curvature_along_the_gradient_is_the_slope_of_the_gradient(workload: Workload) -> None:
+    """Hessian times vector, as sharpness needs it, against a finite difference of gradients in float64."""
+    model = build(workload).double().eval()
+    batch = [part.double() if part.is_floating_point() else part for part in batch_of(workload)]
+    parameters = list(model.parameters())
+
+    def gradient(**how: bool) -> list[Tensor]:
+        loss = workload.loss(workload.forward(model, batch), batch).mean()
+        return list(torch.autograd.grad(loss, parameters, **how))
+
+    direction = [part.detach() for part in gradient()]
+    exact = torch.autograd.grad(gradient(create_graph=True), parameters, direction, materialize_grads=True)
+    sides = []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for parameter, part in zip(parameters, direction, strict=True):
+                parameter.add_(part, alpha=sign * 1e-6)
+        sides.append(gradient())
+    curvature = sum((h * d).sum() for h, d in zip(exact, direction, strict=True))
+    slope = sum(((a - b) / 2e-6 * d).sum() for a, b, d in zip(*sides, direction, strict=True))
+    torch.testing.assert_close(curvature, slope, rtol=1e-3, atol=1e-9)
+
+
+def test_lanes_give_what_one_after_the_other_gives(workload: Workload) -> None:
+    batch = batch_of(workload)
+    models = [build(workload, seed) for seed in (0, 1)]
+    expected = torch.stack([workload.loss(workload.forward(model, batch), batch) for model in models])
+    models = [build(workload, seed) for seed in (0, 1)]  # the forward pass moved their batch-norm statistics
+
+    def lane(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        def call(inputs: Tensor) -> Tensor:
+            return torch.func.functional_call(models[0], (parameters, buffers), (inputs,))
+
+        return workload.loss(workload.forward(call, batch), batch)
+
+    together = torch.func.vmap(lane)(*torch.func.stack_module_state(models))
+    torch.testing.assert_close(together, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", CHANCE)
 def test_initial_loss_is_near_chance(name: str) -> None:
     workload = load_workload(name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from workbench.errors import DataError
 from workbench.workloads.source_data import source_data
@@ -52,6 +53,14 @@ def test_no_position_sees_what_comes_after_it() -> None:
         before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+def test_attention_is_the_one_of_torch() -> None:
+    attention = Transformer().blocks[0].attention
+    x = torch.randn(2, 7, 64)
+    q, k, v = attention.qkv(x).view(2, 7, 3, 4, 16).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(attention(x), attention.out(mixed.transpose(1, 2).reshape(2, 7, 64)))
 
 
 def test_attention_is_that_of_the_formula() -> None:
