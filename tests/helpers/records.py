@@ -108,14 +108,22 @@ def diagnosis() -> Diagnosis:
     for lr in LRS:
         loss = losses_of(lr)
         bad = not np.isfinite(loss).all()
-        outcome = "divergent" if bad else "lasting" if lr == LASTING else "none"
         tail = float("inf") if bad else float(loss[-12:].mean())
         state = "diverged" if bad else "complete"
-        points.append({"lr": lr, "loss": tail, "se": 0.01 * tail, "state": state, "outcome": outcome, "seeds": [0]})
+        points.append(
+            {
+                "lr": lr,
+                "loss": tail,
+                "loss_se": 0.01 * tail,
+                "state": state,
+                "unstable": bad or lr == LASTING,
+                "seeds": [0],
+            }
+        )
     findings = (
         Finding(code="lr.grid_edge", status="ok", summary="The best lr is inside the grid.", clause="F1.6"),
-        Finding(code="lr.best", status="ok", summary="The best lr is 0.08.", value=BEST, unit="lr", clause="F1.6", evidence={"lrs": points, "interval": [0.057, 0.113]}),
-        Finding(code="lr.unstable", status="ok", summary="Unstable from 0.16.", value=LASTING, unit="lr", clause="F3.2", evidence={"bracket": [0.152, 0.16]}),
+        Finding(code="lr.best", status="ok", summary="The best lr is 0.08.", value=BEST, unit="lr", clause="F1.6", evidence={"points": points, "low": 0.057, "high": 0.113, "measured_lr": BEST}),
+        Finding(code="lr.unstable", status="ok", summary="Unstable from 0.16.", value=LASTING, unit="lr", clause="F3.2", evidence={"lower": 0.152, "upper": 0.16}),
         Finding(code="lr.probabilistic", status="not_measured", summary="One seed cannot disagree.", clause="F1.8"),
         Finding(code="lr.at_edge", status="warn", summary="The next lr is unstable.", value=2.0, threshold=2.0, clause="F1.12", advice=("Try a warmup.", "Try clipping.")),
         Finding(code="stability.mid", status="fail", summary="The loss jumps.", step=40, clause="F1.13", evidence={"trial": 8}, advice=("Try a warmup.",)),

@@ -45,10 +45,10 @@ def test_each_infeasible_lr_is_marked_once_by_its_kind() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3, 6])
 def test_number_of_crosses_is_the_number_of_diverged_lrs(count: int) -> None:
     said = diagnosis()
-    points = [dict(p) for p in said["lr.best"].evidence["lrs"]]
+    points = [dict(p) for p in said["lr.best"].evidence["points"]]
     for index, point in enumerate(points):
-        point |= {"state": "diverged" if index < count else "complete", "outcome": "none", "loss": 1.0}
-    findings = (replace(said["lr.best"], evidence={"lrs": points}),)
+        point |= {"loss": float("inf") if index < count else 1.0, "unstable": index < count}
+    findings = (replace(said["lr.best"], evidence={"points": points}),)
     ax = plot_lr_sweep(study(), replace(said, findings=findings), ax=blank())
     crosses = [line for line in ax.lines if str(line.get_label()).startswith("diverged")]
     assert sum(len(line.get_xdata()) for line in crosses) == count
@@ -72,9 +72,9 @@ def test_without_a_diagnosis_the_points_come_from_the_record() -> None:
 
 def test_negative_losses_get_a_linear_axis() -> None:
     said = diagnosis()
-    points = [{**p, "loss": p["loss"] - 5.0} for p in said["lr.best"].evidence["lrs"] if np.isfinite(p["loss"])]
+    points = [{**p, "loss": p["loss"] - 5.0} for p in said["lr.best"].evidence["points"] if np.isfinite(p["loss"])]
     ax = plot_lr_sweep(
-        study(), replace(said, findings=(replace(said["lr.best"], evidence={"lrs": points}),)), ax=blank()
+        study(), replace(said, findings=(replace(said["lr.best"], evidence={"points": points}),)), ax=blank()
     )
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
 
@@ -111,3 +111,10 @@ def test_neighbouring_curves_differ_in_line_style_too() -> None:
     styles = [line.get_linestyle() + str(line._unscaled_dash_pattern) for line in lines]
     assert len(set(styles)) == len(LRS)
     assert len({line.get_color() for line in lines}) == len(LRS)
+
+
+def test_an_interpolated_best_lr_starts_the_curves_at_the_trained_one_below() -> None:
+    said = diagnosis()
+    between = replace(said["lr.best"], value=0.05, evidence={"measured_lr": 0.04})
+    ax = plot_loss_curves(study(), diagnosis=replace(said, findings=(between,)), above=1, ax=blank())
+    assert labels(ax) == ["lr 0.04 = 0.8 x lr*", "lr 0.08 = 1.6 x lr*"]

@@ -11,7 +11,7 @@ from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.trials import RecordLike as Record
 from workbench.plots._style import number
 
-__all__ = ["Record", "curve", "evaluations", "field_of", "finding", "lr_of", "trials_at", "trials_in"]
+__all__ = ["Record", "best_lr", "curve", "evaluations", "field_of", "finding", "lr_of", "trials_at", "trials_in"]
 
 Floats = NDArray[np.float64]
 
@@ -67,3 +67,13 @@ def field_of(record: Record, trial: int, name: str) -> Any:
 def finding(diagnosis: Diagnosis | None, code: str) -> Finding | None:
     """Return the finding with this code, None where it is missing."""
     return diagnosis[code] if diagnosis is not None and code in diagnosis else None
+
+
+def best_lr(diagnosis: Diagnosis | None) -> tuple[float, float]:
+    """Return (lr*, the trained lr with the lowest loss), which differ where lr* lies between two; NaN where unknown."""
+    found = finding(diagnosis, "lr.best")
+    if found is None:
+        return np.nan, np.nan
+    lr = number(found.value)
+    trained = number(found.evidence.get("measured_lr"))
+    return lr, lr if np.isnan(trained) else trained

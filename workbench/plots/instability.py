@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
-from workbench.plots._frames import Record, curve, evaluations, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._frames import Record, best_lr, curve, evaluations, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots._style import (
     BAD,
     BASELINE,
@@ -184,15 +184,14 @@ def plot_confirm(
     """
     with drawing(ax) as axes:
         shown = trials_in(record, "confirm") if trials is None else list(trials)
-        best = finding(diagnosis, "lr.best")
-        best_lr = number(best.value) if best else np.nan
+        best, trained = best_lr(diagnosis)
         shown = [t for t in shown if np.isfinite(curve(record, t, "loss")[1]).any()]
         if not shown:
             return not_measured(axes, "the record has no run far above the best learning rate")
-        for trial in trials_at(record, best_lr, "lr_sweep")[:1]:
-            draw_trial_loss(axes, record, trial, index=0, relative_to=best_lr)
+        for trial in (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]:
+            draw_trial_loss(axes, record, trial, index=0, relative_to=best)
         for index, trial in enumerate(shown, start=1):
-            draw_trial_loss(axes, record, trial, index=index, relative_to=best_lr)
+            draw_trial_loss(axes, record, trial, index=index, relative_to=best)
         for code in ("stability.mid", "stability.divergent"):
             _onset(axes, diagnosis, code, *shown)
         loss_axes(axes, title="Training loss far above the best learning rate")

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.lr_points import sweep_table
-from workbench.plots._frames import Record, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._frames import Record, best_lr, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots._style import (
     BAD,
     BASELINE,
@@ -29,26 +29,23 @@ from workbench.plots.instability import draw_trial_loss, loss_axes
 
 __all__ = ["plot_loss_curves", "plot_lr_sweep"]
 
-_LASTING = ("lasting", "divergent")
-
 
 @dataclass(frozen=True)
 class _Point:
-    """One learning rate of the sweep: its objective, the error of it, and how its runs ended."""
+    """One learning rate of the sweep: its objective, the error of it, and whether its runs stayed stable."""
 
     lr: float
     loss: float
-    se: float
-    state: str
-    outcome: str
+    loss_se: float
+    unstable: bool
 
     @property
     def diverged(self) -> bool:
-        return self.state == "diverged" or not np.isfinite(self.loss)
+        return not np.isfinite(self.loss)
 
     @property
     def feasible(self) -> bool:
-        return not self.diverged and self.outcome not in _LASTING
+        return not self.diverged and not self.unstable
 
 
 def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
@@ -60,8 +57,8 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
 
     Args:
         record: a study with trials of the stage "lr_sweep".
-        diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge. Without it only
-            the points are drawn, each the plain mean over the end of its run.
+        diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge and its bracket.
+            Without it the points are those of `sweep_table`, and neither lr* nor the edge is drawn.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -71,7 +68,7 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
     Source: F1.6, F1.12 (hyperparameter axis plot with infeasible trials marked).
     """
     with drawing(ax, size=(6.8, 4.4)) as axes:
-        points = [p for p in _points(record, diagnosis) if p.lr > 0 and p.state not in ("failed", "running")]
+        points = _points(record, diagnosis)
         if not points:
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
         _draw_points(axes, points)
@@ -121,10 +118,9 @@ def plot_loss_curves(
     Source: F1.7; F1.8 for what to look for.
     """
     with drawing(ax) as axes:
-        found = finding(diagnosis, "lr.best")
-        best = number(found.value) if found else np.nan
+        best, trained = best_lr(diagnosis)
         if trials is None:
-            trials = _trials_to_draw(record, lrs, best, above)
+            trials = _trials_to_draw(record, lrs, trained, above)
         drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
         if not drawn:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
@@ -135,21 +131,14 @@ def plot_loss_curves(
 def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
     """The sweep's points in order of lr, from the diagnosis; without one, from the record."""
     found = finding(diagnosis, "lr.best")
-    rows: Sequence[Mapping[str, Any]] = found.evidence.get("lrs", ()) if found else ()
-    if not rows:
-        table = sweep_table(record)
-        return [_Point(p.lr, p.loss, p.loss_se, "complete", "lasting" if p.unstable else "none") for p in table.points]
+    if found is None or "points" not in found.evidence:
+        return [_Point(p.lr, p.loss, p.loss_se, p.unstable) for p in sweep_table(record).points]
+    rows: Sequence[Mapping[str, Any]] = found.evidence["points"]
     points = [
-        _Point(
-            lr=number(row.get("lr")),
-            loss=number(row.get("loss")),
-            se=number(row.get("se")),
-            state=str(row.get("state", "complete")),
-            outcome=str(row.get("outcome", "none")),
-        )
-        for row in rows
+        _Point(number(r.get("lr")), number(r.get("loss")), number(r.get("loss_se")), bool(r.get("unstable")))
+        for r in rows
     ]
-    return sorted(points, key=lambda p: p.lr)
+    return sorted((p for p in points if p.lr > 0), key=lambda p: p.lr)
 
 
 def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
@@ -158,7 +147,7 @@ def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
     if good:
         lrs, losses = [p.lr for p in good], [p.loss for p in good]
         ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained", zorder=3)
-        errors = [p.se if np.isfinite(p.se) else 0.0 for p in good]
+        errors = [p.loss_se if np.isfinite(p.loss_se) else 0.0 for p in good]
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
     lasting = [p.lr for p in points if not p.feasible and not p.diverged]
     diverged = [p.lr for p in points if p.diverged]
@@ -173,20 +162,21 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     best, unstable = finding(diagnosis, "lr.best"), finding(diagnosis, "lr.unstable")
     lr, edge = number(best.value if best else None), number(unstable.value if unstable else None)
     if best is not None and np.isfinite(lr):
-        _span(ax, best.evidence.get("interval"), color=GOOD)
+        _span(ax, best.evidence, "low", "high", color=GOOD)
         ax.axvline(lr, color=GOOD, linestyle="--", label=f"lr* {short(lr)}, interval shaded")
     if unstable is not None and np.isfinite(edge):
-        _span(ax, unstable.evidence.get("bracket"), color=BAD)
+        _span(ax, unstable.evidence, "lower", "upper", color=BAD)
         ax.axvline(edge, color=BAD, linestyle="-.", label=f"unstable from {short(edge)}")
     baselines = [lr_of(record, t) for t in trials_in(record, "baseline")]
     if baselines and np.isfinite(baselines[0]):
         ax.axvline(baselines[0], color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baselines[0])}")
 
 
-def _span(ax: Axes, ends: Any, *, color: str) -> None:
+def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: str) -> None:
     """Shade an interval of learning rates, where both ends are known."""
-    if isinstance(ends, Sequence) and len(ends) == 2 and all(np.isfinite(number(end)) for end in ends):
-        ax.axvspan(number(ends[0]), number(ends[1]), color=color, alpha=0.15, linewidth=0)
+    ends = number(evidence.get(low)), number(evidence.get(high))
+    if np.isfinite(ends).all():
+        ax.axvspan(*ends, color=color, alpha=0.15, linewidth=0)
 
 
 def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int) -> list[int]:
