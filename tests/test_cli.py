@@ -336,12 +336,13 @@ def test_report_prints_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys) -> N
 
 def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr("subprocess.call", lambda words: started.append(words) or 0)
+    monkeypatch.setattr("os.execv", lambda program, words: started.append([program, *words[1:]]))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["lab"]) == 2
     assert "notebooks/" in capsys.readouterr().err
     (tmp_path / "notebooks").mkdir()
     assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
     (words,) = started
+    assert words[:3] == [sys.executable, "-m", "jupyterlab"]
     assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=notebooks"} <= set(words)
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"

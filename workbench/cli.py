@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -228,8 +227,11 @@ def _lab(args: argparse.Namespace) -> int:
         raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
     words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.root_dir=notebooks"]
     words += ["--no-browser"] if args.no_browser else []
+    if getattr(os, "geteuid", lambda: 1)() == 0:  # a container; the server is on loopback and asks for its token
+        words.append("--allow-root")
     words += [f"--port={args.port}"] if args.port is not None else []
-    return subprocess.call(words)
+    os.execv(sys.executable, words)  # JupyterLab takes this process over, and with it Ctrl-C
+    return RAN
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
