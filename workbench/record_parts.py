@@ -52,6 +52,7 @@ class PartWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._blocks: list[pd.DataFrame] = []
+        self.written = 0
         self._next = 1 + max((last for _, last, _ in _all_parts(folder)), default=0)
 
     def add(self, columns: Mapping[str, Any]) -> None:
@@ -64,10 +65,12 @@ class PartWriter:
             self._write(pd.concat(self._blocks, ignore_index=True), f"part-{self._next:06d}.parquet")
             self._blocks.clear()
             self._next += 1
+            self.written += 1
 
     def merge(self, keep: Callable[[pd.DataFrame], pd.Series] | None = None) -> None:
         """Join all parts into one, dropping the rows for which `keep` is False."""
         self.flush()
+        self.written = 0
         live = _live_parts(self.folder)
         if not live or (len(live) == 1 and keep is None):
             return

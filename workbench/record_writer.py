@@ -26,6 +26,7 @@ from workbench.record_parts import PartWriter, write_atomic
 __all__ = ["StudyWriter", "TrialWriter", "default_folder"]
 
 SCHEMA = 1
+MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 _IDENTITY = ("workload", "config", "settings")
 
 
@@ -121,6 +122,9 @@ class StudyWriter:
         """Write all collected rows to disk."""
         self.steps.flush()
         self.evals.flush()
+        for parts in (self.steps, self.evals):
+            if parts.written > MAX_PARTS:
+                parts.merge()
 
     def close(self) -> None:
         """Flush, join the parts into one, index the study in the ledger, release the folder."""
@@ -149,15 +153,15 @@ class TrialWriter:
         return TrialRecord(self.study.path, self.number)
 
     @property
+    def started(self) -> bool:
+        """Whether this trial was begun before."""
+        return bool(read_events(self.folder))
+
+    @property
     def finished(self) -> bool:
         """Whether the trial already ran to its end, diverged ones included."""
         events = read_events(self.folder)
         return bool(events) and events[-1].get("state") in ("complete", "diverged")
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training and evaluation spent on this trial before now."""
-        return float(next((e["seconds"] for e in reversed(read_events(self.folder)) if "seconds" in e), 0.0))
 
     def event(self, event: str, **values: Any) -> None:
         """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""

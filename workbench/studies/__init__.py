@@ -1,1 +1,1 @@
-""""""
+"""Which trials to run. A study may ask a diagnosis when to stop; any trainer can run its trials."""

@@ -6,26 +6,45 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["Progress", "progress_bar"]
+__all__ = ["Progress", "ProgressBar", "progress_bar"]
 
 Progress = Callable[[int], None]
 
 
-@contextmanager
-def progress_bar(total: int, label: str, *, show: bool) -> Iterator[Progress]:
-    """Yield a function that advances the bar by a number of steps.
+class ProgressBar:
+    """A bar and one status line; silent when it has no bar to draw on."""
 
-    `WORKBENCH_LIVE=0` turns the bar off, for batch runs and tests.
+    def __init__(self, bar: Any = None) -> None:
+        self._bar = bar
+
+    def advance(self, steps: int) -> None:
+        """Count `steps` more updates."""
+        if self._bar is not None:
+            self._bar.update(steps)
+
+    def status(self, text: str) -> None:
+        """Say what is being trained."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+
+
+@contextmanager
+def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[ProgressBar]:
+    """Yield the bar of one study.
+
+    `WORKBENCH_LIVE=0` turns it off, for batch runs and tests.
+
+    Args:
+        total: updates in all; None where a study decides as it goes.
+        label: what is trained.
+        show: False yields a silent bar.
     """
     if not show or os.environ.get("WORKBENCH_LIVE") == "0":
-        yield lambda steps: None  # noqa: ARG005
+        yield ProgressBar()
         return
     from tqdm.auto import tqdm
 
-    with tqdm(total=total, desc=label, unit="step", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
-
-        def advance(steps: int) -> None:
-            bar.update(steps)
-
-        yield advance
+    with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
+        yield ProgressBar(bar)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +21,31 @@ def seed_all(*seeds: int) -> None:
     torch.manual_seed(int(words[0]) << 16 ^ int(words[1]))
 
 
-def capture_rng() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state of all global generators as (tensors, JSON values)."""
+def capture_rng() -> dict[str, Tensor]:
+    """Return the state of all global generators as tensors."""
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda/{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
-    plain = {
-        "python": [version, list(words), gauss],
-        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
-    }
-    return tensors, plain
+    _, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    tensors["python"] = torch.tensor(words, dtype=torch.int64)
+    tensors["python_gauss"] = torch.tensor([] if gauss is None else [gauss], dtype=torch.float64)
+    tensors["numpy"] = torch.from_numpy(np.append(keys, [position, has_gauss]).astype(np.int64))
+    tensors["numpy_gauss"] = torch.tensor([cached], dtype=torch.float64)
+    return tensors
 
 
-def restore_rng(tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+def restore_rng(tensors: Mapping[str, Tensor]) -> None:
     """Put the state of all global generators back."""
     torch.set_rng_state(tensors["torch"])
     for name, state in tensors.items():
         if name.startswith("cuda/") and torch.cuda.is_available():
             torch.cuda.set_rng_state(state, int(name.split("/")[1]))
-    version, words, gauss = plain["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = plain["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    gauss = tensors["python_gauss"].tolist()
+    random.setstate((3, tuple(tensors["python"].tolist()), gauss[0] if gauss else None))
+    *keys, position, has_gauss = tensors["numpy"].tolist()
+    cached = float(tensors["numpy_gauss"])
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
 
 
 @contextmanager
@@ -55,4 +55,4 @@ def isolated_rng() -> Iterator[None]:
     try:
         yield
     finally:
-        restore_rng(*state)
+        restore_rng(state)

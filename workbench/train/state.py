@@ -53,10 +53,9 @@ class TrialState:
 
     def checkpoint(self, *, seconds: float) -> Checkpoint:
         """Return a checkpoint of this moment."""
-        tensors, plain = capture_rng()
         trainer = {f"optimizer/{k}": v for k, v in self.updater.state().items()}
-        trainer |= {f"rng/{k}": v for k, v in tensors.items()}
-        meta = {"rng": plain, "evaluated": self.evaluated, "seconds": seconds}
+        trainer |= {f"rng/{k}": v for k, v in capture_rng().items()}
+        meta = {"evaluated": self.evaluated, "seconds": seconds}
         return Checkpoint(self.step, dict(self.model.state_dict()), trainer, meta)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -77,5 +76,5 @@ class TrialState:
                 f"the checkpoint of step {checkpoint.step} does not fit the model ({str(error).splitlines()[-1].strip()}). "
                 "The code of the workload has changed since: give a new folder with out=..."
             ) from error
-        restore_rng(parts["rng"], checkpoint.meta["rng"])
+        restore_rng(parts["rng"])
         self.step, self.evaluated = checkpoint.step, bool(checkpoint.meta["evaluated"])

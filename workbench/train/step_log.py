@@ -81,6 +81,7 @@ def _sparse(pairs: list[tuple[int, Any]], count: int) -> np.ndarray:
         return np.full(count, np.nan, dtype=np.float32)
     measured = [value for _, value in pairs]
     tensors = isinstance(measured[0], Tensor)
-    column = np.full(count, np.nan, dtype=np.float32)
-    column[[i for i, _ in pairs]] = _stack([v.detach() for v in measured]) if tensors else np.array(measured)
+    values = _stack([v.detach() for v in measured]) if tensors else np.array(measured, dtype=np.float32)
+    column = np.full(count, np.nan, dtype=values.dtype)
+    column[[i for i, _ in pairs]] = values
     return column

@@ -82,8 +82,8 @@ class Trainer:
             note=note,
         )
         try:
-            with progress_bar(config.total_steps, workload.name, show=progress) as advance:
-                return self.run_trial(workload, config, study, stage="trial", progress=advance)
+            with progress_bar(config.total_steps, workload.name, show=progress) as bar:
+                return self.run_trial(workload, config, study, stage="trial", progress=bar.advance)
         finally:
             study.close()
 

@@ -188,7 +188,8 @@ class TrialRun:
     def _resume(self) -> None:
         latest = latest_checkpoint(self.checkpoints)
         if latest is None:
-            self.writer.rewind(0)
+            if self.writer.started:
+                self.writer.rewind(-1)
             self.writer.event("started", state="running")
             return
         checkpoint = load_checkpoint(latest)

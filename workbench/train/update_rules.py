@@ -97,7 +97,8 @@ def _nadam_torch(state: State, g: Tensor, lr: Tensor, t: int, c: Constants, *, p
     mu, mu_next = (c.beta1 * (1 - 0.5 * 0.96 ** (k * psi)) for k in (t, t + 1))
     product = state["mu_product"].mul_(mu)
     denominator = v.sqrt().div_((1 - c.beta2**t) ** 0.5).add_(c.eps)
-    return lr * ((1 - mu) / (1 - product) * g + mu_next / (1 - product * mu_next) * m) / denominator
+    step: Tensor = (1 - mu) / (1 - product) * g + mu_next / (1 - product * mu_next) * m
+    return lr * step / denominator
 
 
 _ZERO_MV = {"m": 0.0, "v": 0.0}

@@ -1,0 +1,164 @@
+"""`InstabilityStudy`: the runs that show whether training is unstable, and whether that costs anything.
+
+A short probe at twice the best lr, evaluated at every step (F1.11); runs at 5 and 10 times the best lr (F1.13); and,
+where the best lr sits at the edge of the unstable region (F1.12), a fix run beyond it that says whether the edge is
+curable, because every workload has an lr that is too high (F1.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.config import TrainConfig
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.errors import ConfigError
+from workbench.record import StudyRecord
+from workbench.studies.lr_sweep import LRSweep
+from workbench.studies.session import Session, open_session
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+__all__ = ["InstabilityStudy"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstabilityStudy:
+    """Probe, confirmation runs and fix runs around the best learning rate.
+
+    Attributes:
+        best_lr: lr*; None sweeps for it first.
+        steps: length of a full trial; None is the baseline's.
+        probe_steps: length of the probe, at most a full trial (F1.11).
+        probe_multiple: the probe's lr over lr* (F1.11).
+        confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
+        fix: whether to ask if an edge is curable.
+        fix_multiple: lr of a fix run over the lr where instability starts.
+        fix_warmup_frac: its warmup as a share of the run, the cap of F3.10.
+        fix_percentile: clipping threshold of the second fix run, a percentile of the norms at lr* (F4.9).
+        sweep: how to sweep when `best_lr` is None.
+    """
+
+    best_lr: float | None = None
+    steps: int | None = None
+    probe_steps: int = 500
+    probe_multiple: float = 2.0
+    confirm_multiples: Sequence[float] = (5.0, 10.0)
+    fix: bool = True
+    fix_multiple: float = 1.5
+    fix_warmup_frac: float = 0.1
+    fix_percentile: float = 90.0
+    sweep: LRSweep = field(default_factory=LRSweep)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        numbers = {"probe_multiple": self.probe_multiple, "fix_multiple": self.fix_multiple}
+        numbers |= {f"confirm_multiples[{i}]": m for i, m in enumerate(self.confirm_multiples)}
+        if self.best_lr is not None:
+            numbers["best_lr"] = self.best_lr
+        for name, value in numbers.items():
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+        if isinstance(self.probe_steps, bool) or not isinstance(self.probe_steps, int) or self.probe_steps < 1:
+            raise ConfigError(f"probe_steps={self.probe_steps!r} must be an integer of at least 1.")
+
+    def run(
+        self,
+        workload: Workload,
+        trainer: Trainer | None = None,
+        executor: str = "local",
+        out: str | Path | None = None,
+        *,
+        name: str | None = None,
+        note: str | None = None,
+        progress: bool = False,
+    ) -> StudyRecord:
+        """Run the study and return its record; the same call again goes on where it was.
+
+        Args:
+            workload: what to train.
+            trainer: None is the local `Trainer`.
+            executor: where trials run; "local" is this process.
+            out: the study's folder; None is a new one under `runs/`.
+            name: of the study.
+            note: a short description (P5.4).
+            progress: show one progress bar.
+        """
+        with open_session(
+            workload,
+            stem="instability",
+            settings=asdict(self),
+            steps=self.steps,
+            trainer=trainer,
+            executor=executor,
+            out=out,
+            name=name,
+            note=note,
+            progress=progress,
+        ) as session:
+            self.extend(session)
+            return session.record
+
+    def extend(self, session: Session) -> None:
+        """Run the study's trials inside a study that is already open."""
+        lr_star = self._lr_star(session)
+        if lr_star is None:
+            return
+        session.facts(lr_star=lr_star)
+        session.trial(session.config.replace(peak_lr=lr_star), stage="lr_sweep")
+        session.trial(self._probe(session.config, lr_star), stage="probe")
+        for multiple in self.confirm_multiples:
+            session.trial(session.config.replace(peak_lr=multiple * lr_star), stage="confirm")
+        if self.fix:
+            self._fix(session, lr_star)
+
+    def _lr_star(self, session: Session) -> float | None:
+        if self.best_lr is not None:
+            return self.best_lr
+        found = diagnose_lr_sweep(session.record)["lr.best"].value
+        if found is None:
+            self.sweep.extend(session)
+            found = diagnose_lr_sweep(session.record)["lr.best"].value
+        return found
+
+    def _probe(self, config: TrainConfig, lr_star: float) -> TrainConfig:
+        steps = min(self.probe_steps, config.total_steps)
+        return config.replace(
+            peak_lr=self.probe_multiple * lr_star,
+            total_steps=steps,
+            warmup_steps=0,
+            schedule="constant",
+            eval_every_steps=1,
+            checkpoint_every_steps=steps,
+        )
+
+    def _fix(self, session: Session, lr_star: float) -> None:
+        """Where lr* is at the edge, train beyond it with warmup, then with clipping if warmup does not help."""
+        edge = diagnose_lr_sweep(session.record)
+        onset = edge["lr.unstable"].value
+        if edge["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
+            return
+        config = session.config.replace(peak_lr=self.fix_multiple * onset)
+        warmup_steps = max(1, round(self.fix_warmup_frac * config.total_steps))
+        session.trial(config.replace(warmup_steps=max(config.warmup_steps, warmup_steps)), stage="fix")
+        if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
+            return
+        norms = self._norms_at_best(session, lr_star)
+        if norms.size:
+            threshold = float(np.percentile(norms, self.fix_percentile))
+            if threshold > 0:
+                session.trial(config.replace(max_grad_norm=threshold), stage="fix")
+
+    def _norms_at_best(self, session: Session, lr_star: float) -> FloatArray:
+        record = session.record
+        at_best = record.trials["peak_lr"].sub(lr_star).abs() <= 1e-9 * lr_star
+        rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
+        norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
+        return np.asarray(norms[np.isfinite(norms)])

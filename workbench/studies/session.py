@@ -1,0 +1,141 @@
+"""`Session`: one study folder being filled, trial after trial; what is already there is not trained again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+from workbench.record import StudyRecord, TrialRecord
+from workbench.record_writer import StudyWriter, default_folder
+from workbench.train.device import resolve_device
+from workbench.train.progress import ProgressBar, progress_bar
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data, check_selection
+
+__all__ = ["Session", "open_session"]
+
+
+class Session:
+    """The trials of one study as they are run.
+
+    Attributes:
+        workload: what is trained.
+        config: the baseline, at the study's length.
+        trainer: runs a trial.
+        writer: the study's folder.
+    """
+
+    def __init__(
+        self, workload: Workload, config: TrainConfig, trainer: Trainer, writer: StudyWriter, bar: ProgressBar
+    ) -> None:
+        self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
+        self._bar = bar
+
+    @property
+    def device(self) -> torch.device:
+        """Where trials run."""
+        return resolve_device(self.trainer.device)
+
+    @property
+    def record(self) -> StudyRecord:
+        """Everything trained so far, read from disk."""
+        return self.writer.record
+
+    def trial(self, config: TrainConfig, *, stage: str) -> TrialRecord:
+        """Run one trial, or return it from the folder where it is complete already."""
+        self._bar.status(f"{stage} lr={config.peak_lr:.3g}")
+        return self.trainer.run_trial(self.workload, config, self.writer, stage=stage, progress=self._bar.advance)
+
+    def facts(self, **values: Any) -> None:
+        """Store what was measured on the live model."""
+        self.writer.add_facts(**values)
+
+
+@contextmanager
+def open_session(
+    workload: Workload,
+    *,
+    stem: str,
+    settings: Mapping[str, Any],
+    steps: int | None = None,
+    trainer: Trainer | None = None,
+    executor: str = "local",
+    out: str | Path | None = None,
+    name: str | None = None,
+    note: str | None = None,
+    command: str | None = None,
+    progress: bool = False,
+) -> Iterator[Session]:
+    """Open a study's folder for `workload`, checked before anything is written, and close it afterwards.
+
+    Args:
+        workload: what to train.
+        stem: the study's kind, part of the default folder's name.
+        settings: the study's own arguments; another value in the same folder is an error.
+        steps: length of a trial; None is the baseline's `total_steps`.
+        trainer: None is the local `Trainer`.
+        executor: where trials run; "local" is this process.
+        out: the folder; None is a new one under `runs/`.
+        name: of the study; None is the folder's.
+        note: a short description (P5.4); None writes one.
+        command: what reproduces the study; None is this process's command line.
+        progress: show one progress bar.
+
+    Raises:
+        UsageError: an argument is out of its range.
+        WorkloadError: the workload cannot be trained.
+        RecordError: the folder cannot be used.
+    """
+    if executor != "local":
+        raise UsageError(f"executor={executor!r} is not known. Allowed: 'local'.")
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
+            "Load one by name with workbench.load_workload(...)."
+        )
+    trainer = trainer or Trainer()
+    resolve_device(trainer.device)
+    config = at_length(workload.config, steps)
+    check_data(workload, config)
+    check_selection(workload, config)
+    writer = StudyWriter.open(
+        Path(out) if out is not None else default_folder(workload.name, stem),
+        kind=stem,
+        workload=workload.name,
+        config=config.to_dict(),
+        settings=dict(settings),
+        name=name,
+        note=note,
+        command=command,
+    )
+    try:
+        with progress_bar(None, workload.name, show=progress) as bar:
+            yield Session(workload, config, trainer, writer, bar)
+    finally:
+        writer.close()
+
+
+def at_length(config: TrainConfig, steps: int | None) -> TrainConfig:
+    """Return `config` with `steps` updates; warmup and evaluation keep their share of the run."""
+    if steps is None or steps == config.total_steps:
+        return config
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"steps={steps!r} must be an integer of at least 1; leave it out for the workload's own.")
+    share = steps / config.total_steps
+
+    def scaled(value: int | None) -> int | None:
+        return None if value is None else max(1, round(value * share))
+
+    return config.replace(
+        total_steps=steps,
+        warmup_steps=min(round(config.warmup_steps * share), steps - 1),
+        eval_every_steps=scaled(config.eval_every_steps),
+        checkpoint_every_steps=scaled(config.checkpoint_every_steps),
+    )
