@@ -8,87 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.diagnostics.curve_verdict import CurveVerdict, Outcome, Rise, When
 from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, smooth
 
 __all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
 
 FloatArray = NDArray[np.float64]
-When = Literal["none", "early", "mid"]
-Outcome = Literal["none", "recovered", "settling", "lasting", "divergent", "not_measured"]
 _WORSE: dict[str, int] = {"none": 0, "recovered": 1, "settling": 2, "lasting": 3, "divergent": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rise:
-    """One stretch in which the loss went up and stayed up.
-
-    Attributes:
-        when: "early" (starts in the first tenth of the planned steps) or "mid".
-        outcome: what came of it.
-        onset_step: last step at the trough before the rise.
-        peak_step: step of the highest loss; None when the run became non-finite.
-        peak_loss: loss there, infinite when the run became non-finite.
-        trough_loss: lowest smoothed loss before the rise.
-        back_step: first step back near the trough, None if there is none.
-    """
-
-    when: When
-    outcome: Outcome
-    onset_step: int
-    peak_step: int | None
-    peak_loss: float
-    trough_loss: float
-    back_step: int | None
-
-    @property
-    def steps_to_recover(self) -> int | None:
-        """Steps from the onset until the loss was back, None if it never was."""
-        return None if self.back_step is None else self.back_step - self.onset_step
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveVerdict:
-    """What a loss curve shows: *when* it became unstable and the *outcome*, of its worst rise.
-
-    Attributes:
-        when: "none", "early" or "mid".
-        outcome: "none", "recovered", "settling" (coming back at the end), "lasting", "divergent" or "not_measured".
-        onset_step: last step at the trough before the rise.
-        peak_step: step of the highest loss in the rise.
-        peak_loss: loss there.
-        end_loss: median of the last tenth of the steps, infinite when the run became non-finite.
-        trough_loss: lowest smoothed loss before the rise.
-        reason: one sentence.
-        loss_ref: loss before the first update.
-        high: the run ended about where it began, though the study shows that more can be learned.
-        width: steps in the smoothing median.
-        noise: standard deviation of the smoothed loss at its lowest point.
-        rises: every rise in order of time.
-    """
-
-    when: When
-    outcome: Outcome
-    onset_step: int | None = None
-    peak_step: int | None = None
-    peak_loss: float | None = None
-    end_loss: float | None = None
-    trough_loss: float | None = None
-    reason: str = ""
-    loss_ref: float | None = None
-    high: bool = False
-    width: int = 1
-    noise: float | None = None
-    rises: tuple[Rise, ...] = ()
-
-    @property
-    def is_lasting(self) -> bool:
-        """True when the run did not come back: lasting or divergent."""
-        return self.outcome in ("lasting", "divergent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,12 +273,14 @@ def _verdict(curve: _Curve, rises: list[Rise], width: int, limits: _Limits) -> C
         return CurveVerdict(
             when="none", outcome="none", trough_loss=float(curve.trough[-1]), reason=reason, high=high, width=width,
             noise=noise, end_loss=end, loss_ref=curve.loss_ref,
+            progress=curve.progress,
         )  # fmt: skip
     worst = max(rises, key=lambda r: _WORSE[r.outcome])
     return CurveVerdict(
         when=worst.when, outcome=worst.outcome, onset_step=worst.onset_step, peak_step=worst.peak_step,
         peak_loss=worst.peak_loss, trough_loss=worst.trough_loss, reason=_reason(worst, end, curve), high=high,
         width=width, noise=noise, rises=tuple(rises), end_loss=end, loss_ref=curve.loss_ref,
+            progress=curve.progress,
     )  # fmt: skip
 
 

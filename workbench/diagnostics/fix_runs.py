@@ -1,0 +1,63 @@
+"""Is the instability above lr* harmful? What the fix runs show (F1.4, F1.8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.diagnostics.lr_points import SweepTable, objective
+from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+
+__all__ = ["fix_trials", "is_harmful"]
+
+
+def fix_trials(record: RecordLike, *, above: float) -> list[dict[str, Any]]:
+    """Return the trials of stage "fix" at an lr above `above`, each with what was changed and what came of it.
+
+    Args:
+        record: a study.
+        above: `lr.unstable`.
+    """
+    curves = read_curves(record)
+    fixes = [c for c in curves if c.stage == "fix" and c.finished and c.lr > above]
+    return [_row(item) for item in judge(fixes, full_length(curves, record.config))]
+
+
+def _row(item: TrialVerdict) -> dict[str, Any]:
+    curve = item.curve
+    clip = curve.config.get("max_grad_norm")
+    return {
+        "trial": curve.trial,
+        "lr": curve.lr,
+        "seed": curve.seed,
+        "warmup_steps": int(curve.config.get("warmup_steps") or 0),
+        "max_grad_norm": None if clip is None or math.isnan(float(clip)) else float(clip),
+        "when": item.verdict.when,
+        "outcome": item.verdict.outcome,
+        "lasting": item.verdict.is_lasting or item.verdict.high,
+        "loss": objective(curve),
+    }
+
+
+def is_harmful(
+    table: SweepTable, fixes: Sequence[Mapping[str, Any]], *, noise_sds: float = 2.0, loss_tolerance: float = 0.02
+) -> bool | None:
+    """Tell whether a fix trains well at an unstable lr *and* beats the loss at lr* by more than the interval.
+
+    Args:
+        table: the sweep.
+        fixes: what `fix_trials` returns.
+        noise_sds: standard errors of the loss at lr* that count as equal.
+        loss_tolerance: relative difference that counts as equal (O1).
+
+    Returns:
+        None when no fix was tried: silence is not health.
+    """
+    if not fixes or table.best is None:
+        return None
+    lowest = table.points[table.best]
+    se = lowest.loss_se if math.isfinite(lowest.loss_se) else 0.0
+    margin = max(noise_sds * se, loss_tolerance * table.loss_scale)
+    by_seed = dict(zip(lowest.seeds, lowest.losses, strict=True))
+    return any(not fix["lasting"] and fix["loss"] < by_seed.get(fix["seed"], lowest.loss) - margin for fix in fixes)

@@ -1,0 +1,280 @@
+"""`diagnose_instability`: early or in the middle, and whether training comes back (F1.5, F1.8 to F1.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workbench.diagnostics.base import Diagnosis, Finding, Status
+from workbench.diagnostics.curves import Rise
+from workbench.diagnostics.fix_runs import fix_trials, is_harmful
+from workbench.diagnostics.lr_points import SweepTable, sweep_table
+from workbench.diagnostics.lr_search import BestLR, lr_best, unstable_bracket
+from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
+from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+
+__all__ = ["CODES", "diagnose_instability"]
+
+Zone = Literal["own", "near", "far"]
+CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
+_CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
+_WORST: dict[str, Status] = {"stability.early_recovers": "warn", "stability.spike": "warn"}
+_NAME = {
+    "stability.early": "The loss becomes unstable early and does not come back",
+    "stability.early_recovers": "The loss rises early and comes back",
+    "stability.mid": "The loss rises in the middle of training",
+    "stability.divergent": "Training ends non-finite or no better than it began",
+    "stability.spike": "The loss spikes in the middle of training and comes back soon",
+}
+_LAST = "Lower the learning rate only as the last resort: it hides the instability instead of curing it (F2.9)."
+_WARMUP = "Try learning-rate warmup: the best remedy for early instability (F2.1)."
+_CLIP = "Try gradient clipping, at first at the 90th percentile of the gradient norms (F2.2, F4.9)."
+
+
+@dataclass(frozen=True)
+class _Hit:
+    """One trial that shows what a code is about, with the rise that does."""
+
+    item: TrialVerdict
+    rise: Rise | None
+    zone: Zone
+
+    @property
+    def step(self) -> int | None:
+        return None if self.rise is None else self.rise.onset_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What the verdicts are held against."""
+
+    record: RecordLike
+    items: Sequence[TrialVerdict]
+    table: SweepTable
+    best: BestLR | None
+    unstable_lr: float | None
+    baseline: float
+    harmful: bool | None
+    near_ratio: float
+
+    @property
+    def star(self) -> float | None:
+        return None if self.best is None else self.best.measured_lr
+
+    def zone(self, lr: float) -> Zone:
+        """ "own": at or below the baseline's lr or lr*; "near": up to `near_ratio` lr*; "far": beyond."""
+        if lr <= max(self.baseline, self.star or 0.0) * (1 + 1e-9):
+            return "own"
+        return "near" if self.star is not None and lr <= self.near_ratio * self.star * (1 + 1e-9) else "far"
+
+
+def diagnose_instability(
+    record: RecordLike,
+    *,
+    near_ratio: float = 2.0,
+    spike_frac: float = 0.1,
+    usual_interval: int = 100,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    **curve_thresholds: float,
+) -> Diagnosis:
+    """Say when training becomes unstable, at which lr, and what came of it.
+
+    Every workload is unstable at some lr (F1.4). So a code fails where it happens at or below the baseline's lr or
+    lr*, warns where it happens up to `near_ratio` times lr*, and is `ok`, with the trials listed, beyond that or when
+    fix runs show that nothing is lost by it. A single trial is judged at its own lr.
+
+    Args:
+        record: a study, or a single trial.
+        near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
+        spike_frac: a mid-run rise that is back within this share of the steps is a spike (rule of thumb).
+        usual_interval: evaluation interval that an early excursion is held against (F1.10).
+        noise_sds: see `lr_best`.
+        loss_tolerance: see `lr_best`.
+        **curve_thresholds: thresholds of `classify_curve`.
+
+    Returns:
+        The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
+    """
+    study = _read(record, near_ratio, noise_sds, loss_tolerance, curve_thresholds)
+    findings = [_headroom(study)]
+    reason = _unreadable(study)
+    if reason:
+        findings += [
+            Finding(code=c, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[c], evidence=_listed(study))
+            for c in CODES
+        ]  # fmt: skip
+    else:
+        hits = _hits(study, spike_frac)
+        findings += [_finding(study, code, hits[code], usual_interval) for code in CODES]
+    return Diagnosis(
+        findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _read(
+    record: RecordLike, near_ratio: float, noise_sds: float, loss_tolerance: float, thresholds: Mapping[str, float]
+) -> _Study:
+    curves = [c for c in read_curves(record) if c.stage not in ("lr_range", "fix") and (c.finished or len(c.loss) > 9)]
+    peers = full_length(curves, record.config)
+    table = sweep_table(record)
+    best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
+    bracket = None if best is None else unstable_bracket(table)
+    fixes = [] if bracket is None else fix_trials(record, above=bracket.middle)
+    baseline = record.config.get("peak_lr")
+    return _Study(
+        record=record,
+        items=judge(curves, peers, **thresholds),
+        table=table,
+        best=best,
+        unstable_lr=None if bracket is None else bracket.middle,
+        baseline=float(baseline) if isinstance(baseline, (int, float)) else 0.0,
+        harmful=is_harmful(table, fixes, noise_sds=noise_sds, loss_tolerance=loss_tolerance),
+        near_ratio=near_ratio,
+    )
+
+
+def _unreadable(study: _Study) -> str | None:
+    if not study.items:
+        return "no trial has enough steps to be judged"
+    if all(item.verdict.outcome == "not_measured" for item in study.items):
+        return study.items[0].verdict.reason.rstrip(".")
+    flat = len(study.table.points) > 1 and study.best is None
+    if flat and not any(item.curve.diverged for item in study.items):
+        return "no learning rate brought the loss clearly below that of the initial model"
+    return None
+
+
+def _hits(study: _Study, spike_frac: float) -> dict[str, list[_Hit]]:
+    """Sort every rise of every trial under its code."""
+    hits: dict[str, list[_Hit]] = {code: [] for code in CODES}
+    for item in study.items:
+        zone = study.zone(item.curve.lr)
+        for rise in item.verdict.rises:
+            hits[_code(rise, spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
+        never = not item.verdict.rises and item.is_lasting(study.star)
+        if item.verdict.outcome == "divergent" or never:
+            hits["stability.divergent"].append(_Hit(item, item.verdict.rises[-1] if item.verdict.rises else None, zone))
+        if item.verdict.outcome == "divergent" and not item.verdict.rises:
+            hits["stability.early"].append(_Hit(item, None, zone))
+    return hits
+
+
+def _code(rise: Rise, spike_steps: float) -> str:
+    if rise.when == "early":
+        return "stability.early" if rise.outcome in ("lasting", "divergent") else "stability.early_recovers"
+    soon = rise.steps_to_recover is not None and rise.steps_to_recover <= spike_steps
+    return "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
+
+
+def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
+    by_zone = {zone: [h for h in hits if h.zone == zone] for zone in ("own", "near", "far")}
+    evidence = _evidence(study, code, hits, usual_interval)
+    lead = next((by_zone[z][0] for z in ("own", "near", "far") if by_zone[z]), None)
+    if lead is None:
+        return Finding(
+            code=code, status="ok", clause=_CLAUSE[code], evidence=evidence,
+            summary=f"Not seen in {len(study.items)} trial(s).",
+        )  # fmt: skip
+    status: Status = "ok"
+    if by_zone["own"]:
+        status = _WORST.get(code, "fail")
+    elif by_zone["near"] and study.harmful is not False:
+        status = "warn"
+    return Finding(
+        code=code, status=status, summary=_summary(study, code, lead, evidence), value=lead.item.curve.lr, unit="lr",
+        threshold=study.star if study.star is not None else study.baseline, step=lead.step, clause=_CLAUSE[code],
+        evidence=evidence, advice=_advice(lead) if status != "ok" else (),
+    )  # fmt: skip
+
+
+def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) -> str:
+    at = f" from step {lead.step}" if lead.step is not None else ""
+    where = {
+        "own": "",
+        "near": f", just above lr* = {study.star or math.nan:.4g}",
+        "far": ", far above the lrs that matter: by nature",
+    }[lead.zone]
+    if lead.zone == "near" and study.harmful is False:
+        where += ", but no fix tried gains anything: harmless"
+    more = f" ({len(evidence['hits'])} trials in all)" if len(evidence["hits"]) > 1 else ""
+    text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
+    missed = evidence.get("seen_at_interval")
+    if missed and missed["missed"]:
+        text += f" Evaluating every {missed['interval']} steps would have missed it."
+    cause = evidence.get("cause")
+    if code == "stability.spike":
+        text += f" Likely cause: {cause}." if cause else " Cause: not measured."
+    return text
+
+
+def _advice(lead: _Hit) -> list[str]:
+    early = lead.rise is None or lead.rise.when == "early"
+    return [_WARMUP, _CLIP, _LAST] if early else [_CLIP, _LAST]
+
+
+def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
+    evidence = _listed(study)
+    evidence["hits"] = [_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
+    with_rise = [h for h in hits if h.rise is not None]
+    order = {"own": 0, "near": 1, "far": 2}
+    lead = min(with_rise, key=lambda h: order[h.zone], default=None)
+    if code in ("stability.mid", "stability.spike"):
+        empty = {"cause": None, "lead_steps": None}
+        evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
+    if code == "stability.mid":
+        confirm = [i for i in study.items if i.curve.stage == "confirm"]
+        evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
+    if code == "stability.early_recovers":
+        probed = next((h for h in with_rise if h.item.curve.stage == "probe"), lead)
+        seen = None if probed is None else seen_at_interval(probed.item, study.record.evals, usual_interval)
+        evidence["seen_at_interval"] = seen
+    return evidence
+
+
+def _listed(study: _Study) -> dict[str, Any]:
+    return {
+        "trials": [_row(item) for item in study.items],
+        "lr_star": study.star,
+        "baseline_lr": study.baseline,
+        "harmful": study.harmful,
+    }
+
+
+def _row(item: TrialVerdict) -> dict[str, Any]:
+    verdict = item.verdict
+    return {
+        "trial": item.curve.trial,
+        "stage": item.curve.stage,
+        "lr": item.curve.lr,
+        "seed": item.curve.seed,
+        "when": verdict.when,
+        "outcome": verdict.outcome,
+        "onset_step": verdict.onset_step,
+        "peak_step": verdict.peak_step,
+        "peak_loss": verdict.peak_loss,
+        "end_loss": verdict.end_loss,
+        "high": verdict.high,
+        "reason": verdict.reason,
+    }
+
+
+def _headroom(study: _Study) -> Finding:
+    critical = study.record.facts.get("critical_lr")
+    lr, source = study.unstable_lr, "lr.unstable"
+    if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
+        lr, source = float(critical), "critical_lr"
+    evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": study.baseline}
+    if lr is None or study.baseline <= 0:
+        return Finding(
+            code="stability.headroom", status="not_measured", clause="F1.4", evidence=evidence,
+            summary="Not measured: neither an unstable learning rate nor critical_lr is known.",
+        )  # fmt: skip
+    value = lr / study.baseline
+    return Finding(
+        code="stability.headroom", status="ok", value=value, unit="unstable lr / baseline lr", clause="F1.4",
+        summary=f"Instability starts at {value:.3g} times the baseline's lr ({source} = {lr:.4g}).",
+        evidence=evidence | {"source": source, "lr": lr},
+    )  # fmt: skip

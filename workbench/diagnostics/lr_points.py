@@ -1,0 +1,271 @@
+"""One point of a learning-rate sweep: the loss of an lr over its seeds, and its paired distance to the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.diagnostics.smoothing import noise_per_step
+from workbench.diagnostics.trials import (
+    RecordLike,
+    TrialCurve,
+    TrialVerdict,
+    full_length,
+    initial_loss,
+    judge,
+    read_curves,
+)
+
+__all__ = ["LRPoint", "SweepTable", "objective", "paired_difference", "sweep_table"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRPoint:
+    """All full-length trials at one learning rate.
+
+    Attributes:
+        lr: peak learning rate.
+        loss: mean over the seeds of the tail loss (the objective), infinite when a seed diverged.
+        loss_se: standard error of `loss` over the last steps and the seeds.
+        above_best: paired difference to the best lr: same seeds, same steps, same batches.
+        above_best_se: standard error of that difference.
+        seeds: seeds that were run.
+        losses: tail loss of each seed.
+        outcomes: stability outcome of each seed.
+        lasting: how many seeds are lasting unstable.
+        trials: trial numbers, in the order of `seeds`.
+    """
+
+    lr: float
+    loss: float
+    loss_se: float
+    above_best: float = math.nan
+    above_best_se: float = math.nan
+    seeds: tuple[int, ...]
+    losses: tuple[float, ...]
+    outcomes: tuple[str, ...]
+    lasting: int
+    trials: tuple[int, ...]
+
+    @property
+    def unstable(self) -> bool:
+        """At least half of the seeds are lasting unstable."""
+        return 2 * self.lasting >= len(self.seeds)
+
+    @property
+    def disputed(self) -> bool:
+        """The seeds disagree on whether this lr is stable."""
+        return 0 < self.lasting < len(self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTable:
+    """The points of a sweep in order of lr, with what is common to them.
+
+    Attributes:
+        points: one per learning rate.
+        noise_free: every trial saw the full batch in every step.
+        memory: momentum or beta1 of the optimizer.
+        loss_ref: loss of the initial model, mean over the seeds.
+        progress: what the best trial learned.
+        progress_noise: standard error of `progress`.
+        total_steps: length of the trials.
+    """
+
+    points: tuple[LRPoint, ...]
+    noise_free: bool
+    memory: float
+    loss_ref: float
+    progress: float
+    progress_noise: float
+    total_steps: int
+
+    @property
+    def best(self) -> int | None:
+        """Index of the lowest objective among the lrs that are not unstable; None when no lr makes progress."""
+        usable = [i for i, p in enumerate(self.points) if math.isfinite(p.loss) and not p.unstable]
+        if not usable or not self.progress > self.progress_noise:
+            return None
+        shared = set.intersection(*(set(self.points[i].seeds) for i in usable))
+        return min(usable, key=lambda i: _mean_over(self.points[i], shared))
+
+    @property
+    def loss_scale(self) -> float:
+        """What relative differences refer to: the best loss, or what was learned where that is smaller."""
+        lowest = self.loss_ref - self.progress
+        return min(self.progress, lowest) if lowest > 0 else self.progress
+
+
+def _mean_over(point: LRPoint, seeds: set[int]) -> float:
+    chosen = [v for s, v in zip(point.seeds, point.losses, strict=True) if not seeds or s in seeds]
+    return float(np.mean(chosen))
+
+
+def objective(curve: TrialCurve, *, tail_frac: float = 0.1) -> float:
+    """Return the mean training loss of the last tenth of the steps at full length; infinite for a diverged run.
+
+    Never the best loss so far (biased downwards by noise) nor the last value alone.
+
+    Args:
+        curve: a finished trial.
+        tail_frac: share of the steps averaged.
+    """
+    return math.inf if curve.diverged else float(np.mean(curve.loss[-_tail(curve, tail_frac) :]))
+
+
+def _tail(curve: TrialCurve, tail_frac: float) -> int:
+    return max(1, round(tail_frac * curve.total_steps))
+
+
+def paired_difference(
+    one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1, blocks: int = 8
+) -> tuple[float, float]:
+    """Return the mean of `one - other` over the last steps, and its standard error.
+
+    Two trials with the same seed see the same batches, so the batches' noise cancels. The standard error comes from
+    the means of blocks, because neighbouring steps are correlated, around their straight line, because a trend is no
+    noise. It is 0 for full batches.
+
+    Args:
+        one: a finished trial.
+        other: another of the same length.
+        tail_frac: share of the steps compared.
+        blocks: blocks the steps are cut into (rule of thumb).
+    """
+    if one.diverged or other.diverged:
+        return (0.0 if other.diverged else math.inf) if one.diverged else -math.inf, 0.0
+    n = _tail(one, tail_frac)
+    difference = one.loss[-n:] - other.loss[-n:]
+    free = one.full_batch and other.full_batch
+    return float(np.mean(difference)), 0.0 if free else _mean_se(difference, blocks)
+
+
+def _mean_se(values: FloatArray, blocks: int) -> float:
+    count = min(blocks, values.size)
+    if count < 3:
+        return math.nan
+    scale = float(np.max(np.abs(values))) or 1.0
+    means = np.array([(part / scale).mean() for part in np.array_split(values, count)])
+    place = np.arange(count) - (count - 1) / 2
+    residual = means - means.mean() - place * (place @ means) / (place @ place)
+    return scale * math.sqrt(float(residual @ residual) / (count - 2) / count)
+
+
+def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8) -> SweepTable:
+    """Return the sweep's points: full-length trials of one config, one point a learning rate.
+
+    Args:
+        record: a study, or a single trial.
+        tail_frac: share of the steps that the objective averages.
+        blocks: see `paired_difference`.
+    """
+    curves = read_curves(record)
+    peers = _first_of_each(full_length(curves, record.config))
+    verdicts = judge(peers, peers)
+    groups = _by_lr(verdicts)
+    points = tuple(_point(group, lr_star=None, tail_frac=tail_frac, blocks=blocks) for group in groups)
+    table = _table(points, peers)
+    best = table.best
+    if best is None:
+        return table
+    star = points[best].lr
+    points = tuple(_point(group, lr_star=star, tail_frac=tail_frac, blocks=blocks) for group in groups)
+    return replace(table, points=_with_differences(points, groups, best, tail_frac=tail_frac, blocks=blocks))
+
+
+def _first_of_each(curves: Sequence[TrialCurve]) -> list[TrialCurve]:
+    """Keep one trial for each lr and seed: the same run twice is no second opinion."""
+    kept: dict[tuple[str, int], TrialCurve] = {}
+    for curve in curves:
+        kept.setdefault((f"{curve.lr:.9e}", curve.seed), curve)
+    return list(kept.values())
+
+
+def _by_lr(verdicts: Sequence[TrialVerdict]) -> list[list[TrialVerdict]]:
+    groups: dict[str, list[TrialVerdict]] = {}
+    for item in sorted(verdicts, key=lambda v: (v.curve.lr, v.curve.seed)):
+        groups.setdefault(f"{item.curve.lr:.9e}", []).append(item)
+    return list(groups.values())
+
+
+def _point(group: Sequence[TrialVerdict], *, lr_star: float | None, tail_frac: float, blocks: int) -> LRPoint:
+    losses = tuple(objective(v.curve, tail_frac=tail_frac) for v in group)
+    finite = [v for v in losses if math.isfinite(v)]
+    own = [_mean_se(v.curve.loss[-_tail(v.curve, tail_frac) :], blocks) for v in group if not v.curve.diverged]
+    within = 0.0 if group[0].curve.full_batch else math.hypot(*own) / max(1, len(own))
+    between = float(np.std(finite, ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else 0.0
+    return LRPoint(
+        lr=group[0].curve.lr,
+        loss=float(np.mean(losses)),
+        loss_se=max(within, between),
+        seeds=tuple(v.curve.seed for v in group),
+        losses=losses,
+        outcomes=tuple(v.verdict.outcome for v in group),
+        lasting=sum(v.is_lasting(lr_star) for v in group),
+        trials=tuple(v.curve.trial for v in group),
+    )
+
+
+def _with_differences(
+    points: tuple[LRPoint, ...], groups: Sequence[Sequence[TrialVerdict]], best: int, *, tail_frac: float, blocks: int
+) -> tuple[LRPoint, ...]:
+    """Add each point's paired difference to the best; the spread over seeds is pooled over the lrs near the best."""
+    reference = {v.curve.seed: v.curve for v in groups[best]}
+    pairs: list[list[tuple[float, float]]] = []
+    for group in groups:
+        shared = [(v.curve, reference[v.curve.seed]) for v in group if v.curve.seed in reference]
+        pairs.append([paired_difference(a, b, tail_frac=tail_frac, blocks=blocks) for a, b in shared])
+    star = points[best].lr
+    spreads = [
+        float(np.var([d for d, _ in found], ddof=1))
+        for point, found in zip(points, pairs, strict=True)
+        if 0.25 <= point.lr / star <= 4 and point.lr != star and len(found) > 1 and math.isfinite(point.loss)
+    ]
+    pooled = float(np.median(spreads)) if spreads and not groups[best][0].curve.full_batch else 0.0
+    done = []
+    for k, (point, found) in enumerate(zip(points, pairs, strict=True)):
+        if not found:
+            mean, se = point.loss - points[best].loss, math.hypot(point.loss_se, points[best].loss_se)
+        else:
+            mean = float(np.mean([d for d, _ in found]))
+            within = math.hypot(*(s for _, s in found)) / len(found)
+            se = 0.0 if k == best else max(within, math.sqrt(pooled / len(found)))
+        done.append(replace(point, above_best=mean, above_best_se=se))
+    return tuple(done)
+
+
+def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTable:
+    if not peers:
+        return SweepTable(
+            points=(), noise_free=False, memory=0.0, loss_ref=math.nan, progress=0.0, progress_noise=0.0, total_steps=0
+        )
+    starts = {c.seed: initial_loss(c, peers) for c in peers}
+    loss_ref = float(np.mean(list(starts.values())))
+    finite = [p for p in points if math.isfinite(p.loss)]
+    lowest = min(finite, key=lambda p: p.loss, default=None)
+    first = float(np.median([_start_noise(c) for c in peers])) / math.sqrt(len(starts))
+    return SweepTable(
+        points=points,
+        noise_free=all(c.full_batch for c in peers),
+        memory=peers[0].memory,
+        loss_ref=loss_ref,
+        progress=0.0 if lowest is None else loss_ref - lowest.loss,
+        progress_noise=0.0 if lowest is None else 6.0 * math.hypot(first, _number(lowest.loss_se)),
+        total_steps=peers[0].total_steps,
+    )
+
+
+def _start_noise(curve: TrialCurve) -> float:
+    head = curve.loss[: max(10, curve.total_steps // 10)]
+    head = head[np.isfinite(head)]
+    return float(noise_per_step(head, curve.loss_se, full_batch=curve.full_batch)[0]) if head.size else 0.0
+
+
+def _number(value: float) -> float:
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,233 @@
+"""Pure functions on a sweep's table: lr*, where instability starts, and which lr to try next for either."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from workbench.diagnostics.lr_points import LRPoint, SweepTable
+
+__all__ = ["BestLR", "UnstableBracket", "bisect_next", "lr_best", "refine_next", "tied", "unstable_bracket"]
+
+DENSE_RATIO = 1.118
+"""Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestLR:
+    """lr*, with its doubt.
+
+    Attributes:
+        lr: the reported learning rate.
+        low: lower end of the interval of lrs that are as good.
+        high: upper end.
+        measured_lr: the lr with the lowest objective; `lr` may be its lower neighbour.
+        point: the measurement at `lr`.
+        tied: lrs whose paired difference to the best is within the tolerance.
+        border: "low" or "high" where the lowest objective lies at the border of the lrs tried, else None.
+        needs_refinement: the grid around the minimum is too coarse for the promise made in `reason`.
+        reason: how `lr` follows from the measurements.
+    """
+
+    lr: float
+    low: float
+    high: float
+    measured_lr: float
+    point: LRPoint
+    tied: tuple[float, ...]
+    border: str | None
+    needs_refinement: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnstableBracket:
+    """Where lasting instability starts above lr*.
+
+    Attributes:
+        lower: largest lr below `upper` that is not lasting unstable; None if none was run.
+        upper: smallest lr above lr* at which at least half of the seeds are lasting unstable.
+        stable_above: larger lrs that are not lasting unstable all the same.
+    """
+
+    lower: float | None
+    upper: float
+    stable_above: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Upper / lower, infinite when the lower end is unknown."""
+        return math.inf if self.lower is None else self.upper / self.lower
+
+    @property
+    def middle(self) -> float:
+        """Geometric middle: off by at most the square root of the ratio, either way."""
+        return self.upper if self.lower is None else math.sqrt(self.lower * self.upper)
+
+
+def tied(table: SweepTable, point: LRPoint, *, noise_sds: float = 2.0, loss_tolerance: float = 0.02) -> bool:
+    """Tell whether a point is as good as the best, by the paired difference.
+
+    Args:
+        table: the sweep.
+        point: one of its points.
+        noise_sds: standard errors of the paired difference that count as equal.
+        loss_tolerance: relative difference that counts as equal (O1).
+    """
+    se = point.above_best_se if math.isfinite(point.above_best_se) else 0.0
+    return point.above_best <= max(noise_sds * se, loss_tolerance * table.loss_scale)
+
+
+def lr_best(
+    table: SweepTable,
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    same_loss: float = 1.04,
+    dense_ratio: float = DENSE_RATIO,
+) -> BestLR | None:
+    """Return lr* with its interval, or None when no lr makes progress.
+
+    With noise lr* is the lr of the lowest objective. Without noise the loss may explode right above lr*, so the lower
+    neighbour is reported where it is as good, or, for a rule without memory, where the grid is dense: with one
+    minimum that neighbour cannot lie above the true lr*.
+
+    Args:
+        table: the sweep.
+        noise_sds: see `tied`.
+        loss_tolerance: see `tied`.
+        same_loss: without noise, a lower neighbour with a loss up to this many times the lowest is taken.
+        dense_ratio: neighbours closer than this make the grid dense.
+    """
+    best = table.best
+    if best is None:
+        return None
+    points = table.points
+    equal = [i for i, p in enumerate(points) if not p.unstable and tied(
+        table, p, noise_sds=noise_sds, loss_tolerance=loss_tolerance)]  # fmt: skip
+    chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
+    low, high = min([*equal, chosen]), max([*equal, best])
+    border = "low" if best == 0 else "high" if best == len(points) - 1 else None
+    return BestLR(
+        lr=points[chosen].lr,
+        low=math.sqrt(points[low].lr * points[max(low - 1, 0)].lr),
+        high=math.sqrt(points[high].lr * points[min(high + 1, len(points) - 1)].lr),
+        measured_lr=points[best].lr,
+        point=points[chosen],
+        tied=tuple(points[i].lr for i in equal),
+        border=border,
+        needs_refinement=refine_next(table, dense_ratio=dense_ratio) is not None,
+        reason=reason,
+    )
+
+
+def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: float) -> tuple[int, str]:
+    points = table.points
+    if not table.noise_free or best == 0 or points[best - 1].unstable:
+        return best, "the lowest mean loss of the last tenth of the steps"
+    below = points[best - 1]
+    if below.above_best <= (same_loss - 1) * table.loss_scale:
+        return best - 1, f"the lower neighbour of the lowest loss, no more than {same_loss:g} times as high"
+    if table.memory == 0 and points[best].lr / below.lr <= dense_ratio * (1 + 1e-9):
+        return best - 1, "the lower neighbour of the lowest loss, which cannot lie above the true minimum"
+    return best, "the lowest loss; the true minimum may lie on either side of it"
+
+
+def refine_next(
+    table: SweepTable,
+    *,
+    same_loss: float = 1.04,
+    dense_ratio: float = DENSE_RATIO,
+    noisy_ratio: float = 1.25,
+    min_ratio: float = 1.002,
+    flat_loss: float = 1.15,
+    flat_ratio: float = 1.5,
+) -> float | None:
+    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid.
+
+    Args:
+        table: the sweep so far.
+        same_loss: without noise, refine until no lr between the neighbours can be better by more than this factor.
+        dense_ratio: without noise, refine at least until the neighbours are this close.
+        noisy_ratio: with noise, a neighbour that is clearly worse may stay this far away.
+        min_ratio: never try lrs closer than this.
+        flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
+            loss are looked at as well.
+        flat_ratio: gap that may stay open beside those.
+    """
+    best = table.best
+    if best is None or best in (0, len(table.points) - 1):
+        return None
+    below, at, above = table.points[best - 1 : best + 2]
+    if not table.noise_free:
+        worse = [p for p in (below, above) if _gap(p, at) > noisy_ratio and (p.unstable or not tied(table, p))]
+        return _between(at, max(worse, key=lambda p: _gap(p, at))) if worse else None
+    far = max((below, above), key=lambda p: _gap(p, at))
+    if _gap(far, at) > dense_ratio * (1 + 1e-9):
+        return _between(at, far)
+    tolerance = (same_loss - 1) * table.loss_scale
+    # Further to the right the loss falls by at most this much more, if it keeps the slope it had on the left.
+    further = below.above_best * math.log(_gap(above, at)) / math.log(_gap(below, at))
+    for neighbour, gain in ((below, below.above_best), (above, further)):
+        if gain > tolerance and _gap(neighbour, at) > min_ratio:
+            return _between(at, neighbour)
+    return _flat_gap(table, flat_loss=flat_loss, flat_ratio=flat_ratio) if table.memory > 0 else None
+
+
+def _gap(one: LRPoint, other: LRPoint) -> float:
+    return max(one.lr / other.lr, other.lr / one.lr)
+
+
+def _between(one: LRPoint, other: LRPoint) -> float:
+    return math.sqrt(one.lr * other.lr)
+
+
+def _flat_gap(table: SweepTable, *, flat_loss: float, flat_ratio: float) -> float | None:
+    """Return the middle of the most promising open gap beside an lr that is nearly as good as the best."""
+    limit = (flat_loss - 1) * table.loss_scale
+    stable = [p for p in table.points if not p.unstable]
+    open_gaps = [
+        (min(p.above_best, q.above_best), _between(p, q))
+        for p, q in pairwise(stable)
+        if _gap(p, q) > flat_ratio and min(p.above_best, q.above_best) <= limit
+    ]
+    return min(open_gaps)[1] if open_gaps else None
+
+
+def unstable_bracket(table: SweepTable, *, above: float | None = None) -> UnstableBracket | None:
+    """Return where lasting instability starts, or None when no lr above lr* is lasting unstable.
+
+    Args:
+        table: the sweep.
+        above: lr to start from; None is the lr of the lowest objective.
+    """
+    if above is None:
+        if table.best is None:
+            return None
+        above = table.points[table.best].lr
+    upper = next((p for p in table.points if p.lr > above and p.unstable), None)
+    if upper is None:
+        return None
+    below = [p.lr for p in table.points if p.lr < upper.lr and not p.unstable]
+    beyond = tuple(p.lr for p in table.points if p.lr > upper.lr and not p.unstable)
+    return UnstableBracket(lower=max(below, default=None), upper=upper.lr, stable_above=beyond)
+
+
+def bisect_next(table: SweepTable, *, tolerance: float = 0.05, hint: float | None = None) -> float | None:
+    """Return the next lr that narrows the bracket of `lr.unstable`, or None when it is narrow enough.
+
+    Args:
+        table: the sweep so far.
+        tolerance: width of the bracket, as a share of its lower end.
+        hint: an edge from `edge_from_growth`: both of its sides are tried before the bracket is halved.
+    """
+    bracket = unstable_bracket(table)
+    if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
+        return None
+    if hint is not None:
+        side = math.sqrt(1 + tolerance)
+        for lr in (hint / side, hint * side):
+            if bracket.lower * 1.001 < lr < bracket.upper / 1.001 and bracket.lower < hint < bracket.upper:
+                return lr
+    return bracket.middle
