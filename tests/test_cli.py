@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from workbench import cli
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.base import Diagnosis, Finding, dumps
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
@@ -326,17 +326,9 @@ def test_studies_prints_the_table_and_rebuilds(monkeypatch: pytest.MonkeyPatch, 
     assert "first" in capsys.readouterr().out
 
 
-def test_report_prints_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    module = types.ModuleType("workbench.report")
-    module.write_report = lambda folder: Path(folder) / "report.html"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "workbench.report", module)
-    assert cli.main(["report", "runs/w"]) == 0
-    assert str(Path("runs/w/report.html")) in capsys.readouterr().out
-
-
 def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda program, words: started.append([program, *words[1:]]))
+    monkeypatch.setattr("os.execv", lambda _, words: started.append(words) or sys.exit(0))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["lab"]) == 2
     assert "notebooks/" in capsys.readouterr().err
@@ -346,3 +338,44 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
     assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=notebooks"} <= set(words)
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three short trials on disk, without a diagnosis."""
+    import workbench as wb
+
+    folder = tmp_path_factory.mktemp("runs") / "sweep"
+    workload = wb.load_workload("quadratic")
+    wb.LRSweep(lrs=[0.01, 0.1, 1000.0], steps=20).run(workload, out=folder)
+    return folder
+
+
+def test_report_of_a_study_that_was_not_diagnosed(study: Path, capsys) -> None:
+    assert not (study / "diagnosis.json").exists()
+    assert cli.main(["report", str(study)]) == 0
+    assert capsys.readouterr().out == f"Report: {study / 'report.html'}\n"
+    page = (study / "report.html").read_text()
+    assert "lr.best" in page
+    assert "quadratic" in page
+
+
+def test_report_shows_the_diagnosis_that_was_kept(study: Path) -> None:
+    finding = Finding(code="stability.early", status="fail", summary="a sentence found nowhere else")
+    kept = study / "diagnosis.json"
+    kept.write_text(dumps(Diagnosis(findings=(finding,), workload="quadratic").to_dict()))
+    try:
+        assert cli.main(["report", str(study)]) == 0
+    finally:
+        kept.unlink()
+    assert "a sentence found nowhere else" in (study / "report.html").read_text()
+
+
+def test_studies_on_disk_are_listed(study: Path, capsys) -> None:
+    assert cli.main(["studies", "--rebuild", str(study.parent)]) == 0
+    assert "sweep" in capsys.readouterr().out
+
+
+def test_report_of_a_folder_without_study(tmp_path: Path, capsys) -> None:
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "holds no study" in capsys.readouterr().err

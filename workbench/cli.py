@@ -11,10 +11,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.cli_help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.errors import ConfigError, UsageError, WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.diagnostics.base import Diagnosis
+    from workbench.record import StudyRecord, TrialRecord
 
 __all__ = ["build_parser", "main"]
 
@@ -202,10 +206,23 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report_command(args: argparse.Namespace) -> int:
+    from workbench.record import open_record
     from workbench.report import write_report
 
-    print(f"Report: {write_report(args.dir)}")
+    record = open_record(args.dir)
+    print(f"Report: {write_report(record, _diagnosis_of(record), args.dir)}")
     return RAN
+
+
+def _diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
+    """Return the diagnosis kept with a study, or what can be said of one that has none yet."""
+    from workbench.diagnostics.instability import diagnose_instability
+    from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+    from workbench.diagnostics.stored import read_diagnosis
+
+    if (record.path / "diagnosis.json").exists():
+        return read_diagnosis(record.path)
+    return diagnose_lr_sweep(record) + diagnose_instability(record)
 
 
 def _studies(args: argparse.Namespace) -> int:
@@ -231,7 +248,6 @@ def _lab(args: argparse.Namespace) -> int:
         words.append("--allow-root")
     words += [f"--port={args.port}"] if args.port is not None else []
     os.execv(sys.executable, words)  # JupyterLab takes this process over, and with it Ctrl-C
-    return RAN
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
