@@ -126,8 +126,8 @@ def diagnosis() -> Diagnosis:
         Finding(code="lr.unstable", status="ok", summary="Unstable from 0.16.", value=LASTING, unit="lr", clause="F3.2", evidence={"lower": 0.152, "upper": 0.16}),
         Finding(code="lr.probabilistic", status="not_measured", summary="One seed cannot disagree.", clause="F1.8"),
         Finding(code="lr.at_edge", status="warn", summary="The next lr is unstable.", value=2.0, threshold=2.0, clause="F1.12", advice=("Try a warmup.", "Try clipping.")),
-        Finding(code="stability.mid", status="fail", summary="The loss jumps.", step=40, clause="F1.13", evidence={"trial": 8}, advice=("Try a warmup.",)),
-        Finding(code="stability.early_recovers", status="warn", summary="It recovers.", step=10, clause="F1.10"),
+        Finding(code="stability.mid", status="fail", summary="The loss jumps.", step=40, clause="F1.13", evidence={"confirm": [{"trial": 8, "shape": "rise after decline", "jump_step": 40}]}, advice=("Try a warmup.",)),
+        Finding(code="stability.early_recovers", status="warn", summary="It recovers.", step=10, clause="F1.10", evidence={"hits": [{"trial": 7, "onset_step": 10}, {"trial": 7, "onset_step": 90}]}),
         Finding(code="clipping.threshold", status="ok", summary="The 90th percentile is 0.5.", value=0.5, clause="F4.9"),
     )  # fmt: skip
     recommended = BASELINE.replace(peak_lr=BEST, warmup_steps=12, total_steps=132, max_grad_norm=0.5)

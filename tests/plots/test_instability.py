@@ -104,11 +104,16 @@ def test_metric_names_are_not_read_as_formulas() -> None:
 def test_confirm_draws_both_multiples_the_best_run_and_the_onset() -> None:
     ax = plot_confirm(study(), said(), ax=blank())
     assert drawn(ax, "lr 0.08 = lr*")[1] == pytest.approx(falling(BEST))
-    for label in ("lr 0.4 = 5 x lr*", "lr 0.8 = 10 x lr*", "lr 0.4 diverged at step 40", "lr 0.8 diverged at step 40"):
+    for label in (
+        "lr 0.4 = 5 x lr*: rise after decline",
+        "lr 0.8 = 10 x lr*",
+        "lr 0.4 diverged at step 40",
+        "lr 0.8 diverged at step 40",
+    ):
         assert drawn(ax, label).size
-    assert set(drawn(ax, "stability.mid from step 40")[0].tolist()) == {40}
+    assert set(drawn(ax, "lr 0.4 jumps after step 40")[0].tolist()) == {40}
 
 
-def test_an_onset_of_another_trial_is_not_drawn() -> None:
+def test_a_jump_of_another_trial_is_not_drawn() -> None:
     ax = plot_confirm(study(), said(), trials=[9], ax=blank())
-    assert not [line for line in ax.lines if "stability.mid" in str(line.get_label())]
+    assert not [line for line in ax.lines if "jumps" in str(line.get_label())]

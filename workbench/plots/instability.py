@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.plots._frames import Record, best_lr, curve, evaluations, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._loss import draw_trial_loss, loss_axes
 from workbench.plots._style import (
     BAD,
     BASELINE,
     GOOD,
     PALETTE,
-    STYLES,
     draw_curve,
     drawing,
     legend,
@@ -131,7 +132,7 @@ def plot_probe(
 
     Args:
         record: a study with a trial of the stage "probe".
-        diagnosis: its `stability.early` or `stability.early_recovers` adds the step of the onset.
+        diagnosis: its `stability.early` and `stability.early_recovers` add the step at which the first rise starts.
         split: which split's evaluations are drawn; the training loss where there are none.
         metric: which metric.
         every_steps: the coarse interval in steps; 100 as in F1.10.
@@ -153,8 +154,9 @@ def plot_probe(
         if np.isfinite(values).sum() < 2:
             return not_measured(axes, "the probe has fewer than two finite values")
         _draw_probe(axes, steps, values, every_steps)
-        for code in ("stability.early", "stability.early_recovers"):
-            _onset(axes, diagnosis, code, probes[0])
+        onset = _first_onset(diagnosis, ("stability.early", "stability.early_recovers"), probes[0])
+        if onset is not None:
+            axes.axvline(onset[1], color=BAD, linestyle=":", label=f"{onset[0]} from step {onset[1]:,}")
         title = f"Probe at lr {short(lr_of(record, probes[0]))}, evaluated at every step"
         axes.set(xlabel="step", title=title)
         axes.set_ylabel(name, parse_math=False)
@@ -173,7 +175,7 @@ def plot_confirm(
 
     Args:
         record: a study with trials of the stage "confirm".
-        diagnosis: `lr.best` adds the run at the best lr; `stability.mid` and `stability.divergent` add the onset.
+        diagnosis: `lr.best` adds the run at the best lr; `stability.mid` adds what each run shows, and its jump.
         trials: which trials; by default all of the stage "confirm".
         ax: where to draw; a new figure by default.
 
@@ -190,38 +192,15 @@ def plot_confirm(
             return not_measured(axes, "the record has no run far above the best learning rate")
         for trial in (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]:
             draw_trial_loss(axes, record, trial, index=0, relative_to=best)
+        said = _confirmations(diagnosis)
         for index, trial in enumerate(shown, start=1):
-            draw_trial_loss(axes, record, trial, index=index, relative_to=best)
-        for code in ("stability.mid", "stability.divergent"):
-            _onset(axes, diagnosis, code, *shown)
+            row = said.get(trial, {})
+            draw_trial_loss(axes, record, trial, index=index, relative_to=best, note=str(row.get("shape", "")))
+            if row.get("jump_step") is not None:
+                jump, lr = int(row["jump_step"]), short(lr_of(record, trial))
+                axes.axvline(jump, color=PALETTE[index], linestyle=":", label=f"lr {lr} jumps after step {jump:,}")
         loss_axes(axes, title="Training loss far above the best learning rate")
     return axes
-
-
-def draw_trial_loss(ax: Axes, record: Record, trial: int, *, index: int, relative_to: float = np.nan) -> bool:
-    """Draw one trial's training loss in the style number `index`; False where it has no finite loss."""
-    steps, losses = curve(record, trial, "loss")
-    finite = np.isfinite(losses)
-    if not finite.any():
-        return False
-    lr = lr_of(record, trial)
-    ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
-    color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
-    draw_curve(ax, steps, losses, color=color, linestyle=style, linewidth=1.1, label=f"lr {short(lr)}{ratio}")
-    if not finite.all():
-        last = int(np.flatnonzero(finite)[-1])
-        label = f"lr {short(lr)} diverged at step {int(steps[~finite][0]):,}"
-        ax.plot(steps[last], losses[last], "X", color=color, markersize=9, markeredgecolor=BAD, label=label, zorder=5)
-    return True
-
-
-def loss_axes(ax: Axes, *, title: str) -> None:
-    """Label axes that hold losses; a log scale where every value is above 0."""
-    if ax.dataLim.y0 > 0:
-        log_scale(ax, "y")
-    ax.set(xlabel="step", ylabel="training loss", title=title)
-    ax.margins(x=0.01)
-    legend(ax)
 
 
 def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> None:
@@ -255,13 +234,26 @@ def _thresholds(ax: Axes, record: Record, diagnosis: Diagnosis | None, trial: in
         line(value, color=PALETTE[4], linestyle="-.", label=f"proposed threshold {short(value)}")
 
 
-def _onset(ax: Axes, diagnosis: Diagnosis | None, code: str, *trials: int) -> None:
-    """Mark the step of a finding that is not ok and that speaks of one of `trials`, or names no trial."""
-    found = finding(diagnosis, code)
-    if found is None or found.status not in ("warn", "fail") or found.step is None:
-        return
-    if found.evidence.get("trial", trials[0]) in trials:
-        ax.axvline(found.step, color=BAD, linestyle=":", label=f"{code} from step {found.step:,}")
+def _first_onset(diagnosis: Diagnosis | None, codes: Sequence[str], trial: int) -> tuple[str, int] | None:
+    """Return (code, step) of the first rise that findings with these codes list for `trial`; None if there is none."""
+    found = [item for code in codes if (item := finding(diagnosis, code)) is not None]
+    onsets = [
+        (int(hit["onset_step"]), item.code)
+        for item in found
+        for hit in item.evidence.get("hits", ())
+        if hit.get("trial") == trial and hit.get("onset_step") is not None
+    ]
+    if not onsets:
+        return None
+    step, code = min(onsets)
+    return code, step
+
+
+def _confirmations(diagnosis: Diagnosis | None) -> dict[int, Mapping[str, Any]]:
+    """What `stability.mid` says of each run far above lr*, by trial."""
+    found = finding(diagnosis, "stability.mid")
+    rows = found.evidence.get("confirm", ()) if found is not None else ()
+    return {int(row["trial"]): row for row in rows}
 
 
 def _default_trial(record: Record) -> int:

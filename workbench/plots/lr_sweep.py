@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.lr_points import sweep_table
 from workbench.plots._frames import Record, best_lr, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._loss import draw_trial_loss, loss_axes
 from workbench.plots._style import (
     BAD,
     BASELINE,
@@ -25,7 +26,6 @@ from workbench.plots._style import (
     number,
     short,
 )
-from workbench.plots.instability import draw_trial_loss, loss_axes
 
 __all__ = ["plot_loss_curves", "plot_lr_sweep"]
 
