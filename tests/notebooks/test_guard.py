@@ -107,4 +107,6 @@ def test_nbval_compares_numbers_but_not_places_and_times(tmp_path: Path) -> None
     command += ["--nbval-sanitize-with", str(HERE / "nbval_sanitize.cfg"), "n.ipynb"]
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert re.findall(r"::Cell \d+ (PASSED|FAILED)", done.stdout) == [outcome for _, _, outcome in COMPARED], done.stdout
+    assert re.findall(r"::Cell \d+ (PASSED|FAILED)", done.stdout) == [outcome for _, _, outcome in COMPARED], (
+        done.stdout
+    )
