@@ -26,6 +26,14 @@ def test_grad_norm_is_that_of_the_baseline_by_default() -> None:
     assert y == pytest.approx(np.sqrt(losses_of(0.02)))
 
 
+def test_without_a_baseline_run_the_sweeps_run_at_its_lr_stands_in() -> None:
+    record = study()
+    record.trials = record.trials[record.trials["stage"] != "baseline"]
+    assert drawn(plot_grad_norm(record, ax=blank()), "trial 2, lr 0.02").size
+    record.config["peak_lr"] = 0.5
+    assert drawn(plot_grad_norm(record, said(), ax=blank()), "trial 4, lr 0.08").size
+
+
 def test_grad_norm_of_another_trial() -> None:
     _, y = drawn(plot_grad_norm(study(), trial=4, ax=blank()), "trial 4, lr 0.08")
     assert y == pytest.approx(np.sqrt(losses_of(BEST)))

@@ -118,3 +118,16 @@ def test_an_interpolated_best_lr_starts_the_curves_at_the_trained_one_below() ->
     between = replace(said["lr.best"], value=0.05, evidence={"measured_lr": 0.04})
     ax = plot_loss_curves(study(), diagnosis=replace(said, findings=(between,)), above=1, ax=blank())
     assert labels(ax) == ["lr 0.04 = 0.8 x lr*", "lr 0.08 = 1.6 x lr*"]
+
+
+def test_lrs_of_the_search_for_the_unstable_one_count_as_above() -> None:
+    record = study()
+    record.trials.loc[record.trials["peak_lr"] > BEST, "stage"] = "lr_unstable"
+    assert len(plot_loss_curves(record, diagnosis=diagnosis(), above=2, ax=blank()).get_legend().get_texts()) == 4
+
+
+def test_title_claims_lr_star_only_where_it_was_chosen() -> None:
+    assert plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank()).get_title(loc="left").endswith("just above")
+    for choice in ({"lrs": [0.01]}, {"trials": [1]}):
+        ax = plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank(), **choice)
+        assert ax.get_title(loc="left") == "Training loss"

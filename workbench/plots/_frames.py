@@ -11,7 +11,19 @@ from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.trials import RecordLike as Record
 from workbench.plots._style import number
 
-__all__ = ["Record", "best_lr", "curve", "evaluations", "field_of", "finding", "lr_of", "trials_at", "trials_in"]
+__all__ = [
+    "Record",
+    "baseline_lr",
+    "best_lr",
+    "curve",
+    "default_trial",
+    "evaluations",
+    "field_of",
+    "finding",
+    "lr_of",
+    "trials_at",
+    "trials_in",
+]
 
 Floats = NDArray[np.float64]
 
@@ -77,3 +89,16 @@ def best_lr(diagnosis: Diagnosis | None) -> tuple[float, float]:
     lr = number(found.value)
     trained = number(found.evidence.get("measured_lr"))
     return lr, lr if np.isnan(trained) else trained
+
+
+def baseline_lr(record: Record) -> float:
+    """Return the peak_lr of the config that the study started from, NaN where it is unknown."""
+    return number(record.config.get("peak_lr"))
+
+
+def default_trial(record: Record, diagnosis: Diagnosis | None) -> int:
+    """Return the baseline's trial, else the sweep's at the baseline's lr or at lr*, else the first; -1 without any."""
+    candidates = trials_in(record, "baseline")
+    for lr in (baseline_lr(record), best_lr(diagnosis)[1]):
+        candidates += trials_at(record, lr, "lr_sweep")
+    return next(iter(candidates + trials_in(record)), -1)

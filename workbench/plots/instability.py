@@ -10,7 +10,18 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
-from workbench.plots._frames import Record, best_lr, curve, evaluations, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._frames import (
+    Record,
+    best_lr,
+    curve,
+    default_trial,
+    evaluations,
+    field_of,
+    finding,
+    lr_of,
+    trials_at,
+    trials_in,
+)
 from workbench.plots._loss import draw_trial_loss, loss_axes
 from workbench.plots._style import (
     BAD,
@@ -45,7 +56,7 @@ def plot_grad_norm(
     Args:
         record: a study or a single trial.
         diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
-        trial: which trial; by default the baseline's, else the first.
+        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -54,7 +65,7 @@ def plot_grad_norm(
     Source: F1.9 (log the norm), F4.7 (unclipped), F4.8 (this picture by default).
     """
     with drawing(ax) as axes:
-        trial = _default_trial(record) if trial is None else trial
+        trial = default_trial(record, diagnosis) if trial is None else trial
         steps, norms = curve(record, trial, "grad_norm")
         if not np.isfinite(norms).any():
             return not_measured(axes, "no finite gradient norm was recorded")
@@ -90,7 +101,7 @@ def plot_grad_norm_histogram(
     Args:
         record: a study or a single trial.
         diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
-        trial: which trial; by default the baseline's, else the first.
+        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
         bins: number of bins between the smallest and the largest norm.
         ax: where to draw; a new figure by default.
 
@@ -100,7 +111,7 @@ def plot_grad_norm_histogram(
     Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
     """
     with drawing(ax) as axes:
-        trial = _default_trial(record) if trial is None else trial
+        trial = default_trial(record, diagnosis) if trial is None else trial
         _, norms = curve(record, trial, "grad_norm")
         shown = _positive(norms)
         if not shown.size:
@@ -254,11 +265,6 @@ def _confirmations(diagnosis: Diagnosis | None) -> dict[int, Mapping[str, Any]]:
     found = finding(diagnosis, "stability.mid")
     rows = found.evidence.get("confirm", ()) if found is not None else ()
     return {int(row["trial"]): row for row in rows}
-
-
-def _default_trial(record: Record) -> int:
-    """The baseline's trial, else the first, else -1."""
-    return next(iter(trials_in(record, "baseline") or trials_in(record)), -1)
 
 
 def _positive(values: Floats) -> Floats:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.lr_points import sweep_table
-from workbench.plots._frames import Record, best_lr, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots._frames import Record, baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots._loss import draw_trial_loss, loss_axes
 from workbench.plots._style import (
     BAD,
@@ -79,7 +79,7 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             log_scale(axes, "y")
         if not losses:
             axes.set_yticks([])
-        lrs = [p.lr for p in points]
+        lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         axes.margins(y=0.12)
         axes.set(
@@ -119,12 +119,13 @@ def plot_loss_curves(
     """
     with drawing(ax) as axes:
         best, trained = best_lr(diagnosis)
+        chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
             trials = _trials_to_draw(record, lrs, trained, above)
         drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
         if not drawn:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        loss_axes(axes, title="Training loss at lr* and just above" if np.isfinite(best) else "Training loss")
+        loss_axes(axes, title="Training loss at lr* and just above" if chosen else "Training loss")
     return axes
 
 
@@ -146,7 +147,7 @@ def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
     good = [p for p in points if p.feasible]
     if good:
         lrs, losses = [p.lr for p in good], [p.loss for p in good]
-        ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained", zorder=3)
+        ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
         errors = [p.loss_se if np.isfinite(p.loss_se) else 0.0 for p in good]
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
     lasting = [p.lr for p in points if not p.feasible and not p.diverged]
@@ -167,9 +168,9 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     if unstable is not None and np.isfinite(edge):
         _span(ax, unstable.evidence, "lower", "upper", color=BAD)
         ax.axvline(edge, color=BAD, linestyle="-.", label=f"unstable from {short(edge)}")
-    baselines = [lr_of(record, t) for t in trials_in(record, "baseline")]
-    if baselines and np.isfinite(baselines[0]):
-        ax.axvline(baselines[0], color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baselines[0])}")
+    baseline = baseline_lr(record)
+    if np.isfinite(baseline):
+        ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
 
 
 def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: str) -> None:
@@ -181,7 +182,7 @@ def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: 
 
 def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int) -> list[int]:
     """Trials at the given lrs; at lr* and the next `above` of the sweep; else all. One for each lr and seed."""
-    stages = ("lr_sweep", "baseline") if trials_in(record, "lr_sweep") else ()
+    stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
     grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)])
     if lrs is None:
         start = 0.0 if np.isnan(best) else best * (1 - 1e-9)
