@@ -44,11 +44,13 @@ diagnose: $(STAMP)
 lab: $(STAMP)
 	$(BIN)/workbench lab
 
+# On copies in an empty folder: a study that is there already would be read instead of trained again.
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not slow"
 ifneq ($(NOTEBOOKS),)
+	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS)
+		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
 endif
 
 check: $(STAMP)
@@ -59,9 +61,11 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
 
 notebooks: $(STAMP)
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=600 $(NOTEBOOKS)
+	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=600 $(NOTEBOOKS:%=build/%)
 	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
-		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS)
+		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS:%=build/%)
+	cp $(NOTEBOOKS:%=build/%) notebooks
 
 bench: $(STAMP)
 	@for f in $(BENCHMARKS); do echo "== $$f"; $(BIN)/python $$f; done
