@@ -211,9 +211,19 @@ def test_a_callable_in_the_config_is_shown_with_a_remark(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_not_adopted_is_said(tmp_path: Path) -> None:
-    chosen = dict(diagnosis().recommendation or {}) | {"adopted": False, "changed": [], "config": study().config}
-    assert "No change did better" in written(tmp_path, said=replace(diagnosis(), recommendation=chosen))
+def test_not_adopted_is_said_with_its_reason(tmp_path: Path) -> None:
+    more = {"adopted": False, "changed": [], "config": study().config, "reason": "Worse by 0.1 & no <less>."}
+    chosen = dict(diagnosis().recommendation or {}) | more
+    source = written(tmp_path, said=replace(diagnosis(), recommendation=chosen))
+    assert "No change did better" in source
+    assert "Worse by 0.1 &amp; no &lt;less&gt;." in source
+    assert ">candidate, not adopted<" in source
+    assert ">recommended<" not in source
+
+
+def test_measurements_have_a_table_that_other_findings_stay_out_of(source: str) -> None:
+    measured = source[source.index("<h2>Measured</h2>") : source.index('<article class="card ok">')]
+    assert re.findall(r"<tr><td>([^<]+)</td>", measured) == ["lr.best", "lr.unstable", "clipping.threshold"]
 
 
 @pytest.mark.parametrize(

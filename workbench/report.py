@@ -23,6 +23,16 @@ from workbench.report_html import STATUS, badge, card, folded, redact, table, te
 
 __all__ = ["FIGURES", "ReportFigure", "write_report"]
 
+MEASUREMENTS = (
+    "lr.best",
+    "lr.unstable",
+    "warmup.shortest",
+    "clipping.threshold",
+    "stability.headroom",
+    "batch_size.noise_scale",
+)
+"""Codes that are ok with a value: they get a table of their own."""
+
 _SCRIPT = """
 for (const button of document.querySelectorAll("button[data-copy]")) {
   button.hidden = false;
@@ -126,7 +136,7 @@ def _findings(diagnosis: Diagnosis) -> str:
     """One card a finding, worst first; what is ok is folded, behind a table of what was measured."""
     ranked = _ranked(diagnosis)
     fine = [f for f in ranked if f.status == "ok"]
-    measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.value is not None]
+    measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS]
     parts = ["<h2>Findings</h2>", *(card(f) for f in ranked if f.status != "ok")]
     if not ranked:
         parts.append("<p>Nothing was looked at.</p>")
@@ -164,16 +174,20 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
     if not found:
         return ""
     changed = [str(name) for name in found.get("changed", ())]
-    if found.get("adopted"):
-        said = f"It changes {', '.join(changed)}." if changed else "It is the baseline's: no change did better."
+    if not found.get("adopted"):
+        said = "No change did better than the baseline, so this is the baseline's own config."
+    elif changed:
+        said = f"It changes {', '.join(changed)}."
     else:
-        said = "No change did better than the baseline in the comparison, so this is the baseline's own config."
+        said = "It is the baseline's own: nothing asks for a change."
+    reason = redact(str(found.get("reason") or ""))
+    columns = ("", "baseline", "recommended" if found.get("adopted") else "candidate, not adopted")
     rows = _comparison(record.config, found, changed)
     return f"""<h2>Recommended config</h2>
-<p>{text(said)}</p>
+<p>{text(said)} {text(reason)}</p>
 <div class="paste"><pre tabindex="0"><code id="config">{text(_source(found.get("config") or {}))}</code></pre>
 <button type="button" data-copy="config" hidden>Copy</button></div>
-{table(("", "baseline", "recommended"), rows) if rows else ""}"""
+{table(columns, rows) if rows else ""}"""
 
 
 def _comparison(baseline: Mapping[str, Any], found: Mapping[str, Any], changed: list[str]) -> list[list[Any]]:

@@ -131,3 +131,11 @@ def test_title_claims_lr_star_only_where_it_was_chosen() -> None:
     for choice in ({"lrs": [0.01]}, {"trials": [1]}):
         ax = plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank(), **choice)
         assert ax.get_title(loc="left") == "Training loss"
+
+
+def test_a_bracket_of_close_lrs_is_drawn_once() -> None:
+    record = study()
+    close = record.trials["peak_lr"] == DIVERGED
+    record.trials.loc[close, "peak_lr"] = 1.05 * LASTING
+    shown = labels(plot_loss_curves(record, diagnosis=diagnosis(), ax=blank()))
+    assert [label.split()[1] for label in shown] == ["0.08", "0.16"]

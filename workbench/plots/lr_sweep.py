@@ -96,6 +96,7 @@ def plot_loss_curves(
     trials: Sequence[int] | None = None,
     diagnosis: Diagnosis | None = None,
     above: int = 3,
+    spacing: float = 1.4,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw training loss against step, by default for lr* and the next learning rates above it.
@@ -110,6 +111,8 @@ def plot_loss_curves(
         diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.
             Without it all trials are drawn.
         above: how many learning rates above lr*; "just above" has no number in F1.7, three is a rule of thumb.
+        spacing: ratio between neighbours, so that a bracket of close lrs is drawn once; 1.4 is half a grid step of
+            factor two (rule of thumb).
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -121,7 +124,7 @@ def plot_loss_curves(
         best, trained = best_lr(diagnosis)
         chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
-            trials = _trials_to_draw(record, lrs, trained, above)
+            trials = _trials_to_draw(record, lrs, trained, above, spacing)
         drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
         if not drawn:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
@@ -180,15 +183,23 @@ def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: 
         ax.axvspan(*ends, color=color, alpha=0.15, linewidth=0)
 
 
-def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int) -> list[int]:
+def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int, spacing: float) -> list[int]:
     """Trials at the given lrs; at lr* and the next `above` of the sweep; else all. One for each lr and seed."""
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
-    grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)])
     if lrs is None:
-        start = 0.0 if np.isnan(best) else best * (1 - 1e-9)
-        lrs = grid[grid >= start].tolist()[: None if np.isnan(best) else above + 1]
+        grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
+        lrs = grid if np.isnan(best) else _next_above(grid, best, above, spacing)
     kept: dict[tuple[float, Any], int] = {}
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):
             kept.setdefault((lr, field_of(record, trial, "seed")), trial)
     return list(kept.values())
+
+
+def _next_above(grid: Sequence[float], best: float, above: int, spacing: float) -> list[float]:
+    """`best` and the next `above` lrs of the ascending `grid`, each at least `spacing` times the one before."""
+    chosen = [best]
+    for lr in grid:
+        if len(chosen) <= above and lr >= spacing * chosen[-1]:
+            chosen.append(lr)
+    return chosen
