@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -379,3 +381,22 @@ def test_studies_on_disk_are_listed(study: Path, capsys) -> None:
 def test_report_of_a_folder_without_study(tmp_path: Path, capsys) -> None:
     assert cli.main(["report", str(tmp_path)]) == 1
     assert "holds no study" in capsys.readouterr().err
+
+
+def test_interrupting_a_notebook_lets_it_save_and_is_130(tmp_path: Path) -> None:
+    source = (
+        "import time\nfrom pathlib import Path\nPath('begun').touch()\n"
+        "try:\n    time.sleep(60)\nfinally:\n    Path('saved').touch()"
+    )
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# x"), new_code_cell(source)]), tmp_path / "n.ipynb")
+    command = [sys.executable, "-m", "workbench", "run", "n.ipynb"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        end = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (tmp_path / "saved").exists()
+    assert "workbench: interrupted" in said
+    assert "Traceback" not in said

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -196,7 +197,11 @@ def _run(args: argparse.Namespace) -> int:
 
     info = describe_notebook(args.notebook)
     values = parse_parameters(info.parameters, args.parameter)
-    done = run_notebook(info.path, values, output=args.out, progress=True)
+    try:
+        done = run_notebook(info.path, values, output=args.out, progress=True)
+    except KeyboardInterrupt:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would lament the cell that we stopped waiting for
+        raise
     for verdict in read_verdict(done, required=False):
         print(f"{verdict['workload'] or info.title}: {verdict['verdict']}")
         for finding in verdict["findings"]:

@@ -118,7 +118,7 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
             kernel_name=kernel_name,
             timeout=execution_timeout,
             startup_timeout=start_timeout,
-            extra_arguments=["--log-level=ERROR"],
+            extra_arguments=["--log-level=CRITICAL"],
         )
         return client.execute(env=_kernel_environment())
 
