@@ -79,24 +79,21 @@ def least_squares(lr, total, *, batch=16, seed=0, dim=1, start=3.0):
     return np.array(losses), np.array(errors)
 
 
-def tanh_net(lr, total, *, points=60, width=20, seed=0):
-    """Full-batch losses of a small tanh network on a one-dimensional regression."""
+def tanh_net(lr, total, *, points=60, width=30, seed=0):
+    """Full-batch losses of a small tanh network on a one-dimensional regression: sharpens up to 2 / lr."""
     rng = np.random.default_rng(seed)
     x = np.linspace(-1, 1, points)[:, None]
-    y = np.sin(4 * x) + 0.5 * np.cos(9 * x)
-    w1, b1 = 2 * rng.standard_normal((1, width)), rng.standard_normal(width)
-    w2, b2 = rng.standard_normal((width, 1)) / np.sqrt(width), np.zeros(1)
+    y = np.sin(4 * x)
+    w1, b1 = rng.standard_normal((1, width)), rng.standard_normal(width)
+    w2, b2 = 0.1 * rng.standard_normal((width, 1)) / np.sqrt(width), np.zeros(1)
     losses = []
-    with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(total):
-            h = np.tanh(x @ w1 + b1)
-            r = h @ w2 + b2 - y
-            losses.append(0.5 * float(np.mean(r**2)))
-            if not np.isfinite(losses[-1]):
-                break
-            dz = (r @ w2.T) * (1 - h**2) / points
-            w2, b2 = w2 - lr * h.T @ r / points, b2 - lr * r.mean(0)
-            w1, b1 = w1 - lr * x.T @ dz, b1 - lr * dz.sum(0)
+    for _ in range(total):
+        h = np.tanh(x @ w1 + b1)
+        r = h @ w2 + b2 - y
+        losses.append(0.5 * float(np.mean(r**2)))
+        dz = (r @ w2.T) * (1 - h**2) / points
+        w2, b2 = w2 - lr * h.T @ r / points, b2 - lr * r.mean(0)
+        w1, b1 = w1 - lr * x.T @ dz, b1 - lr * dz.sum(0)
     return np.array(losses)
 
 

@@ -34,6 +34,7 @@ class _Limits:
     stretch_steps: int
     sure_stretch_steps: int
     memory_spans: float
+    calm_frac: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class _Curve:
     needed: FloatArray
     back: FloatArray
     noise: FloatArray
+    step_noise: FloatArray
+    width: int
     loss_ref: float
     progress: float
     best_end: float
@@ -79,6 +82,7 @@ def classify_curve(
     stretch_steps: int = 5,
     sure_stretch_steps: int = 3,
     memory_spans: float = 5.0,
+    calm_frac: float = 0.05,
 ) -> CurveVerdict:
     """Say when a training-loss curve became unstable and what came of it.
 
@@ -109,6 +113,7 @@ def classify_curve(
         stretch_steps: hot steps in a row that make a rise (rule of thumb).
         sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
         memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
+        calm_frac: rises closer together than this share of the planned steps are one (rule of thumb).
 
     Returns:
         A verdict; it does not change when the loss is multiplied by a positive number or shifted.
@@ -116,7 +121,7 @@ def classify_curve(
     limits = _Limits(
         rise_frac=rise_frac, study_frac=study_frac, noise_sds=noise_sds, recover_frac=recover_frac,
         early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
-        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans,
+        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, calm_frac=calm_frac,
     )  # fmt: skip
     raw = np.asarray(loss, dtype=np.float64).ravel()
     finite, ended_nonfinite = fill_gaps(raw)
@@ -126,17 +131,17 @@ def classify_curve(
         return special
     start = float(finite[0]) if loss_ref is None or not math.isfinite(loss_ref) else float(loss_ref)
     se = None if loss_se is None else np.asarray(loss_se, dtype=np.float64).ravel()
-    noise = noise_per_step(finite, se, full_batch=full_batch)
+    step_noise = noise_per_step(finite, se, full_batch=full_batch)
     smoothed, noise, width = smooth(
-        finite, noise, loss_ref=start, total_steps=total, progress=study_progress, full_batch=full_batch,
+        finite, step_noise, loss_ref=start, total_steps=total, progress=study_progress, full_batch=full_batch,
         max_noise_frac=max_noise_frac,
     )  # fmt: skip
     curve = _prepare(
-        finite, smoothed, noise, limits=limits, loss_ref=start, total_steps=total, ended_nonfinite=ended_nonfinite,
-        study_progress=study_progress, study_best_end=study_best_end,
+        finite, smoothed, noise, step_noise, width=width, limits=limits, loss_ref=start, total_steps=total,
+        ended_nonfinite=ended_nonfinite, study_progress=study_progress, study_best_end=study_best_end,
     )  # fmt: skip
     rises = _rises(curve, full_batch=full_batch, memory=memory, limits=limits)
-    return _verdict(curve, rises, width, limits)
+    return _verdict(curve, rises, limits)
 
 
 def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: _Limits) -> CurveVerdict | None:
@@ -153,7 +158,9 @@ def _prepare(
     loss: FloatArray,
     smoothed: FloatArray,
     noise: FloatArray,
+    step_noise: FloatArray,
     *,
+    width: int,
     limits: _Limits,
     loss_ref: float,
     total_steps: int,
@@ -173,6 +180,8 @@ def _prepare(
         needed=np.maximum(np.maximum(limits.rise_frac * learned, limits.study_frac * progress), spread),
         back=trough + limits.recover_frac * learned + spread,
         noise=noise[lowest],
+        step_noise=step_noise[lowest],
+        width=width,
         loss_ref=loss_ref,
         progress=progress,
         best_end=end if study_best_end is None else min(float(study_best_end), loss_ref),
@@ -186,9 +195,12 @@ def _tail(size: int, limits: _Limits) -> int:
 
 
 def _rises(curve: _Curve, *, full_batch: bool, memory: float, limits: _Limits) -> list[Rise]:
-    """Return every rise; two stretches that the loss did not come back between are one rise."""
-    steps = np.arange(curve.loss.size)
+    """Return every rise; two stretches that the loss did not come back between, or only briefly, are one rise."""
+    steps, calm_steps = np.arange(curve.loss.size), limits.calm_frac * curve.total_steps
     hot = (curve.rise >= curve.needed) & (curve.rise > 0)
+    # A stretch shorter than half the window is lost in the median, but not when it stands out of the bare noise.
+    bare = curve.loss - curve.trough
+    hot |= (bare >= np.maximum(curve.needed, limits.noise_sds * curve.step_noise)) & (bare > 0)
     if memory > 0:
         hot &= (steps > limits.memory_spans / (1.0 - memory)) | (curve.smoothed >= curve.loss_ref)
     sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
@@ -198,13 +210,18 @@ def _rises(curve: _Curve, *, full_batch: bool, memory: float, limits: _Limits) -
         short = full_batch or any(b - a + 1 >= limits.sure_stretch_steps for a, b in _runs(sure[first : last + 1]))
         if last - first + 1 < (limits.sure_stretch_steps if short else limits.stretch_steps) and not into_nonfinite:
             continue
-        if found and not (curve.smoothed[found[-1][1] : first] <= curve.back[found[-1][0]]).any():
+        if found and not _came_back(curve, *found[-1], first, calm_steps):
             found[-1] = (found[-1][0], last)
         else:
             found.append((first, last))
     if curve.ended_nonfinite and (not found or found[-1][1] < curve.loss.size - 1):
         found.append((curve.loss.size - 1, curve.loss.size - 1))
     return [_rise(curve, first, last, final=(first, last) == found[-1], limits=limits) for first, last in found]
+
+
+def _came_back(curve: _Curve, first: int, last: int, following: int, calm_steps: float) -> bool:
+    back = np.flatnonzero(curve.smoothed[last:following] <= curve.back[first])
+    return back.size > 0 and following - (last + int(back[0])) > calm_steps
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -230,13 +247,17 @@ def _rise(curve: _Curve, first: int, last: int, *, final: bool, limits: _Limits)
 
 
 def _onset(curve: _Curve, first: int) -> int:
-    """Return the last step at the trough: within a hundredth of the rise needed, or a tenth where that is long ago."""
-    rise, noise = curve.rise[: first + 1], 2.0 * curve.noise[first]
-    near, far = (np.flatnonzero(rise <= max(f * curve.needed[first], noise)) for f in (0.1, 0.01))
+    """Return the last step at the trough; within one window of it, the bare loss places the step more sharply."""
+    needed, noise = curve.needed[first], curve.noise[first]
+    near, far = (np.flatnonzero(curve.rise[: first + 1] <= max(f * needed, 2.0 * noise)) for f in (0.1, 0.01))
     if not near.size:
         return 0
     recent = far[far >= near[-1] - 0.02 * curve.total_steps]
-    return int(recent[-1] if recent.size else near[-1])
+    onset = int(recent[-1] if recent.size else near[-1])
+    stop = min(first, onset + curve.width - 1)
+    bare = curve.loss[onset : stop + 1] - curve.trough[first]
+    low = np.flatnonzero(bare <= max(0.1 * needed, 2.0 * curve.step_noise[first]))
+    return onset + int(low[-1]) if low.size else onset
 
 
 def _outcome(curve: _Curve, first: int, limits: _Limits) -> Outcome:
@@ -265,13 +286,13 @@ def _end(curve: _Curve, limits: _Limits) -> tuple[float, bool]:
     return end, end >= curve.loss_ref - limits.study_frac * reachable
 
 
-def _verdict(curve: _Curve, rises: list[Rise], width: int, limits: _Limits) -> CurveVerdict:
+def _verdict(curve: _Curve, rises: list[Rise], limits: _Limits) -> CurveVerdict:
     end, high = _end(curve, limits)
     noise = float(curve.noise[-1])
     if not rises:
         reason = "The loss never rises for a stretch" + (" but ends where it began." if high else ".")
         return CurveVerdict(
-            when="none", outcome="none", trough_loss=float(curve.trough[-1]), reason=reason, high=high, width=width,
+            when="none", outcome="none", trough_loss=float(curve.trough[-1]), reason=reason, high=high, width=curve.width,
             noise=noise, end_loss=end, loss_ref=curve.loss_ref,
             progress=curve.progress,
         )  # fmt: skip
@@ -279,7 +300,7 @@ def _verdict(curve: _Curve, rises: list[Rise], width: int, limits: _Limits) -> C
     return CurveVerdict(
         when=worst.when, outcome=worst.outcome, onset_step=worst.onset_step, peak_step=worst.peak_step,
         peak_loss=worst.peak_loss, trough_loss=worst.trough_loss, reason=_reason(worst, end, curve), high=high,
-        width=width, noise=noise, rises=tuple(rises), end_loss=end, loss_ref=curve.loss_ref,
+        width=curve.width, noise=noise, rises=tuple(rises), end_loss=end, loss_ref=curve.loss_ref,
             progress=curve.progress,
     )  # fmt: skip
 

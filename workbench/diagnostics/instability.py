@@ -152,7 +152,7 @@ def _hits(study: _Study, spike_frac: float) -> dict[str, list[_Hit]]:
     hits: dict[str, list[_Hit]] = {code: [] for code in CODES}
     for item in study.items:
         zone = study.zone(item.curve.lr)
-        for rise in item.verdict.rises:
+        for rise in _telling(item):
             hits[_code(rise, spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
         never = not item.verdict.rises and item.is_lasting(study.star)
         if item.verdict.outcome == "divergent" or never:
@@ -160,6 +160,12 @@ def _hits(study: _Study, spike_frac: float) -> dict[str, list[_Hit]]:
         if item.verdict.outcome == "divergent" and not item.verdict.rises:
             hits["stability.early"].append(_Hit(item, None, zone))
     return hits
+
+
+def _telling(item: TrialVerdict) -> list[Rise]:
+    """Return the rises to report: of a run that did not come back, those that it did come back from are no news."""
+    rises = item.verdict.rises
+    return [r for r in rises if not item.verdict.is_lasting or r.outcome not in ("recovered", "settling")]
 
 
 def _code(rise: Rise, spike_steps: float) -> str:
@@ -199,7 +205,8 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) 
     }[lead.zone]
     if lead.zone == "near" and study.harmful is False:
         where += ", but no fix tried gains anything: harmless"
-    more = f" ({len(evidence['hits'])} trials in all)" if len(evidence["hits"]) > 1 else ""
+    trials = {row["trial"] for row in evidence["hits"]}
+    more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
     text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
     missed = evidence.get("seen_at_interval")
     if missed and missed["missed"]:

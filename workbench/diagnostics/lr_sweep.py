@@ -217,9 +217,11 @@ def _at_edge(
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
     if harmful is False:
         return Finding(status="ok", summary=f"{start}, but no fix tried gains anything: harmless.", **common)
-    end = "and a fix lets a larger lr train better" if harmful else "; no fix run has shown whether that costs anything"
+    end = (
+        " and a fix lets a larger lr train better" if harmful else "; no fix run has shown whether that costs anything"
+    )
     return Finding(
-        status="warn", summary=f"{start} {end}.", **common,
+        status="warn", summary=f"{start}{end}.", **common,
         advice=["Try learning-rate warmup.", "Try gradient clipping at the 90th percentile of the gradient norms.",
                 "Lower the learning rate only as the last resort: it hides the instability instead of curing it (F2.9)."],
     )  # fmt: skip
