@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError
 from workbench.record import StudyRecord
@@ -39,6 +40,7 @@ class InstabilityStudy:
         probe_steps: length of the probe, at most a full trial (F1.11).
         probe_multiple: the probe's lr over lr* (F1.11).
         confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
+        confirm_all: run every multiple; False stops at the first one that is lasting unstable.
         fix: whether to ask if an edge is curable.
         fix_multiple: lr of a fix run over the lr where instability starts.
         fix_warmup_frac: its warmup as a share of the run, the cap of F3.10.
@@ -51,6 +53,7 @@ class InstabilityStudy:
     probe_steps: int = 500
     probe_multiple: float = 2.0
     confirm_multiples: Sequence[float] = (5.0, 10.0)
+    confirm_all: bool = True
     fix: bool = True
     fix_multiple: float = 1.5
     fix_warmup_frac: float = 0.1
@@ -115,7 +118,9 @@ class InstabilityStudy:
         session.trial(session.config.replace(peak_lr=lr_star), stage="lr_sweep")
         session.trial(self._probe(session.config, lr_star), stage="probe")
         for multiple in self.confirm_multiples:
-            session.trial(session.config.replace(peak_lr=multiple * lr_star), stage="confirm")
+            trial = session.trial(session.config.replace(peak_lr=multiple * lr_star), stage="confirm")
+            if not self.confirm_all and _lasting(session, trial.number):
+                break
         if self.fix:
             self._fix(session, lr_star)
 
@@ -162,3 +167,8 @@ class InstabilityStudy:
         rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
         norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
         return np.asarray(norms[np.isfinite(norms)])
+
+
+def _lasting(session: Session, number: int) -> bool:
+    rows = diagnose_instability(session.record)["stability.divergent"].evidence["trials"]
+    return any(row["trial"] == number and row["outcome"] in ("lasting", "divergent") for row in rows)

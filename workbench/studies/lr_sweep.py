@@ -36,8 +36,8 @@ class LRSweep:
         seeds: trials per learning rate; the same seeds, and so the same batches, at every lr.
         steps: length of a trial; None is the baseline's.
         tolerance: width of the bracket around `lr.unstable`, as a share of its lower end.
-        short_frac: length of a range-finding run as a share of `steps` (rule of thumb: lr* of a run 1/8 as long is 2
-            to 4 times that of the whole, so short runs only say where to look).
+        short_frac: length of a range-finding run as a share of `steps` (rule of thumb; the best lr of a short run is
+            several times that of the whole, so short runs only say where to look).
         min_short_steps: where a short run would have fewer steps, the range is found at full length.
         refinements: at most this many further lrs near lr* on minibatches, whose noise hides small differences.
         full_batch_refinements: the same for full batches, where every digit counts.
@@ -48,7 +48,7 @@ class LRSweep:
     seeds: int = 1
     steps: int | None = None
     tolerance: float = 0.05
-    short_frac: float = 0.125
+    short_frac: float = 0.0625
     min_short_steps: int = 200
     refinements: int = 1
     full_batch_refinements: int = 16
@@ -134,13 +134,16 @@ class LRSweep:
         return steps if steps >= self.min_short_steps else session.config.total_steps
 
     def _coarse(self, session: Session, limits: tuple[float, float, float]) -> float | None:
-        """Return the best lr of a coarse grid of short runs, from 1/256 to 4 times the critical lr and beyond."""
+        """Return the best lr of a coarse grid of short runs, from 4 times the critical lr down, and beyond both ends.
+
+        The grid goes down at least to 1/16 of the critical lr, and on as long as its lowest lr is the best.
+        """
         low, critical, high = limits
         steps = self._short_steps(session)
         full = steps == session.config.total_steps
         stage = SWEEP_STAGE if full else RANGE_STAGE
         base = session.config.peak_lr
-        for k in range(-4, 2):
+        for k in (1, 0, -1, -2):
             self._at(session, _on_lattice(critical * 4.0**k, base, 4.0), stage, steps=steps)
 
         def table() -> SweepTable:
@@ -153,7 +156,7 @@ class LRSweep:
     def _climb(self, session: Session, center: float, limits: tuple[float, float, float]) -> None:
         """Run full-length trials by factors of 2 around `center` until the best lies between two others."""
         low, _, high = limits
-        for lr in (center, center / 2):
+        for lr in (center, center * 2):
             self._at(session, lr, SWEEP_STAGE)
         self._widen(lambda: sweep_table(session.record), lambda lr: self._at(session, lr, SWEEP_STAGE), 2.0, low, high)
 

@@ -1,0 +1,138 @@
+"""Facts about a workload before any training: data, loss, gradient and first update on every parameter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.config import TrainConfig
+from workbench.errors import WorkloadError
+from workbench.train.batches import eval_batches, train_batches
+from workbench.train.gradients import LoopGradients, autocast, per_example
+from workbench.train.rng import isolated_rng
+from workbench.train.state import TrialState, build_model
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data, check_fresh, check_selection
+from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy
+
+__all__ = ["collect_preflight"]
+
+
+def collect_preflight(
+    workload: Workload, config: TrainConfig, device: torch.device, *, max_examples: int = 20_000
+) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_preflight`; the caller's random state is left bit for bit as it was.
+
+    Args:
+        workload: what to look at.
+        config: how it would be trained.
+        device: where.
+        max_examples: how many examples of a split are read at most.
+
+    Raises:
+        WorkloadError: nothing can be trained: the data, the model or the loss are broken.
+    """
+    sizes = check_data(workload, config)
+    check_selection(workload, config)
+    if sizes["train"] < 2:
+        raise WorkloadError(
+            f"workload {workload.name!r}: train_data has 1 example; a diagnosis needs at least 2, because nothing can be said "
+            "about noise or about validation from one. Repeat it if a single example is what you mean to fit."
+        )
+    with isolated_rng():
+        state = TrialState(workload, config, device)
+        check_fresh(state.model, build_model(workload, config, device))
+        facts: dict[str, Any] = {"examples": sizes}
+        for split in ("train", "validation"):
+            facts[split] = _scan(workload, state, split, config=config, device=device, max_examples=max_examples)
+        return facts | _first_step(workload, state, config, device)
+
+
+def _scan(
+    workload: Workload, state: TrialState, split: str, *, config: TrainConfig, device: torch.device, max_examples: int
+) -> dict[str, Any]:
+    """Read a split once: non-finite values, losses of the untrained model, classes."""
+    seen = nonfinite = 0
+    first_bad: int | None = None
+    losses_seen: list[Tensor] = []
+    counts: Tensor | None = None
+    classes: int | None = None
+    state.model.eval()
+    with torch.no_grad():
+        for batch, examples in eval_batches(workload, split, config.evaluation_batch, device, config.precision):
+            bad = sum(int((~torch.isfinite(t)).sum()) for t in _floats(batch))
+            if bad and first_bad is None:
+                first_bad = seen
+            nonfinite += bad
+            with autocast(device, config.precision):
+                outputs, losses, _ = per_example(workload, state.model, batch, examples)
+            losses_seen.append(losses.double().cpu())
+            if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and isinstance(outputs, Tensor):
+                classes = int(outputs.shape[-1] if isinstance(workload.loss, TokenCrossEntropy) else outputs.shape[1])
+                counts = _add_counts(counts, workload.loss.targets(batch), classes)
+            seen += examples
+            if seen >= max_examples:
+                break
+    finite = torch.cat(losses_seen)
+    return {
+        "read": seen,
+        "nonfinite_values": nonfinite,
+        "nonfinite_from_example": first_bad,
+        "loss": float(finite.mean()),
+        "classes": classes,
+        "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
+    }
+
+
+def _floats(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch] if batch.is_floating_point() else []
+    if isinstance(batch, dict):
+        return [t for value in batch.values() for t in _floats(value)]
+    if isinstance(batch, (list, tuple)):
+        return [t for value in batch for t in _floats(value)]
+    return []
+
+
+def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | None:
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return counts
+    valid = targets.reshape(-1)
+    found = torch.bincount(valid[(valid >= 0) & (valid < classes)].cpu(), minlength=classes)
+    return found if counts is None else counts + found
+
+
+def _first_step(workload: Workload, state: TrialState, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Take one step: which parameters get a gradient, and which ones move."""
+    state.model.train()
+    gradients = LoopGradients(workload, state.model, state.flat, device, config.precision)
+    try:
+        loss = float(gradients(next(train_batches(workload, config, device))).loss)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise WorkloadError(
+            f"workload {workload.name!r}: the loss does not depend on any trained parameter. Look for .detach(), .item(), "
+            "torch.no_grad() or an argmax between the model and the loss."
+        ) from error
+    if not math.isfinite(loss):
+        raise WorkloadError(
+            f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. Look at the data (NaN or infinite "
+            "inputs), at the model's initialisation, and at logarithms or divisions in the loss."
+        )
+    lr = torch.full((1, 1), config.peak_lr, dtype=state.flat.values.dtype, device=device)
+    update = state.updater.update(state.flat.values, state.flat.grad, lr, 0)
+    parts = list(zip(state.flat.names, state.flat.slices, strict=True))
+    frozen = [name for name, p in state.model.named_parameters() if not p.requires_grad]
+    return {
+        "first_loss": loss,
+        "parameters": int(state.flat.values.numel()),
+        "tensors": len(parts),
+        "frozen": frozen,
+        "no_gradient": [name for name, where in parts if not bool(state.flat.grad[0, where].any())],
+        "no_update": [name for name, where in parts if not bool(update[0, where].any())],
+        "nonfinite_gradient": [name for name, w in parts if not bool(torch.isfinite(state.flat.grad[0, w]).all())],
+    }
