@@ -21,8 +21,9 @@ FLOORS = (
     r"workloads(\..+)?",
     r"(train|hosts|parameter_server)(\..+)?",
     r"studies(\..+)?",
-    r"plots(\..+)?|playbook|playbook_\w+",
+    r"plots(\..+)?",
     r"panels(\..+)?|report|report_\w+|notebook_runner|notebook_parameters",
+    r"playbook|playbook_\w+",  # its walk ends with a written report
     r"cli|cli_help|__main__",
 )
 TRAINING = r"(workloads|train|hosts|parameter_server|studies)(\..+)?"
