@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -400,3 +401,20 @@ def test_interrupting_a_notebook_lets_it_save_and_is_130(tmp_path: Path) -> None
     assert (tmp_path / "saved").exists()
     assert "workbench: interrupted" in said
     assert "Traceback" not in said
+
+
+def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["diagnose", "quadratic", "--steps", "20", "--out", "runs/q", "--note", "a look"]) == 0
+    out = capsys.readouterr().out
+    assert "Diagnosis of quadratic" in out
+    assert "TrainConfig(" in out
+    assert json.loads(Path("runs/q/study.json").read_text())["note"] == "a look"
+    assert json.loads(Path("runs/q/diagnosis.json").read_text())["schema"] == 1
+    for name in ("report.html", "diagnosis.json"):  # first a report that was lost, then a study that was interrupted
+        Path("runs/q", name).unlink()
+        Path("runs/q/report.html").unlink(missing_ok=True)
+        assert cli.main(["report", "runs/q"]) == 0
+        assert "stability.headroom" in Path("runs/q/report.html").read_text()
+    assert cli.main(["diagnose", "quadratic", "--steps", "30", "--out", "runs/q"]) == 1
+    assert "another study" in capsys.readouterr().err

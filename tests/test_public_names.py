@@ -67,3 +67,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no 'lr_sweeep'"):
         workbench.lr_sweeep  # noqa: B018
     assert not hasattr(workbench, "_repr_html_")
+
+
+@pytest.mark.parametrize("name", workbench.__all__)
+def test_every_public_name_resolves_and_is_kept(name: str) -> None:
+    value = getattr(workbench, name)
+    assert value is getattr(workbench, name)
+    assert name == "__version__" or callable(value)

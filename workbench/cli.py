@@ -224,9 +224,13 @@ def _diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.stored import read_diagnosis
+    from workbench.playbook import diagnose_record
+    from workbench.record import StudyRecord
 
     if (record.path / "diagnosis.json").exists():
         return read_diagnosis(record.path)
+    if isinstance(record, StudyRecord) and record.study.get("kind") == "diagnosis":
+        return diagnose_record(record)  # interrupted: what can be said so far
     return diagnose_lr_sweep(record) + diagnose_instability(record)
 
 
@@ -262,8 +266,8 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        said = " ".join(str(error).split()) or "what was measured is kept"
-        print(f"workbench: interrupted: {said}. The same command goes on from there.", file=sys.stderr)
+        said = " ".join(str(error).split()) or "what was measured is kept, and the same command goes on from there."
+        print(f"workbench: interrupted: {said}", file=sys.stderr)
         return INTERRUPTED
     said = " ".join(str(error).split()) or type(error).__name__
     hint = "" if isinstance(error, WorkbenchError) else " (WORKBENCH_DEBUG=1 shows where)"
