@@ -7,11 +7,11 @@ A noise floor, a plateau, ripple at the edge of stability and momentum's damped 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.diagnostics.curve_rises import Curve, Limits, end_level, find_rises, tail_steps
 from workbench.diagnostics.curve_verdict import CurveVerdict, Outcome, Rise, When
 from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, smooth
 
@@ -19,45 +19,6 @@ __all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
 
 FloatArray = NDArray[np.float64]
 _WORSE: dict[str, int] = {"none": 0, "recovered": 1, "settling": 2, "lasting": 3, "divergent": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Limits:
-    rise_frac: float
-    study_frac: float
-    noise_sds: float
-    recover_frac: float
-    early_frac: float
-    settle_ratio: float
-    tail_frac: float
-    min_steps: int
-    stretch_steps: int
-    sure_stretch_steps: int
-    memory_spans: float
-    calm_frac: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Curve:
-    """A finite curve with everything that the rules below look at; arrays have shape (steps,)."""
-
-    loss: FloatArray
-    smoothed: FloatArray
-    trough: FloatArray
-    needed: FloatArray
-    back: FloatArray
-    noise: FloatArray
-    step_noise: FloatArray
-    width: int
-    loss_ref: float
-    progress: float
-    best_end: float
-    total_steps: int
-    ended_nonfinite: bool
-
-    @property
-    def rise(self) -> FloatArray:
-        return self.smoothed - self.trough
 
 
 def classify_curve(
@@ -118,7 +79,7 @@ def classify_curve(
     Returns:
         A verdict; it does not change when the loss is multiplied by a positive number or shifted.
     """
-    limits = _Limits(
+    limits = Limits(
         rise_frac=rise_frac, study_frac=study_frac, noise_sds=noise_sds, recover_frac=recover_frac,
         early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
         stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, calm_frac=calm_frac,
@@ -140,11 +101,11 @@ def classify_curve(
         finite, smoothed, noise, step_noise, width=width, limits=limits, loss_ref=start, total_steps=total,
         ended_nonfinite=ended_nonfinite, study_progress=study_progress, study_best_end=study_best_end,
     )  # fmt: skip
-    rises = _rises(curve, full_batch=full_batch, memory=memory, limits=limits)
+    rises = find_rises(curve, full_batch=full_batch, memory=memory, limits=limits)
     return _verdict(curve, rises, limits)
 
 
-def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: _Limits) -> CurveVerdict | None:
+def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: Limits) -> CurveVerdict | None:
     if raw.size and not math.isfinite(raw[0]):
         reason = "The loss is non-finite before the first update: the learning rate is not the cause."
         return CurveVerdict(when="early", outcome="divergent", onset_step=0, end_loss=math.inf, reason=reason)
@@ -161,19 +122,19 @@ def _prepare(
     step_noise: FloatArray,
     *,
     width: int,
-    limits: _Limits,
+    limits: Limits,
     loss_ref: float,
     total_steps: int,
     ended_nonfinite: bool,
     study_progress: float | None,
     study_best_end: float | None,
-) -> _Curve:
+) -> Curve:
     trough = np.minimum.accumulate(np.minimum(smoothed, loss_ref))
     lowest = np.maximum.accumulate(np.where(smoothed <= trough, np.arange(loss.size), 0))
     learned, spread = loss_ref - trough, limits.noise_sds * noise[lowest]
     progress = float(learned[-1]) if study_progress is None else max(float(study_progress), 0.0)
-    end = float(np.median(loss[-_tail(loss.size, limits) :]))
-    return _Curve(
+    end = float(np.median(loss[-tail_steps(loss.size, limits) :]))
+    return Curve(
         loss=loss,
         smoothed=smoothed,
         trough=trough,
@@ -190,104 +151,8 @@ def _prepare(
     )
 
 
-def _tail(size: int, limits: _Limits) -> int:
-    return max(1, round(limits.tail_frac * size))
-
-
-def _rises(curve: _Curve, *, full_batch: bool, memory: float, limits: _Limits) -> list[Rise]:
-    """Return every rise; two stretches that the loss did not come back between, or only briefly, are one rise."""
-    steps, calm_steps = np.arange(curve.loss.size), limits.calm_frac * curve.total_steps
-    hot = (curve.rise >= curve.needed) & (curve.rise > 0)
-    # A stretch shorter than half the window is lost in the median, but not when it stands out of the bare noise.
-    bare = curve.loss - curve.trough
-    hot |= (bare >= np.maximum(curve.needed, limits.noise_sds * curve.step_noise)) & (bare > 0)
-    if memory > 0:
-        hot &= (steps > limits.memory_spans / (1.0 - memory)) | (curve.smoothed >= curve.loss_ref)
-    sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
-    found: list[tuple[int, int]] = []
-    for first, last in _runs(hot):
-        into_nonfinite = curve.ended_nonfinite and last == curve.loss.size - 1
-        short = full_batch or any(b - a + 1 >= limits.sure_stretch_steps for a, b in _runs(sure[first : last + 1]))
-        if last - first + 1 < (limits.sure_stretch_steps if short else limits.stretch_steps) and not into_nonfinite:
-            continue
-        if found and not _came_back(curve, *found[-1], first, calm_steps):
-            found[-1] = (found[-1][0], last)
-        else:
-            found.append((first, last))
-    if curve.ended_nonfinite and (not found or found[-1][1] < curve.loss.size - 1):
-        found.append((curve.loss.size - 1, curve.loss.size - 1))
-    return [_rise(curve, first, last, final=(first, last) == found[-1], limits=limits) for first, last in found]
-
-
-def _came_back(curve: _Curve, first: int, last: int, following: int, calm_steps: float) -> bool:
-    back = np.flatnonzero(curve.smoothed[last:following] <= curve.back[first])
-    return back.size > 0 and following - (last + int(back[0])) > calm_steps
-
-
-def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _rise(curve: _Curve, first: int, last: int, *, final: bool, limits: _Limits) -> Rise:
-    onset = _onset(curve, first)
-    after = np.flatnonzero(curve.smoothed[last + 1 :] <= curve.back[first])
-    back = last + 1 + int(after[0]) if after.size else None
-    peak = first + int(np.argmax(curve.loss[first : last + 1]))
-    nonfinite = final and curve.ended_nonfinite
-    return Rise(
-        when="early" if onset <= limits.early_frac * curve.total_steps else "mid",
-        outcome=_outcome(curve, first, limits) if final else "recovered",
-        onset_step=onset,
-        peak_step=None if nonfinite else peak,
-        peak_loss=math.inf if nonfinite else float(curve.loss[peak]),
-        trough_loss=float(curve.trough[first]),
-        back_step=back,
-    )
-
-
-def _onset(curve: _Curve, first: int) -> int:
-    """Return the last step at the trough; within one window of it, the bare loss places the step more sharply."""
-    needed, noise = curve.needed[first], curve.noise[first]
-    near, far = (np.flatnonzero(curve.rise[: first + 1] <= max(f * needed, 2.0 * noise)) for f in (0.1, 0.01))
-    if not near.size:
-        return 0
-    recent = far[far >= near[-1] - 0.02 * curve.total_steps]
-    onset = int(recent[-1] if recent.size else near[-1])
-    stop = min(first, onset + curve.width - 1)
-    bare = curve.loss[onset : stop + 1] - curve.trough[first]
-    low = np.flatnonzero(bare <= max(0.1 * needed, 2.0 * curve.step_noise[first]))
-    return onset + int(low[-1]) if low.size else onset
-
-
-def _outcome(curve: _Curve, first: int, limits: _Limits) -> Outcome:
-    """Return what came of the last rise, from the level at the end of the run."""
-    if curve.ended_nonfinite:
-        return "divergent"
-    tail = _tail(curve.loss.size, limits)
-    end, high = _end(curve, limits)
-    near_best = end <= curve.best_end + limits.rise_frac * curve.progress
-    if end <= curve.back[first] and not high and near_best:
-        return "recovered"
-    earlier = [float(np.median(curve.loss[-k * tail : -(k - 1) * tail])) for k in (2, 3) if k * tail <= curve.loss.size]
-    trough = float(curve.trough[first])
-    falls = all(end - trough < limits.settle_ratio**k * (e - trough) for k, e in enumerate(earlier, start=1))
-    if earlier and falls:
-        return "settling"
-    return "divergent" if high else "lasting"
-
-
-def _end(curve: _Curve, limits: _Limits) -> tuple[float, bool]:
-    """Return the end loss and whether it is about where the run began."""
-    if curve.ended_nonfinite:
-        return math.inf, True
-    end = float(np.median(curve.loss[-_tail(curve.loss.size, limits) :]))
-    reachable = curve.loss_ref - curve.best_end
-    return end, end >= curve.loss_ref - limits.study_frac * reachable
-
-
-def _verdict(curve: _Curve, rises: list[Rise], limits: _Limits) -> CurveVerdict:
-    end, high = _end(curve, limits)
+def _verdict(curve: Curve, rises: list[Rise], limits: Limits) -> CurveVerdict:
+    end, high = end_level(curve, limits)
     noise = float(curve.noise[-1])
     if not rises:
         reason = "The loss never rises for a stretch" + (" but ends where it began." if high else ".")
@@ -305,7 +170,7 @@ def _verdict(curve: _Curve, rises: list[Rise], limits: _Limits) -> CurveVerdict:
     )  # fmt: skip
 
 
-def _reason(rise: Rise, end: float, curve: _Curve) -> str:
+def _reason(rise: Rise, end: float, curve: Curve) -> str:
     peak = "a non-finite value" if math.isinf(rise.peak_loss) else f"{rise.peak_loss:.4g} at step {rise.peak_step}"
     came = {
         "recovered": f"came back and ended at {end:.4g}",

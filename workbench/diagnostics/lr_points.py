@@ -249,7 +249,7 @@ def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTab
     loss_ref = float(np.mean(list(starts.values())))
     finite = [p for p in points if math.isfinite(p.loss)]
     lowest = min(finite, key=lambda p: p.loss, default=None)
-    first = float(np.median([_start_noise(c) for c in peers])) / math.sqrt(len(starts))
+    first = min(_start_noise(c) for c in peers) / math.sqrt(len(starts))
     return SweepTable(
         points=points,
         noise_free=all(c.full_batch for c in peers),

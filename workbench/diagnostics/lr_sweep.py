@@ -47,7 +47,7 @@ def diagnose_lr_sweep(
         noise_sds: standard errors of a paired difference that count as equal.
         loss_tolerance: relative difference of the loss that counts as equal (O1).
         edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
-        too_low_ratio: the baseline is too low when lr* is at least this many times its lr (rule of thumb).
+        too_low_ratio: the baseline is too low when lr* is more than this many times its lr (rule of thumb).
         bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
         tail_frac: share of the steps that the objective averages (O1).
 
@@ -173,7 +173,7 @@ def _too_low(best: BestLR, baseline: float, ratio: float) -> Finding:
         )
     value = best.lr / baseline
     evidence = {"baseline_lr": baseline, "lr_star": best.lr, "low": best.low}
-    if value < ratio or baseline >= best.low:
+    if value <= ratio * (1 + 1e-9) or baseline >= best.low:
         return Finding(
             code="lr.too_low", status="ok", value=value, unit="lr* / baseline lr", threshold=ratio, clause="F1.6",
             summary=f"The baseline's lr {baseline:.4g} is not far below lr* = {best.lr:.4g}.", evidence=evidence,

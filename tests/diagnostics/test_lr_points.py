@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_records import record, trial
+from workbench.diagnostics.lr_points import objective, paired_difference, sweep_table
+from workbench.diagnostics.trials import read_curves
+
+
+def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):
+    """Runs that fall from 2.3 to `levels[lr]`; runs of one seed share the noise of their batches."""
+    trials = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        batch_noise, offset = sd * rng.standard_normal(total), seed_sd * rng.standard_normal()
+        for lr, level in levels.items():
+            loss = level + offset + (2.3 - level) * np.exp(-np.arange(total) / 30) + batch_noise
+            loss = loss + 0.01 * rng.standard_normal(total)
+            trials.append(trial(loss, lr, seed=seed, columns={"loss_se": np.full(total, sd)}))
+    return record(trials, total_steps=total, full_batch=False)
+
+
+def test_objective_is_the_mean_of_the_last_tenth():
+    loss = np.random.default_rng(0).standard_normal(200)
+    good, bad = read_curves(record([trial(loss, 0.1), trial([1.0, np.nan], 0.2)], total_steps=200))
+    assert objective(good) == pytest.approx(loss[180:].mean())
+    assert objective(bad) == math.inf
+
+
+def test_pairing_removes_the_noise_that_two_trials_share():
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal(1000)
+    one = shared + 0.3 + 0.01 * rng.standard_normal(1000)
+    a, b = read_curves(record([trial(one, 0.1), trial(shared, 0.2)], full_batch=False))
+    mean, se = paired_difference(a, b)
+    assert mean == pytest.approx(0.3, abs=0.01)
+    assert se < 0.005
+
+
+def test_standard_error_of_correlated_noise_is_honest():
+    """The spread over 200 simulated runs is the truth that the standard error of one run is held against."""
+    means, errors = [], []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        noise = np.convolve(rng.standard_normal(2100), np.ones(8) / 8, mode="same")[:2000]
+        a, b = read_curves(record([trial(noise, 0.1), trial(np.zeros(2000), 0.2)], full_batch=False))
+        mean, se = paired_difference(a, b)
+        means.append(mean)
+        errors.append(se)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.2)
+
+
+def test_full_batches_have_no_error_and_divergence_is_infinite():
+    trials = [trial(np.linspace(2, 1, 100), 0.1), trial(np.linspace(2, 0, 100), 0.2), trial([2.0, np.nan], 9.0)]
+    a, b, c = read_curves(record(trials, total_steps=100))
+    assert paired_difference(a, b)[1] == 0.0
+    assert paired_difference(c, b) == (math.inf, 0.0)
+    assert paired_difference(b, c) == (-math.inf, 0.0)
+
+
+def test_table_of_a_noisy_sweep():
+    table = sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.5, 0.04: 0.5001, 0.08: 0.8}, seed_sd=0.2))
+    assert [p.lr for p in table.points] == [0.01, 0.02, 0.04, 0.08]
+    assert table.points[table.best].lr in (0.02, 0.04)
+    assert table.points[0].above_best == pytest.approx(0.4, abs=0.02)  # the seeds' offsets cancel
+    assert table.points[0].above_best_se < 0.02
+    assert table.points[0].loss_se > 0.03  # but not in the loss itself
+    assert table.points[0].seeds == (0, 1, 2)
+
+
+def test_the_same_lr_and_seed_twice_counts_once():
+    loss = np.linspace(2, 1, 100)
+    table = sweep_table(record([trial(loss, 0.1, stage="baseline"), trial(loss, 0.1), trial(loss, 0.2)]))
+    assert [p.trials for p in table.points] == [(0,), (2,)]
+
+
+def test_no_progress_at_any_lr_has_no_best():
+    rng = np.random.default_rng(0)
+    trials = [
+        trial(1 + 0.1 * rng.standard_normal(300), lr, columns={"loss_se": np.full(300, 0.1)}) for lr in (0.1, 0.2, 0.4)
+    ]
+    assert sweep_table(record(trials, full_batch=False)).best is None
+    assert sweep_table(record([trial([2.0, np.nan], lr) for lr in (1.0, 2.0)], total_steps=50)).best is None
+    assert sweep_table(record([])).best is None
+
+
+def test_huge_losses_do_not_overflow():
+    loss = np.geomspace(1.0, 1e300, 100)
+    table = sweep_table(record([trial(loss, 2.0), trial(1 / loss, 0.1)], full_batch=False))
+    assert table.points[table.best].lr == 0.1

@@ -1,0 +1,140 @@
+"""lr* and the edge found on quadratics, where both are known exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.diagnostics.test_lr_points import noisy_sweep
+from tests.helpers.simulated_curves import EDGE, quadratic
+from tests.helpers.simulated_records import record, trial
+from workbench.diagnostics.growth import edge_from_growth
+from workbench.diagnostics.lr_points import sweep_table
+from workbench.diagnostics.lr_search import bisect_next, lr_best, refine_next, unstable_bracket
+
+TOTAL = 100
+
+
+class Sweep:
+    """A study on one quadratic: runs the lrs it is told to, as a study would."""
+
+    def __init__(self, rule, memory, seed):
+        self.rule, self.memory, self.seed, self.trials = rule, memory, seed, []
+
+    def curve(self, lr):
+        return quadratic(self.rule, lr, TOTAL, memory=self.memory, seed=self.seed)
+
+    def table(self):
+        return sweep_table(record(self.trials, optimizer=self.rule, momentum=self.memory, total_steps=TOTAL))
+
+    def run(self, lr):
+        self.trials.append(trial(self.curve(lr), lr))
+
+    def until_none(self, ask, limit=40):
+        for _ in range(limit):
+            lr = ask(self.table())
+            if lr is None:
+                return
+            self.run(lr)
+        raise AssertionError("the search does not end")
+
+    def tail(self, lr):
+        curve = self.curve(lr)
+        return np.mean(curve[-10:]) if curve.size == TOTAL else np.inf
+
+
+def searched(rule, memory, seed):
+    sweep = Sweep(rule, memory, seed)
+    for k in range(-5, 3):
+        sweep.run(EDGE[rule](memory) * 2.0**k * (0.6 + 0.1 * seed))
+    sweep.until_none(refine_next)
+    return sweep
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lr_star_of_sgd_is_never_above_the_exact_one(seed):
+    sweep = searched("sgd", 0.0, seed)
+    best = lr_best(sweep.table())
+    lrs = np.geomspace(0.5, 2.0, 1500)
+    exact = lrs[np.argmin([sweep.tail(lr) for lr in lrs])]
+    assert exact / 1.25 <= best.lr <= exact * 1.0005
+    assert sweep.tail(best.lr) <= 1.1 * sweep.tail(exact)
+    assert best.low <= best.lr <= best.high
+    assert not best.needs_refinement
+
+
+@pytest.mark.parametrize(("rule", "memory"), [("momentum", 0.5), ("nesterov", 0.9)])
+def test_loss_at_lr_star_is_within_a_tenth_of_the_best(rule, memory):
+    sweep = searched(rule, memory, 1)
+    lrs = EDGE[rule](memory) * np.geomspace(0.02, 1.0, 1000)
+    assert sweep.tail(lr_best(sweep.table()).lr) <= 1.1 * min(sweep.tail(lr) for lr in lrs)
+
+
+@pytest.mark.parametrize(("rule", "memory"), [("sgd", 0.0), ("momentum", 0.9), ("nesterov", 0.9)])
+@pytest.mark.parametrize("use_hint", [False, True])
+def test_edge_is_bracketed_to_a_twentieth(rule, memory, use_hint):
+    sweep, edge = Sweep(rule, memory, 2), EDGE[rule](memory)
+    for k in range(-5, 3):
+        sweep.run(edge * 2.0**k * 0.77)
+    start = len(sweep.trials)
+    hint = edge_from_growth(sweep.curve(edge * 1.54), lr=edge * 1.54, optimizer=rule, momentum=memory)
+    sweep.until_none(lambda table: bisect_next(table, hint=hint if use_hint else None))
+    bracket = unstable_bracket(sweep.table())
+    assert bracket.ratio <= 1.0500001
+    assert bracket.middle == pytest.approx(edge, rel=0.05)
+    assert lr_best(sweep.table()).lr < bracket.middle
+    assert len(sweep.trials) - start <= (2 if use_hint else 4)
+
+
+def test_a_coarse_grid_is_said_to_be_coarse():
+    sweep = Sweep("sgd", 0.0, 0)
+    for lr in (0.25, 0.5, 1.0, 2.0, 4.0):
+        sweep.run(lr)
+    assert lr_best(sweep.table()).needs_refinement
+
+
+@pytest.mark.parametrize("levels", [
+    {0.01: 0.9, 0.02: 0.5, 0.04: 0.45, 0.08: 0.5, 0.16: 0.9},
+    {0.01: 0.9, 0.02: 0.4505, 0.04: 0.45, 0.08: 0.4501, 0.16: 0.9},
+])  # fmt: skip
+def test_noisy_lr_star_is_the_measured_best_and_its_interval_holds_the_ties(levels):
+    table = sweep_table(noisy_sweep(levels))
+    best = lr_best(table)
+    assert best.lr == best.measured_lr
+    flat = levels[0.02] < 0.46
+    assert best.lr in ((0.02, 0.04, 0.08) if flat else (0.04,))
+    assert best.tied == ((0.02, 0.04, 0.08) if flat else (0.04,))
+    assert best.low == pytest.approx(best.tied[0] / np.sqrt(2))
+    assert best.high == pytest.approx(best.tied[-1] * np.sqrt(2))
+
+
+def test_noisy_refinement_closes_in_on_clearly_worse_neighbours_only():
+    assert refine_next(sweep_table(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9}))) in (
+        pytest.approx(0.02), pytest.approx(0.08))  # fmt: skip
+    assert refine_next(sweep_table(noisy_sweep({0.01: 0.45, 0.04: 0.45, 0.16: 0.4501}))) is None
+    assert refine_next(sweep_table(noisy_sweep({0.034: 0.9, 0.04: 0.45, 0.047: 0.9}))) is None
+
+
+def test_borders_are_named_and_not_refined():
+    low = sweep_table(noisy_sweep({0.01: 0.4, 0.02: 0.6, 0.04: 0.9}))
+    assert lr_best(low).border == "low"
+    assert refine_next(low) is None
+    assert lr_best(sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.6, 0.04: 0.4}))).border == "high"
+
+
+def test_outcomes_that_are_not_monotone_are_listed():
+    falling, blown = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]
+    trials = [trial(falling - 0.5 * (lr == 0.2), lr) for lr in (0.1, 0.2, 0.3, 0.5)]
+    trials += [trial(blown, 0.4), trial(blown, 0.6)]
+    bracket = unstable_bracket(sweep_table(record(trials, total_steps=50)))
+    assert (bracket.lower, bracket.upper, bracket.stable_above) == (0.3, 0.4, (0.5,))
+
+
+def test_nothing_unstable_nothing_bracketed():
+    table = sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.5}))
+    assert unstable_bracket(table) is None
+    assert bisect_next(table) is None
+    empty = sweep_table(record([]))
+    assert lr_best(empty) is None
+    assert refine_next(empty) is None
+    assert unstable_bracket(empty) is None
