@@ -6,6 +6,7 @@ parts 4 to 9: merging is one rename, so a reader never sees a row twice or not a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -39,7 +40,8 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RecordError(
             f"cannot write {path}: {error.strerror or error}. Nothing that was saved before is lost; free some space or "
             "choose another folder with out=..., then run the same call again to go on."

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import DataError
@@ -38,7 +38,7 @@ def train_batches(
     data = workload.train_data
     dtype = _dtype(config.precision)
     first = start_step * config.accumulate_steps
-    if not hasattr(data, "__getitem__"):
+    if _in_its_own_order(data):
         batches = _iterable(workload, micro, first)
     elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
         batches = _tensors(data, micro, config, first, device)
@@ -58,7 +58,7 @@ def eval_batches(
     """Yield every example of a split once, in order; the last batch may be smaller."""
     data, dtype = workload.data(split), _dtype(precision)
     batches: Iterator[Any]
-    if not hasattr(data, "__getitem__"):
+    if _in_its_own_order(data):
         batches = iter(DataLoader(data, batch_size=batch_size, collate_fn=workload.collate))
     elif isinstance(data, TensorDataset) and workload.collate is None:
         batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
@@ -86,6 +86,10 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device, dtype) for value in batch)
     return batch
+
+
+def _in_its_own_order(data: Any) -> bool:
+    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
 
 
 def _dtype(precision: str | None) -> torch.dtype | None:
@@ -135,7 +139,11 @@ def _loader(workload: Workload, split: str, data: Any, order: Iterator[list[int]
         num_workers=workload.num_workers,
         generator=torch.Generator().manual_seed(seed),
     )
-    return iter(loader)
+    batches = iter(loader)
+    try:
+        yield from batches
+    finally:  # a traceback may keep the iterator alive, and its worker processes with it
+        getattr(batches, "_shutdown_workers", lambda: None)()
 
 
 def _iterable(workload: Workload, micro: int, skip: int) -> Iterator[Any]:

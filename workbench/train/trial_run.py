@@ -10,6 +10,7 @@ for step in range(total_steps):
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,6 +79,9 @@ class TrialRun:
             self._finish("diverged" if self.log.diverged_at is not None else "stopped" if self._left() else "complete")
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                self.log.flush()
+                self.writer.study.flush()
             self.writer.event(
                 "ended", state="stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}"
             )

@@ -1,0 +1,84 @@
+"""TrainConfig: every field is checked early, and the error names it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from workbench.config import OPTIMIZERS, SCHEDULES, TrainConfig
+from workbench.errors import ConfigError, UnknownNameError
+
+REQUIRED = {"peak_lr": 0.1, "total_steps": 100, "batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peak_lr": 0.0}, r"peak_lr=0.0 must be a finite number above 0"),
+        ({"peak_lr": -1.0}, "peak_lr=-1.0"),
+        ({"peak_lr": math.nan}, "peak_lr=nan"),
+        ({"peak_lr": "big"}, "peak_lr='big'"),
+        ({"total_steps": 0}, "total_steps=0 must be an integer of at least 1"),
+        ({"total_steps": -5}, "total_steps=-5"),
+        ({"total_steps": 1.5}, "total_steps=1.5"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"momentum": 1.0}, "momentum=1.0 must be a finite number at least 0 and below 1"),
+        ({"warmup_steps": 100}, "warmup_steps=100 must be below total_steps=100"),
+        ({"eval_batch_size": 4}, r"eval_batch_size=4 must be at least batch_size=8.*P2.7"),
+        ({"accumulate_steps": 3}, "batch_size=8 must be a multiple of accumulate_steps=3"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
+        ({"select": "loss"}, "select='loss' must be 'split/metric'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.from_dict(REQUIRED | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "suggestion"),
+    [
+        ({"optimizer": "adamm"}, "Did you mean 'adam'"),
+        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"rules": "pytorch"}, "Did you mean 'torch'"),
+        ({"precision": "bf16"}, "Allowed: bfloat16, float32, float64"),
+        ({"learning_rate": 1.0}, "no field 'learning_rate'"),
+        ({"warmup_step": 10}, "Did you mean 'warmup_steps'"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(changes: dict[str, object], suggestion: str) -> None:
+    with pytest.raises(UnknownNameError, match=suggestion):
+        TrainConfig.from_dict(REQUIRED | changes)
+
+
+def test_missing_fields_are_listed() -> None:
+    with pytest.raises(ConfigError, match="needs total_steps, batch_size"):
+        TrainConfig.from_dict({"peak_lr": 0.1})
+
+
+def test_replace_names_the_nearest_field() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'momentum'"):
+        TrainConfig(**REQUIRED).replace(momentun=0.5)
+
+
+def test_round_trip_through_plain_values() -> None:
+    config = TrainConfig(**REQUIRED, optimizer="nadam", max_grad_norm=1.0, schedule="linear")
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+def test_paste_builds_the_same_config() -> None:
+    config = TrainConfig(**REQUIRED, optimizer="adamw", weight_decay=0.1, schedule="cosine", eval_every_steps=7)
+    assert eval(config.paste(), {"TrainConfig": TrainConfig}) == config
+
+
+def test_callables_are_recorded_by_name() -> None:
+    assert TrainConfig(**REQUIRED, schedule=math.cos).to_dict()["schedule"] == "math:cos"
+
+
+def test_defaults_are_resolved() -> None:
+    config = TrainConfig(**REQUIRED)
+    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (10, 10, 32)
+    assert set(OPTIMIZERS) == {"sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"}
+    assert set(SCHEDULES) == {"constant", "linear", "cosine"}
