@@ -68,4 +68,5 @@ notebooks: $(STAMP)
 	cp $(NOTEBOOKS:%=build/%) notebooks
 
 bench: $(STAMP)
+	@test -n "$(BENCHMARKS)" || { echo "no bench_*.py in tests/benchmarks" >&2; exit 1; }
 	@for f in $(BENCHMARKS); do echo "== $$f"; $(BIN)/python $$f; done
