@@ -91,3 +91,35 @@ def test_huge_losses_do_not_overflow():
     loss = np.geomspace(1.0, 1e300, 100)
     table = sweep_table(record([trial(loss, 2.0), trial(1 / loss, 0.1)], full_batch=False))
     assert table.points[table.best].lr == 0.1
+
+
+def on_the_floor(seeds):
+    """Runs that start where the smallest lr would keep them: nothing can be learned at any lr."""
+    lam = np.geomspace(0.01, 1, 20)
+    trials = []
+    for seed in seeds:
+        for lr in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
+            rng = np.random.default_rng(seed)
+            theta, loss = rng.standard_normal(20) * np.sqrt(0.01 * 0.01 / 2 / lam), []
+            for _ in range(300):
+                loss.append(0.5 * np.sum(lam * theta**2) * (1 + 0.2 * rng.standard_normal()))
+                theta = theta - lr * (lam * theta + 0.1 * rng.standard_normal(20))
+            trials.append(trial(loss, lr, seed=seed, columns={"loss_se": 0.2 * np.abs(loss)}))
+    return record(trials, full_batch=False, total_steps=300)
+
+
+def test_a_start_on_the_noise_floor_shows_nothing():
+    found = [sweep_table(on_the_floor([3 * k, 3 * k + 1, 3 * k + 2])).best for k in range(5)]
+    assert found == [None] * 5
+
+
+def test_very_noisy_runs_show_their_progress_by_their_lead_over_smaller_lrs():
+    """The first loss alone is too noisy to tell, the paired differences are not."""
+    rng = np.random.default_rng(0)
+    start_noise = np.where(np.arange(400) < 40, 2.0, 0.05)
+    trials = []
+    for lr, level in ((0.01, 2.2), (0.02, 1.9), (0.04, 1.2)):
+        loss = level + (2.3 - level) * np.exp(-np.arange(400) / 30) + 0.05 * rng.standard_normal(400)
+        trials.append(trial(loss, lr, columns={"loss_se": start_noise}))
+    table = sweep_table(record(trials, full_batch=False))
+    assert table.points[table.best].lr == 0.04

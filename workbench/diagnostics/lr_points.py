@@ -74,7 +74,7 @@ class SweepTable:
         memory: momentum or beta1 of the optimizer.
         loss_ref: loss of the initial model, mean over the seeds.
         progress: what the best trial learned.
-        progress_noise: standard error of `progress`.
+        learned: some lr learned something: its progress, or its lead over a smaller lr, stands out of the noise.
         total_steps: length of the trials.
     """
 
@@ -83,17 +83,22 @@ class SweepTable:
     memory: float
     loss_ref: float
     progress: float
-    progress_noise: float
+    learned: bool
     total_steps: int
 
     @property
-    def best(self) -> int | None:
-        """Index of the lowest objective among the lrs that are not unstable; None when no lr makes progress."""
+    def lowest(self) -> int | None:
+        """Index of the lowest objective among the lrs that are not unstable, on the seeds that they share."""
         usable = [i for i, p in enumerate(self.points) if math.isfinite(p.loss) and not p.unstable]
-        if not usable or not self.progress > self.progress_noise:
+        if not usable:
             return None
         shared = set.intersection(*(set(self.points[i].seeds) for i in usable))
         return min(usable, key=lambda i: _mean_over(self.points[i], shared))
+
+    @property
+    def best(self) -> int | None:
+        """The same, or None when no lr makes progress: then the lowest objective is a matter of chance."""
+        return self.lowest if self.learned else None
 
     @property
     def loss_scale(self) -> float:
@@ -157,13 +162,14 @@ def _mean_se(values: FloatArray, blocks: int) -> float:
     return scale * math.sqrt(float(residual @ residual) / (count - 2) / count)
 
 
-def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8) -> SweepTable:
+def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8, noise_sds: float = 4.0) -> SweepTable:
     """Return the sweep's points: full-length trials of one config, one point a learning rate.
 
     Args:
         record: a study, or a single trial.
         tail_frac: share of the steps that the objective averages.
         blocks: see `paired_difference`.
+        noise_sds: standard errors that what was learned must stand out by (rule of thumb).
     """
     curves = read_curves(record)
     peers = _first_of_each(full_length(curves, record.config))
@@ -171,12 +177,19 @@ def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8) 
     groups = _by_lr(verdicts)
     points = tuple(_point(group, lr_star=None, tail_frac=tail_frac, blocks=blocks) for group in groups)
     table = _table(points, peers)
-    best = table.best
+    best = table.lowest
     if best is None:
         return table
     star = points[best].lr
     points = tuple(_point(group, lr_star=star, tail_frac=tail_frac, blocks=blocks) for group in groups)
-    return replace(table, points=_with_differences(points, groups, best, tail_frac=tail_frac, blocks=blocks))
+    points = _with_differences(points, groups, best, tail_frac=tail_frac, blocks=blocks)
+    return replace(table, points=points, learned=_learned(table, points, best, _start_noise(peers), noise_sds))
+
+
+def _learned(table: SweepTable, points: Sequence[LRPoint], best: int, start_noise: float, noise_sds: float) -> bool:
+    noise = math.hypot(start_noise, _number(points[best].loss_se))
+    worse_below = any(p.above_best > max(noise_sds * _number(p.above_best_se), 0.0) for p in points[:best])
+    return table.progress > noise_sds * noise or (table.progress > 0 and not table.noise_free and worse_below)
 
 
 def _first_of_each(curves: Sequence[TrialCurve]) -> list[TrialCurve]:
@@ -199,7 +212,7 @@ def _point(group: Sequence[TrialVerdict], *, lr_star: float | None, tail_frac: f
     finite = [v for v in losses if math.isfinite(v)]
     own = [_mean_se(v.curve.loss[-_tail(v.curve, tail_frac) :], blocks) for v in group if not v.curve.diverged]
     within = 0.0 if group[0].curve.full_batch else math.hypot(*own) / max(1, len(own))
-    between = float(np.std(finite, ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else 0.0
+    between = _spread(finite) / math.sqrt(len(finite)) if len(finite) > 1 else 0.0
     return LRPoint(
         lr=group[0].curve.lr,
         loss=float(np.mean(losses)),
@@ -223,7 +236,7 @@ def _with_differences(
         pairs.append([paired_difference(a, b, tail_frac=tail_frac, blocks=blocks) for a, b in shared])
     star = points[best].lr
     spreads = [
-        float(np.var([d for d, _ in found], ddof=1))
+        _spread([d for d, _ in found])
         for point, found in zip(points, pairs, strict=True)
         if 0.25 <= point.lr / star <= 4 and point.lr != star and len(found) > 1 and math.isfinite(point.loss)
     ]
@@ -235,37 +248,42 @@ def _with_differences(
         else:
             mean = float(np.mean([d for d, _ in found]))
             within = math.hypot(*(s for _, s in found)) / len(found)
-            se = 0.0 if k == best else max(within, math.sqrt(pooled / len(found)))
+            se = 0.0 if k == best else max(within, pooled / math.sqrt(len(found)))
         done.append(replace(point, above_best=mean, above_best_se=se))
     return tuple(done)
 
 
 def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTable:
-    if not peers:
-        return SweepTable(
-            points=(), noise_free=False, memory=0.0, loss_ref=math.nan, progress=0.0, progress_noise=0.0, total_steps=0
-        )
     starts = {c.seed: initial_loss(c, peers) for c in peers}
-    loss_ref = float(np.mean(list(starts.values())))
-    finite = [p for p in points if math.isfinite(p.loss)]
-    lowest = min(finite, key=lambda p: p.loss, default=None)
-    first = min(_start_noise(c) for c in peers) / math.sqrt(len(starts))
+    loss_ref = float(np.mean(list(starts.values()))) if starts else math.nan
+    finite = [p.loss for p in points if math.isfinite(p.loss)]
     return SweepTable(
         points=points,
-        noise_free=all(c.full_batch for c in peers),
-        memory=peers[0].memory,
+        noise_free=bool(peers) and all(c.full_batch for c in peers),
+        memory=peers[0].memory if peers else 0.0,
         loss_ref=loss_ref,
-        progress=0.0 if lowest is None else loss_ref - lowest.loss,
-        progress_noise=0.0 if lowest is None else 6.0 * math.hypot(first, _number(lowest.loss_se)),
-        total_steps=peers[0].total_steps,
+        progress=loss_ref - min(finite) if finite else 0.0,
+        learned=False,
+        total_steps=peers[0].total_steps if peers else 0,
     )
 
 
-def _start_noise(curve: TrialCurve) -> float:
-    head = curve.loss[: max(10, curve.total_steps // 10)]
-    head = head[np.isfinite(head)]
-    return float(noise_per_step(head, curve.loss_se, full_batch=curve.full_batch)[0]) if head.size else 0.0
+def _start_noise(peers: Sequence[TrialCurve]) -> float:
+    """Return the standard error of the initial loss, mean over the seeds."""
+    found = []
+    for curve in peers:
+        head = curve.loss[: max(10, curve.total_steps // 10)]
+        head = head[np.isfinite(head)]
+        if head.size:
+            found.append(float(noise_per_step(head, curve.loss_se, full_batch=curve.full_batch)[0]))
+    return min(found, default=0.0) / math.sqrt(max(1, len({c.seed for c in peers})))
 
 
 def _number(value: float) -> float:
     return value if math.isfinite(value) else 0.0
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return the sample standard deviation, without overflow for the huge losses of unstable runs."""
+    scale = max(map(abs, values)) or 1.0
+    return scale * float(np.std(np.asarray(values) / scale, ddof=1))

@@ -140,6 +140,7 @@ def refine_next(
     same_loss: float = 1.04,
     dense_ratio: float = DENSE_RATIO,
     noisy_ratio: float = 1.25,
+    noise_sds: float = 2.0,
     min_ratio: float = 1.002,
     flat_loss: float = 1.15,
     flat_ratio: float = 1.5,
@@ -151,6 +152,8 @@ def refine_next(
         same_loss: without noise, refine until no lr between the neighbours can be better by more than this factor.
         dense_ratio: without noise, refine at least until the neighbours are this close.
         noisy_ratio: with noise, a neighbour that is clearly worse may stay this far away.
+        noise_sds: with noise, standard errors of the paired difference that count as equal: two ties end the search.
+            0 refines through ties, at about two more lrs.
         min_ratio: never try lrs closer than this.
         flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
             loss are looked at as well.
@@ -161,7 +164,11 @@ def refine_next(
         return None
     below, at, above = table.points[best - 1 : best + 2]
     if not table.noise_free:
-        worse = [p for p in (below, above) if _gap(p, at) > noisy_ratio and (p.unstable or not tied(table, p))]
+        worse = [
+            p
+            for p in (below, above)
+            if _gap(p, at) > noisy_ratio and (p.unstable or not tied(table, p, noise_sds=noise_sds))
+        ]
         return _between(at, max(worse, key=lambda p: _gap(p, at))) if worse else None
     far = max((below, above), key=lambda p: _gap(p, at))
     if _gap(far, at) > dense_ratio * (1 + 1e-9):
