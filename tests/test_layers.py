@@ -15,8 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "workbench"
 
 # From the ground up; the first pattern that fits a module's name (without "workbench.") is its floor.
 FLOORS = (
-    # diagnostics.base holds only the words of a finding and how they become JSON, which records are written with.
-    r"errors|metrics|config|schedules|record|record_\w+|ledger|repro|diagnostics\.base",
+    r"errors|metrics|config|schedules|record|record_\w+|ledger|repro|plain",
     r"diagnostics(\..+)?",
     r"workloads(\..+)?",
     r"(train|hosts|parameter_server)(\..+)?",
@@ -199,7 +198,7 @@ def test_imports_run_down_only() -> None:
 
 def test_the_walk_sees_the_package() -> None:
     known = modules(PACKAGE)
-    assert {"__init__", "errors", "config", "diagnostics", "diagnostics.base", "train.hooks", "cli"} <= set(known)
+    assert {"__init__", "errors", "config", "diagnostics", "train.hooks", "cli"} <= set(known)
     found = {str(i).partition(" imports ")[2] for i in imports("cli", known["cli"], set(known))}
     assert "workbench.errors" in found
     assert "workbench.playbook.diagnose" in found or "workbench.playbook" in found

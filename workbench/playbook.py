@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, dumps
+from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.selection import compare_selected
+from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
 from workbench.studies.instability import InstabilityStudy

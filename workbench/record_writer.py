@@ -18,8 +18,8 @@ from typing import IO, Any
 import pandas as pd
 
 from workbench import repro
-from workbench.diagnostics.base import dumps
 from workbench.errors import RecordError, UsageError
+from workbench.plain import dumps
 from workbench.record import StudyRecord, TrialRecord, read_events, read_json
 from workbench.record_parts import PartWriter, write_atomic
 

@@ -15,8 +15,9 @@ from string import Template
 from typing import Any
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, Finding, to_json
+from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import UsageError
+from workbench.plain import to_json
 from workbench.record_parts import write_atomic
 from workbench.report_figures import FIGURES, ReportFigure, figures_section
 from workbench.report_html import STATUS, badge, card, folded, redact, table, text

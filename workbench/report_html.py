@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.diagnostics.base import Finding, to_json
+from workbench.diagnostics.base import Finding
+from workbench.plain import to_json
 
 __all__ = ["STATUS", "badge", "card", "folded", "redact", "table", "text", "value_text"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay, quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.base import dumps
 from workbench.diagnostics.instability import CODES, diagnose_instability
+from workbench.plain import dumps
 
 TOTAL = 400
 T = np.arange(TOTAL)

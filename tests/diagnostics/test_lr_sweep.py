@@ -8,8 +8,8 @@ import pytest
 from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.base import dumps
 from workbench.diagnostics.lr_sweep import CODES, diagnose_lr_sweep
+from workbench.plain import dumps
 
 TOTAL = 200
 BLOWN = np.r_[2.3, 50.0, np.inf]

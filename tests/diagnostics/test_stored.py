@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.diagnostics.base import Diagnosis, Finding, dumps
+from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.stored import read_diagnosis
 from workbench.errors import RecordError
+from workbench.plain import dumps
 
 FINDING = Finding(
     code="lr.unstable",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+from workbench.plain import to_json
 
-__all__ = ["Diagnosis", "Finding", "Status", "to_json", "worst"]
+__all__ = ["Diagnosis", "Finding", "Status", "worst"]
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
 _SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
@@ -129,27 +127,3 @@ class Diagnosis:
 def worst(statuses: Sequence[Status]) -> Status:
     """Return the worst of `statuses`; "not_measured" when there is none."""
     return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
-
-
-def to_json(value: Any) -> Any:
-    """Turn NumPy values, paths and containers into JSON values; NaN becomes None, infinities "inf"/"-inf"."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, np.ndarray):
-        return [to_json(v) for v in value.tolist()]
-    if isinstance(value, (list, tuple)):
-        return [to_json(v) for v in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value
-
-
-def dumps(value: Any) -> str:
-    """Return `value` as valid, indented JSON."""
-    return json.dumps(to_json(value), indent=1, allow_nan=False)

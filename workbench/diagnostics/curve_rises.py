@@ -21,6 +21,7 @@ class Limits:
 
     rise_frac: float
     study_frac: float
+    high_frac: float
     noise_sds: float
     recover_frac: float
     early_frac: float
@@ -133,8 +134,8 @@ def _outcome(curve: Curve, first: int, limits: Limits) -> Outcome:
     if end <= curve.back[first] and not high and near_best:
         return "recovered"
     earlier = [float(np.median(curve.loss[-k * tail : -(k - 1) * tail])) for k in (2, 3) if k * tail <= curve.loss.size]
-    trough = float(curve.trough[first])
-    falls = all(end - trough < limits.settle_ratio**k * (e - trough) for k, e in enumerate(earlier, start=1))
+    floor = min(float(curve.trough[first]), curve.best_end)
+    falls = all(end - floor < limits.settle_ratio**k * (e - floor) for k, e in enumerate(earlier, start=1))
     if earlier and falls:
         return "settling"
     return "divergent" if high else "lasting"
@@ -151,4 +152,4 @@ def end_level(curve: Curve, limits: Limits) -> tuple[float, bool]:
         return math.inf, True
     end = float(np.median(curve.loss[-tail_steps(curve.loss.size, limits) :]))
     reachable = curve.loss_ref - curve.best_end
-    return end, end >= curve.loss_ref - limits.study_frac * reachable
+    return end, end >= curve.loss_ref - limits.high_frac * reachable

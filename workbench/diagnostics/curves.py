@@ -33,6 +33,7 @@ def classify_curve(
     loss_ref: float | None = None,
     rise_frac: float = 0.5,
     study_frac: float = 0.1,
+    high_frac: float = 0.25,
     noise_sds: float = 6.0,
     recover_frac: float = 0.1,
     early_frac: float = 0.1,
@@ -63,6 +64,8 @@ def classify_curve(
         study_best_end: the lowest end loss in the study; None takes this run's own.
         loss_ref: loss before the first update; None takes `loss[0]`.
         rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
+        high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
+            high (rule of thumb; a network stuck at chance learns a little when it starts above chance).
         study_frac: rise needed, as a share of what the study's best trial learned (rule of thumb).
         noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
         recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
@@ -80,7 +83,7 @@ def classify_curve(
         A verdict; it does not change when the loss is multiplied by a positive number or shifted.
     """
     limits = Limits(
-        rise_frac=rise_frac, study_frac=study_frac, noise_sds=noise_sds, recover_frac=recover_frac,
+        rise_frac=rise_frac, study_frac=study_frac, high_frac=high_frac, noise_sds=noise_sds, recover_frac=recover_frac,
         early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
         stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, calm_frac=calm_frac,
     )  # fmt: skip

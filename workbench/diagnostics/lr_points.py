@@ -103,7 +103,7 @@ class SweepTable:
     @property
     def loss_scale(self) -> float:
         """What relative differences refer to: the best loss, or what was learned where that is smaller."""
-        lowest = self.loss_ref - self.progress
+        lowest = min((p.loss for p in self.points if math.isfinite(p.loss)), default=math.nan)
         return min(self.progress, lowest) if lowest > 0 else self.progress
 
 

@@ -174,8 +174,8 @@ class LRSweep:
             lrs = [p.lr for p in now.points]
             best = now.best
             if best is None:
-                all_unstable = all(math.isinf(p.loss) or p.unstable for p in now.points)
-                following: float | None = lrs[0] / factor if all_unstable else lrs[-1] * factor
+                # Nothing learned: too high is the usual reason, and costs least to rule out.
+                following: float | None = lrs[0] / factor if lrs[0] / factor >= low else lrs[-1] * factor
             else:
                 following = _beyond(lrs, best, factor)
             if following is None or not low <= following <= high:

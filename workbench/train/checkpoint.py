@@ -18,8 +18,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from workbench.diagnostics.base import dumps
 from workbench.errors import CheckpointError
+from workbench.plain import dumps
 from workbench.record import select_best
 from workbench.record_parts import write_atomic
 
