@@ -79,9 +79,10 @@ class PartWriter:
         table = pd.concat([_read(path) for _, _, path in live], ignore_index=True)
         if keep is not None:
             table = table[keep(table)]
-        self._write(table, f"part-{live[0][0]:06d}-{live[-1][1]:06d}.parquet")
-        for _, _, path in live:
-            if path.name != f"part-{live[0][0]:06d}-{live[-1][1]:06d}.parquet":
+        merged = f"part-{live[0][0]:06d}-{live[-1][1]:06d}.parquet"
+        self._write(table, merged)
+        for _, _, path in _all_parts(self.folder):
+            if path.name != merged:
                 path.unlink(missing_ok=True)
 
     def _write(self, table: pd.DataFrame, name: str) -> None:
@@ -94,6 +95,7 @@ class PartWriter:
             compression="zstd",
             use_dictionary=[f.name for f in arrow.schema if f.name not in floats],
             use_byte_stream_split=floats,
+            write_page_checksum=True,
         )
         write_atomic(self.folder / name, sink.getvalue().to_pybytes())
 
@@ -103,12 +105,20 @@ def read_parts(folder: Path, *, columns: list[str] | None = None) -> pd.DataFram
 
     A leftover temporary file is ignored; a truncated part is an error that names it.
     """
-    live = _live_parts(folder)
-    if not live:
+    frames = _read_live(folder)
+    if not frames:
         return pd.DataFrame(columns=columns or [])
-    table = pd.concat([_read(path) for _, _, path in live], ignore_index=True)
+    table = pd.concat(frames, ignore_index=True)
     single = [c for c in table.columns if table[c].dtype == np.float32]
     return table.astype(dict.fromkeys(single, np.float64))
+
+
+def _read_live(folder: Path, *, tries: int = 5) -> list[pd.DataFrame]:
+    """Read the live parts; look again where the study's writer has merged one away in the meantime."""
+    for _ in range(tries - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return [_read(path) for _, _, path in _live_parts(folder)]
+    return [_read(path) for _, _, path in _live_parts(folder)]
 
 
 def _all_parts(folder: Path) -> list[tuple[int, int, Path]]:
@@ -117,17 +127,20 @@ def _all_parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _live_parts(folder: Path) -> list[tuple[int, int, Path]]:
-    """Parts that no merged part covers, in order."""
-    parts = _all_parts(folder)
-    return [(a, b, p) for a, b, p in parts if not any(c <= a and b <= d and (c, d) != (a, b) for c, d, _ in parts)]
+    """Parts that no merged part covers, in order; of `part-000003` and `part-000003-000003` the second is newer."""
+    newest = {(first, last): path for first, last, path in sorted(_all_parts(folder), key=lambda p: len(p[2].name))}
+    covered = [(a, b) for a, b in newest if any(c <= a and b <= d and (c, d) != (a, b) for c, d in newest)]
+    return sorted((a, b, path) for (a, b), path in newest.items() if (a, b) not in covered)
 
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table = pq.read_table(path, page_checksum_verification=True)
+        return pd.DataFrame({name: table[name].to_numpy() for name in table.column_names})
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise RecordError(
-            f"{path} is truncated or damaged ({str(error).splitlines()[0]}). Delete this one part to read the rest; "
-            "running the same study again trains what is missing."
+            f"{path} is truncated or damaged ({str(error).splitlines()[0]}). Delete this one part to read the rest of the "
+            "study; to have the rows in it again, run the study in a new folder."
         ) from error
-    return pd.DataFrame({name: table[name].to_numpy() for name in table.column_names})

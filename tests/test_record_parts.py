@@ -1,0 +1,222 @@
+"""Parquet parts: what is written is what is read, whatever moment the process dies at."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from workbench.errors import RecordError
+from workbench.record_parts import PartWriter, read_parts, write_atomic
+
+VALUES = np.array([1.5, np.nan, np.inf, -np.inf, -0.0, 5e-324, 1.7976931348623157e308])
+
+
+def rows(first: int, count: int = 3, **more: Any) -> dict[str, Any]:
+    return {"trial": np.zeros(count, np.int32), "step": np.arange(first, first + count), **more}
+
+
+def steps_of(folder: Path) -> list[int]:
+    return read_parts(folder)["step"].tolist()
+
+
+def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    single = np.array([0.1, np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38], dtype=np.float32)
+    writer.add({"loss": VALUES, "single": single, "text": ["é"] * 7, "clipped": np.ones(7, np.int8)})
+    writer.flush()
+    table = read_parts(tmp_path)
+    assert table["loss"].to_numpy().tobytes() == VALUES.tobytes()
+    assert table["single"].dtype == np.float64
+    np.testing.assert_array_equal(table["single"], single.astype(np.float64))
+    assert table["text"].tolist() == ["é"] * 7
+    assert table["clipped"].dtype == np.int8
+
+
+def test_blocks_become_visible_with_the_flush_and_keep_their_order(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0))
+    assert read_parts(tmp_path, columns=["trial", "step"]).columns.tolist() == ["trial", "step"]
+    writer.flush()
+    writer.flush()
+    writer.add(rows(3))
+    writer.flush()
+    assert steps_of(tmp_path) == list(range(6))
+    assert len(list(tmp_path.glob("*.parquet"))) == 2, "an empty flush writes nothing"
+
+
+def test_a_column_that_appears_later_is_nan_before(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    for first, more in ((0, {}), (3, {"user/x": np.array([1.0, 2.0, 3.0])})):
+        writer.add(rows(first, **more))
+        writer.flush()
+    for _ in range(2):
+        assert read_parts(tmp_path)["user/x"].isna().tolist() == [True] * 3 + [False] * 3
+        writer.merge()
+
+
+def test_a_merged_part_stands_for_those_it_names(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    for first in (0, 3, 6):
+        writer.add(rows(first))
+        writer.flush()
+    writer.merge()
+    assert [p.name for p in tmp_path.glob("*.parquet")] == ["part-000001-000003.parquet"]
+    again = PartWriter(tmp_path)
+    again.add(rows(9))
+    again.flush()
+    assert steps_of(tmp_path) == list(range(12)), "a later writer numbers on, so nothing is covered by accident"
+    again.merge()
+    assert [p.name for p in tmp_path.glob("*.parquet")] == ["part-000001-000004.parquet"]
+    assert steps_of(tmp_path) == list(range(12))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("kept", [0, 1, 99])
+def test_a_crash_within_a_merge_leaves_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, kept: int
+) -> None:
+    """The merged part is there, the old ones not yet deleted: `kept` of them are, then the process dies."""
+    writer = PartWriter(tmp_path)
+    for number in range(parts):
+        writer.add(rows(3 * number))
+        writer.flush()
+    unlink, left = Path.unlink, [kept]
+
+    def dies(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".parquet":
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dies)
+    if kept < parts:
+        with pytest.raises(KeyboardInterrupt):
+            writer.merge(keep=lambda t: t["step"] < 2)
+    else:
+        writer.merge(keep=lambda t: t["step"] < 2)
+    monkeypatch.undo()
+    assert steps_of(tmp_path) == [0, 1]
+    after = PartWriter(tmp_path)
+    after.add(rows(2))
+    after.merge()
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = PartWriter(tmp_path)
+    for first in (0, 3):
+        writer.add(rows(first))
+        writer.flush()
+    read, merged = pq.read_table, []
+
+    def reads_late(path: Path, **options: Any) -> Any:
+        if not merged:
+            merged.append(True)
+            writer.merge()
+        return read(path, **options)
+
+    monkeypatch.setattr(pq, "read_table", reads_late)
+    assert steps_of(tmp_path) == list(range(6))
+
+
+def test_everything_may_be_dropped(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0, loss=VALUES[:3]))
+    writer.merge(keep=lambda t: t["step"] < 0)
+    assert read_parts(tmp_path).empty
+    writer.add(rows(0, loss=VALUES[:3]))
+    writer.flush()
+    table = read_parts(tmp_path)
+    assert table["loss"].to_numpy().tobytes() == VALUES[:3].tobytes()
+    assert table["step"].dtype.kind == "i"
+
+
+def test_leftovers_of_a_dead_process_are_no_rows(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0))
+    writer.flush()
+    (tmp_path / ".part-000002.parquet.123.tmp").write_bytes(b"PAR1 half a part")
+    (tmp_path / "part-000003.parquet.bak").write_bytes(b"somebody's copy")
+    assert steps_of(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_part_is_named_and_the_rest_is_there_without_it(tmp_path: Path, share: float) -> None:
+    writer = PartWriter(tmp_path)
+    for first in (0, 3):
+        writer.add(rows(first, loss=np.arange(3.0)))
+        writer.flush()
+    newest = tmp_path / "part-000002.parquet"
+    content = newest.read_bytes()
+    newest.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(RecordError, match=r"part-000002\.parquet is truncated or damaged.*Delete this one part"):
+        read_parts(tmp_path)
+    newest.unlink()
+    assert steps_of(tmp_path) == [0, 1, 2]
+
+
+def test_every_flipped_byte_is_seen_or_harmless(tmp_path: Path) -> None:
+    """A damaged part is refused by name or still gives the right rows, never other rows or another error."""
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0, loss=np.arange(3.0)))
+    writer.flush()
+    part = tmp_path / "part-000001.parquet"
+    content = part.read_bytes()
+    seen = 0
+    for position in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[position] ^= 0xFF
+        part.write_bytes(bytes(damaged))
+        try:
+            assert read_parts(tmp_path)["loss"].tolist() == [0.0, 1.0, 2.0], f"byte {position}"
+        except RecordError as error:
+            assert "part-000001.parquet" in str(error)
+            seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_a_full_disk_loses_nothing_and_the_rows_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0))
+    writer.flush()
+    writer.add(rows(3))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*{"fsync": (os, "fsync", full)}.get(call, (Path, call, full)))
+    with pytest.raises(RecordError, match=r"part-000002\.parquet: No space left on device\. Nothing.*free some space"):
+        writer.flush()
+    monkeypatch.undo()
+    assert steps_of(tmp_path) == [0, 1, 2]
+    assert [p.name for p in tmp_path.iterdir()] == ["part-000001.parquet"]
+    writer.flush()
+    assert steps_of(tmp_path) == list(range(6))
+
+
+def test_write_atomic_replaces_or_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "file.json"
+    write_atomic(path, b"first")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EDQUOT, "Disk quota exceeded")))
+    with pytest.raises(RecordError, match=r"file\.json: Disk quota exceeded"):
+        write_atomic(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in path.parent.iterdir()] == ["file.json"]
+
+
+def test_frames_are_sorted_like_they_were_written(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add({"trial": [1, 0], "step": [5, 4]})
+    writer.merge()
+    pd.testing.assert_frame_equal(read_parts(tmp_path), pd.DataFrame({"trial": [1, 0], "step": [5, 4]}))
