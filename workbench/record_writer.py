@@ -40,9 +40,10 @@ def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Pa
 class StudyWriter:
     """The one writer of a study folder."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
         self.path = path
         self._lock = lock
+        self._created = created
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
 
@@ -71,7 +72,8 @@ class StudyWriter:
         wanted = json.loads(dumps(wanted))
         _check_folder(path, wanted)
         lock = _lock(path)
-        if not (path / "study.json").exists():
+        created = not (path / "study.json").exists()
+        if created:
             commit, patch = repro.git_state(Path.cwd())
             if patch:
                 write_atomic(path / "repro.patch", patch)
@@ -89,7 +91,7 @@ class StudyWriter:
                 "facts": {},
             }
             write_atomic(path / "study.json", dumps(study).encode())
-        return cls(path, lock)
+        return cls(path, lock, created=created)
 
     @property
     def record(self) -> StudyRecord:
@@ -126,10 +128,22 @@ class StudyWriter:
             if parts.written > MAX_PARTS:
                 parts.merge()
 
+    def discard_unused(self) -> None:
+        """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""
+        if not self._created or (self.path / "trials").exists():
+            return
+        for name in ("study.json", "repro.patch", ".lock"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
     def close(self) -> None:
         """Flush, join the parts into one, index the study in the ledger, release the folder."""
         from workbench import ledger
 
+        if not (self.path / "study.json").exists():
+            self._lock.close()
+            return
         try:
             self.steps.merge()
             self.evals.merge()
@@ -201,8 +215,13 @@ def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
                     f"out={str(path)!r} holds another study ({_difference(key, stored.get(key), wanted[key])}). "
                     "Give a new folder; nothing in this one was touched."
                 )
-    elif any(p.name != ".lock" for p in path.iterdir()):
+    elif any(not _left_by_a_crash(p.name) for p in path.iterdir()):
         raise RecordError(f"out={str(path)!r} holds other files and no study.json. Give a new or empty folder.")
+
+
+def _left_by_a_crash(name: str) -> bool:
+    """Tell whether a file is one that is written before `study.json`."""
+    return name in (".lock", "repro.patch") or (name.startswith((".study.json.", ".repro.patch.")) and name[-4:] == ".tmp")
 
 
 def _difference(key: str, stored: Any, wanted: Any) -> str:
@@ -213,7 +232,10 @@ def _difference(key: str, stored: Any, wanted: Any) -> str:
 
 
 def _lock(path: Path) -> IO[str]:
-    file = (path / ".lock").open("w")
+    try:
+        file = (path / ".lock").open("w")
+    except OSError as error:
+        raise RecordError(f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=...") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,9 +116,11 @@ class Diagnosis:
         }
 
     def __repr__(self) -> str:
-        """Return the verdict and one line per finding, worst first."""
+        """Return the verdict, how many findings have which status, and one line per finding, worst first."""
         order = sorted(self.findings, key=lambda f: -_SEVERITY[f.status])
-        head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict}"
+        counts = Counter(f.status for f in order)
+        shown = ", ".join(f"{number} {status}" for status, number in counts.items())
+        head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
         return "\n".join([head, *(f"  {f}" for f in order)])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002

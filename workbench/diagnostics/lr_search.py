@@ -227,14 +227,29 @@ def bisect_next(table: SweepTable, *, tolerance: float = 0.05, hint: float | Non
     Args:
         table: the sweep so far.
         tolerance: width of the bracket, as a share of its lower end.
-        hint: an edge from `edge_from_growth`: both of its sides are tried before the bracket is halved.
+        hint: where the edge may be, from `edge_from_growth` or from short runs.
     """
     bracket = unstable_bracket(table)
     if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
         return None
-    if hint is not None:
-        side = math.sqrt(1 + tolerance)
-        for lr in (hint / side, hint * side):
-            if bracket.lower * 1.001 < lr < bracket.upper / 1.001 and bracket.lower < hint < bracket.upper:
-                return lr
-    return bracket.middle
+    inside = None if hint is None else _from_hint(bracket, hint, math.sqrt(1 + tolerance))
+    return bracket.middle if inside is None else inside
+
+
+def _from_hint(bracket: UnstableBracket, hint: float, side: float) -> float | None:
+    """Return the next lr around a hint: both of its sides, then away from it in growing steps; None once it is of no use.
+
+    A hint that is off by a little costs one more trial this way, where halving the whole bracket costs several.
+    """
+    assert bracket.lower is not None
+    low, high = bracket.lower * 1.001, bracket.upper / 1.001
+    near = [lr for lr in (hint / side, hint * side) if low < lr < high]
+    if near and low < hint < high:
+        return near[0]
+    if bracket.lower >= hint / 1.001:
+        away = bracket.lower * max(side**2, bracket.lower / hint)
+        return away if away < bracket.middle else None
+    if bracket.upper <= hint * 1.001:
+        away = bracket.upper / max(side**2, hint / bracket.upper)
+        return away if away > bracket.middle else None
+    return near[0] if near else None

@@ -34,6 +34,7 @@ def diagnose_lr_sweep(
     loss_tolerance: float = 0.02,
     edge_ratio: float = 2.0,
     too_low_ratio: float = 2.0,
+    material_frac: float = 0.01,
     bracket_tolerance: float = 0.05,
     tail_frac: float = 0.1,
 ) -> Diagnosis:
@@ -48,6 +49,7 @@ def diagnose_lr_sweep(
         loss_tolerance: relative difference of the loss that counts as equal (O1).
         edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
         too_low_ratio: the baseline is too low when lr* is more than this many times its lr (rule of thumb).
+        material_frac: a baseline whose loss is within this share of what lr* learned loses nothing (rule of thumb).
         bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
         tail_frac: share of the steps that the objective averages (O1).
 
@@ -65,7 +67,7 @@ def diagnose_lr_sweep(
             _best(table, best, baseline),
             _grid_edge(table, best),
             _unstable(table, best, bracket, bracket_tolerance),
-            _too_low(best, baseline, too_low_ratio),
+            _too_low(table, best, baseline, ratio=too_low_ratio, material_frac=material_frac),
             _at_edge(
                 record, table, best, bracket, edge_ratio=edge_ratio, noise_sds=noise_sds, loss_tolerance=loss_tolerance
             ),
@@ -166,23 +168,27 @@ def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, 
     )  # fmt: skip
 
 
-def _too_low(best: BestLR, baseline: float, ratio: float) -> Finding:
+def _too_low(table: SweepTable, best: BestLR, baseline: float, *, ratio: float, material_frac: float) -> Finding:
     if not math.isfinite(baseline):
         return Finding(
             code="lr.too_low", status="not_measured", clause="F1.6", summary="Not measured: the baseline has no lr."
         )
     value = best.lr / baseline
-    evidence = {"baseline_lr": baseline, "lr_star": best.lr, "low": best.low}
+    own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
+    lost = None if own is None else (own.loss - best.point.loss) / table.progress
+    evidence = {"baseline_lr": baseline, "lr_star": best.lr, "low": best.low, "lost_frac": lost}
+    known: dict[str, Any] = {
+        "code": "lr.too_low", "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "clause": "F1.6",
+        "evidence": evidence,
+    }  # fmt: skip
     if value <= ratio * (1 + 1e-9) or baseline >= best.low:
-        return Finding(
-            code="lr.too_low", status="ok", value=value, unit="lr* / baseline lr", threshold=ratio, clause="F1.6",
-            summary=f"The baseline's lr {baseline:.4g} is not far below lr* = {best.lr:.4g}.", evidence=evidence,
-        )  # fmt: skip
-    return Finding(
-        code="lr.too_low", status="warn", value=value, unit="lr* / baseline lr", threshold=ratio, clause="F1.6",
-        summary=f"The baseline's lr {baseline:.4g} is {value:.3g} times below lr* = {best.lr:.4g}.", evidence=evidence,
-        advice=[f"Raise peak_lr to {best.lr:.4g}."],
-    )  # fmt: skip
+        summary = f"The baseline's lr {baseline:.4g} is not far below lr* = {best.lr:.4g}."
+        return Finding(status="ok", summary=summary, **known)
+    shown = f"The baseline's lr {baseline:.4g} is {value:.3g} times below lr* = {best.lr:.4g}"
+    if lost is not None and lost <= material_frac:
+        summary = f"{shown}, but learns all but {100 * max(lost, 0.0):.2g} % of what lr* does: harmless."
+        return Finding(status="ok", summary=summary, **known)
+    return Finding(status="warn", summary=f"{shown}.", advice=[f"Raise peak_lr to {best.lr:.4g}."], **known)
 
 
 def _at_edge(

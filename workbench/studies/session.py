@@ -118,6 +118,9 @@ def open_session(
     try:
         with progress_bar(None, workload.name, show=progress) as bar:
             yield Session(workload, config, trainer, writer, bar)
+    except Exception:
+        writer.discard_unused()
+        raise
     finally:
         writer.close()
 

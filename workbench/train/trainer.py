@@ -73,6 +73,8 @@ class Trainer:
         """
         config = config or workload.config
         resolve_device(self.device)
+        check_data(workload, config)
+        check_selection(workload, config)
         study = StudyWriter.open(
             Path(out) if out is not None else default_folder(workload.name, "trial"),
             kind="trial",
