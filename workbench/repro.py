@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,9 @@ __all__ = ["called_as", "git_state", "versions"]
 
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
-MAX_UNTRACKED_BYTES = 200_000
+_DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
+MAX_UNTRACKED_BYTES = 200_000  # rule of thumb: code is smaller than this, data is not
+MAX_UNTRACKED = 500  # rule of thumb: more new files than this are no change to the code
 
 
 def versions() -> dict[str, str]:
@@ -39,22 +42,30 @@ def called_as() -> str:
 def git_state(folder: Path) -> tuple[str | None, bytes]:
     """Return (commit, patch) of the repository that `folder` is in; (None, b"") outside one.
 
-    The patch holds the uncommitted changes and small untracked files; files whose names suggest a secret are left out.
+    The patch holds the uncommitted changes of the whole repository and its small untracked files; studies, and whatever
+    has a name that suggests a secret, are left out.
     """
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    commit, top = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--show-toplevel")
+    if commit is None or top is None:
         return None, b""
-    hidden = [f":(exclude,glob)**/{pattern}" for pattern in _SECRET]
-    patch = _git(folder, "diff", "--binary", "HEAD", "--", ".", *hidden) or b""
-    for line in (_git(folder, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        path = folder / line.decode("utf-8", "replace")
-        name = path.name.lower()
-        secret = any(fnmatch.fnmatch(name, pattern) for pattern in _SECRET)
-        if line and not secret and path.is_file() and path.stat().st_size <= MAX_UNTRACKED_BYTES:
-            patch += (
-                _git(folder, "diff", "--binary", "--no-index", "--", "/dev/null", str(path.relative_to(folder))) or b""
-            )
+    root = Path(os.fsdecode(top.rstrip(b"\n")))
+    hidden = [f":(exclude,glob,icase)**/{form}" for pattern in _SECRET for form in (pattern, f"{pattern}/**")]
+    patch = _git(root, *_DIFF, "HEAD", "--", ".", *hidden) or b""
+    listed = (_git(root, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
+    wanted = [name for line in listed if line and _belongs(root, name := os.fsdecode(line))]
+    for name in wanted[:MAX_UNTRACKED]:
+        patch += _git(root, *_DIFF, "--no-index", "--", "/dev/null", name) or b""
     return commit.decode().strip(), patch
+
+
+def _belongs(root: Path, name: str) -> bool:
+    """Tell whether an untracked file is part of the code: small, no secret by its name, not a study's own."""
+    path = root / name
+    secret = any(fnmatch.fnmatch(part.lower(), pattern) for part in Path(name).parts for pattern in _SECRET)
+    if secret or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_BYTES:
+        return False
+    folders = [root.joinpath(*Path(name).parts[:depth]) for depth in range(1, len(Path(name).parts))]
+    return path.name != "ledger.db" and not any((above / "study.json").exists() for above in folders)
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

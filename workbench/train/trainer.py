@@ -106,7 +106,12 @@ class Trainer:
         if writer.finished:
             return writer.record
         with isolated_rng():
-            TrialRun(workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress).train()
+            try:
+                run = TrialRun(workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress)
+            except Exception as error:
+                writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
+                raise
+            run.train()
         return writer.record
 
     def _all_hooks(self) -> list[Hook]:

@@ -1,0 +1,258 @@
+"""Writing a study: what a crash, a full disk, another process or another config may and may not do to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.workloads import small_workload
+from workbench import record_writer
+from workbench.config import TrainConfig
+from workbench.errors import RecordError, UsageError
+from workbench.record import StudyRecord, open_record
+from workbench.record_writer import StudyWriter, default_folder
+from workbench.train.hooks.base import Hook, Step
+from workbench.train.trainer import Trainer
+
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4).to_dict()
+ROOT = str(Path(__file__).parents[1])
+
+
+def opened(path: Path, **changes: Any) -> StudyWriter:
+    return StudyWriter.open(path, **({"kind": "lr_sweep", "workload": "w", "config": CONFIG} | changes))
+
+
+def filled(path: Path, trials: int = 2, steps: int = 6) -> StudyWriter:
+    study = opened(path)
+    for number in range(trials):
+        trial = study.trial(CONFIG | {"peak_lr": 0.1 * (number + 1)}, stage="lr_sweep", train_examples=32)
+        trial.event("started", state="running")
+        study.steps.add({"trial": [number] * steps, "step": range(steps), "loss": np.linspace(1, 0, steps)})
+        study.evals.add({"trial": [number], "step": [0], "metric": ["loss"], "value": [1.0]})
+        trial.event("ended", state="complete", best_step=0, best_value=1.0, steps_run=steps, seconds=0.1)
+    return study
+
+
+def test_what_is_stored_is_what_was_asked_for(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s", note="why", command="workbench diagnose w", settings={"lrs": (0.1, float("inf"))})
+    study.add_facts(a=1)
+    study.add_facts(b=float("nan"))
+    study.close()
+    stored = json.loads((tmp_path / "s" / "study.json").read_text())
+    assert stored["name"] == "s"
+    assert stored["note"] == "why"
+    assert stored["command"] == "workbench diagnose w"
+    assert stored["config"] == CONFIG
+    assert stored["settings"] == {"lrs": [0.1, "inf"]}
+    assert stored["facts"] == {"a": 1, "b": None}
+    assert {"python", "torch", "numpy"} <= set(stored["versions"])
+
+
+@pytest.mark.parametrize("note", ["", "  \n"])
+def test_an_empty_note_is_refused_before_anything_is_written(tmp_path: Path, note: str) -> None:
+    with pytest.raises(UsageError, match=r"note='' is empty.*P5\.4"):
+        opened(tmp_path / "s", note=note)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_note_is_generated_where_none_is_given(tmp_path: Path) -> None:
+    opened(tmp_path / "s").close()
+    assert "0.1" in StudyRecord(tmp_path / "s").study["note"]
+
+
+def test_the_same_config_is_the_same_trial_and_another_a_new_one(tmp_path: Path) -> None:
+    study = filled(tmp_path / "s")
+    again = study.trial(CONFIG, stage="lr_sweep", train_examples=32)
+    assert again.number == 0
+    assert again.finished
+    assert study.trial(CONFIG | {"peak_lr": 0.7}, stage="lr_sweep", train_examples=32).number == 2
+    study.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"config": CONFIG | {"batch_size": 5}}, "batch_size: there 4, here 5"),
+        ({"config": CONFIG | {"total_steps": 20}}, "total_steps: there 10, here 20"),
+        ({"workload": "v"}, "workload: there 'w', here 'v'"),
+        ({"settings": {"seeds": 3}}, "seeds: there None, here 3"),
+    ],
+)
+def test_another_config_in_the_same_folder_is_an_error_that_names_the_field(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    filled(tmp_path / "s").close()
+    before = snapshot(tmp_path / "s")
+    with pytest.raises(RecordError, match=rf"holds another study \(.*{said}.*Give a new folder; nothing"):
+        opened(tmp_path / "s", **changes)
+    assert snapshot(tmp_path / "s") == before
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(RecordError, match=r"holds other files and no study\.json.*new or empty folder"):
+        opened(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("")
+    with pytest.raises(RecordError, match=r"s' cannot be created: File exists.*writable"):
+        opened(tmp_path / "s")
+    with pytest.raises(RecordError, match=r"cannot be created: Not a directory"):
+        opened(tmp_path / "s" / "deeper")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o555)
+    with pytest.raises(RecordError, match="not writable"):
+        opened(tmp_path / "s")
+    with pytest.raises(RecordError, match="Permission denied"):
+        opened(tmp_path / "s" / "deeper")
+
+
+def test_a_folder_that_says_it_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RecordError, match=r"is not writable\. Give another folder"):
+        opened(tmp_path / "s")
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RecordError, match=r"cannot write .*\.lock: Is a directory"):
+        opened(tmp_path)
+
+
+def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.test_record_writer import opened
+from workbench.errors import RecordError
+from pathlib import Path
+try: opened(Path(sys.argv[2])).close()
+except RecordError as error: print(error)
+else: print("opened")
+"""
+
+    def second() -> str:
+        words = [sys.executable, "-c", code, ROOT, str(tmp_path / "s")]
+        return subprocess.run(words, check=True, timeout=120, capture_output=True, text=True).stdout
+
+    study = filled(tmp_path / "s")
+    assert "another process is writing" in second()
+    with pytest.raises(RecordError, match=r"another process is writing .*Wait for it"):
+        opened(tmp_path / "s")
+    assert len(open_record(tmp_path / "s").trials) == 2, "reading is always possible"
+    study.close()
+    assert second() == "opened\n"
+
+
+def test_many_flushes_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_writer, "MAX_PARTS", 4)
+    study = opened(tmp_path / "s")
+    for step in range(23):
+        study.steps.add({"trial": [0], "step": [step], "loss": [1.0]})
+        study.flush()
+    assert len(list((tmp_path / "s" / "steps").glob("*.parquet"))) <= 5
+    study.close()
+    assert len(list((tmp_path / "s" / "steps").glob("*.parquet"))) == 1
+    assert StudyRecord(tmp_path / "s").steps["step"].tolist() == list(range(23))
+
+
+def test_rewind_drops_one_trials_rows_from_a_step_on(tmp_path: Path) -> None:
+    study = filled(tmp_path / "s")
+    study.trial(CONFIG, stage="lr_sweep", train_examples=32).rewind(2)
+    steps = study.record.steps
+    assert steps[steps["trial"] == 0]["step"].tolist() == [0, 1]
+    assert steps[steps["trial"] == 1]["step"].tolist() == list(range(6))
+    assert study.record.evals["trial"].tolist() == [0, 1], "the evaluation at the checkpoint's own step stays"
+    study.trial(CONFIG, stage="lr_sweep", train_examples=32).rewind(-1)
+    assert study.record.evals["trial"].tolist() == [1]
+    study.close()
+
+
+def test_an_event_after_a_line_that_was_cut_off_starts_a_new_line(tmp_path: Path) -> None:
+    study = filled(tmp_path / "s", trials=1)
+    events = tmp_path / "s" / "trials" / "0" / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-20])
+    trial = study.trial(CONFIG, stage="lr_sweep", train_examples=32)
+    assert not trial.finished
+    trial.event("ended", state="complete", best_value=0.5)
+    assert trial.finished
+    assert study.record.trials["best_value"].tolist() == [0.5]
+    study.close()
+
+
+def test_a_crash_before_the_first_rename_leaves_a_folder_that_can_be_used(tmp_path: Path) -> None:
+    """Of the files in a study's folder, and in a trial's, `study.json` and `config.json` come first."""
+    study = opened(tmp_path / "s")
+    folder = tmp_path / "s" / "trials" / "0"
+    folder.mkdir(parents=True)
+    (folder / ".config.json.77.tmp").write_bytes(b"{")
+    assert study.trial(CONFIG, stage="lr_sweep", train_examples=32).number == 0
+    study.close()
+    (tmp_path / "t").mkdir()
+    for name in (".lock", "repro.patch", ".study.json.77.tmp"):
+        (tmp_path / "t" / name).write_bytes(b"{")
+    opened(tmp_path / "t").close()
+    assert open_record(tmp_path / "t").workload == "w"
+
+
+def test_what_was_opened_and_never_used_can_be_taken_back(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    study.discard_unused()
+    study.close()
+    assert not list(tmp_path.glob("s*"))
+    used = filled(tmp_path / "t")
+    used.discard_unused()
+    used.close()
+    again = opened(tmp_path / "t")
+    again.discard_unused()
+    again.close()
+    assert len(open_record(tmp_path / "t").trials) == 2
+
+
+def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FillsTheDisk(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 18:
+                monkeypatch.setattr(os, "fsync", full)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    whole = Trainer().run(small_workload(), out=tmp_path / "whole")
+    with pytest.raises(RecordError, match="No space left on device.*free some space"):
+        Trainer(hooks=[FillsTheDisk()]).run(small_workload(), out=tmp_path / "s")
+    monkeypatch.undo()
+    cut = open_record(tmp_path / "s")
+    assert cut.state == "failed"
+    assert len(cut.steps) >= 16
+    assert not list((tmp_path / "s").rglob("*.tmp"))
+    resumed = Trainer().run(small_workload(), out=tmp_path / "s")
+    assert resumed.state == "complete"
+    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_a_default_folder_is_always_new(tmp_path: Path) -> None:
+    first = default_folder("w", "lr_sweep", root=tmp_path)
+    first.mkdir(parents=True)
+    second = default_folder("w", "lr_sweep", root=tmp_path)
+    assert first != second
+    assert second.name.startswith("w-lr_sweep-")
