@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,51 @@ from workbench.record import StudyRecord
 __all__ = ["COLUMNS", "LEDGER", "index", "list_studies", "rebuild"]
 
 LEDGER = "ledger.db"
+TRIES = 4
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
 
 
 def index(study: Path) -> None:
-    """Bring the ledger's rows of one study folder up to date; trials that are there already stay."""
+    """Bring the ledger's rows of one study folder up to date; trials that are there already stay.
+
+    Raises:
+        RecordError: the ledger is damaged; the study itself is untouched by that.
+    """
+    import sqlalchemy
+
+    for attempt in range(TRIES):
+        try:
+            return _index(study)
+        except (sqlite3.Error, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+            if attempt < TRIES - 1:  # two processes that make the first ledger at once get in each other's way
+                time.sleep(0.2 * (attempt + 1))
+                continue
+            raise RecordError(
+                f"cannot write the ledger {study.parent / LEDGER} ({str(error).splitlines()[0]}). The study in {study} is "
+                f"whole; make the ledger again with: workbench studies {study.parent} --rebuild"
+            ) from error
+    return None
+
+
+def _index(study: Path) -> None:
     import optuna
 
     record = StudyRecord(study)
+    trials = [{str(k): v for k, v in row.items()} for row in record.trials.to_dict("records")]
+    ended = {row["trial"]: row for row in trials if row["state"] in ("complete", "diverged", "failed")}
     with _storage(study.parent) as storage, _quiet():
         direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
         row = optuna.create_study(storage=storage, study_name=study.name, direction=direction, load_if_exists=True)
         if row.user_attrs.get("path") != study.name:
             row.set_user_attr("path", study.name)
-        known = {trial.user_attrs.get("trial") for trial in row.get_trials(deepcopy=False)}
-        for values in record.trials.to_dict("records"):
-            if values["trial"] not in known and values["state"] in ("complete", "diverged", "failed"):
-                row.add_trial(_frozen({str(k): v for k, v in values.items()}))
+        known = {t.user_attrs.get("trial"): t.user_attrs.get("state") for t in row.get_trials(deepcopy=False)}
+        if any(number not in ended or ended[number]["state"] != state for number, state in known.items()):
+            # A failed trial has been trained again; Optuna keeps ended trials as they are, so the study is entered anew.
+            optuna.delete_study(study_name=study.name, storage=storage)
+            row, known = optuna.create_study(storage=storage, study_name=study.name, direction=direction), {}
+            row.set_user_attr("path", study.name)
+        row.add_trials([_frozen(values) for number, values in ended.items() if number not in known])
 
 
 def list_studies(root: str | Path = "runs") -> pd.DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -147,7 +148,10 @@ class StudyWriter:
         try:
             self.steps.merge()
             self.evals.merge()
-            ledger.index(self.path)
+            try:
+                ledger.index(self.path)
+            except RecordError as error:  # an index can be made again; what was trained must not seem lost
+                logging.getLogger(__name__).warning("%s", error)
         finally:
             self._lock.close()
 
@@ -221,7 +225,9 @@ def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
 
 def _left_by_a_crash(name: str) -> bool:
     """Tell whether a file is one that is written before `study.json`."""
-    return name in (".lock", "repro.patch") or (name.startswith((".study.json.", ".repro.patch.")) and name[-4:] == ".tmp")
+    return name in (".lock", "repro.patch") or (
+        name.startswith((".study.json.", ".repro.patch.")) and name[-4:] == ".tmp"
+    )
 
 
 def _difference(key: str, stored: Any, wanted: Any) -> str:
@@ -235,7 +241,9 @@ def _lock(path: Path) -> IO[str]:
     try:
         file = (path / ".lock").open("w")
     except OSError as error:
-        raise RecordError(f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=...") from error
+        raise RecordError(
+            f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=..."
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
