@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_workload
 
 __all__ = ["diagnose", "diagnose_record"]
+
+
+_AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,8 @@ def diagnose(
         device: where to train; ignored when `trainer` is given.
         trainer: None is the local `Trainer`.
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
-        instability: how to look for instability; None is `InstabilityStudy(confirm_all=False)`.
+        instability: how to look for instability; None is `InstabilityStudy` at a price of ten baseline
+            runs in all: one confirmation run where it answers, and warmup as the one fix.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 
@@ -80,7 +85,7 @@ def diagnose(
     """
     if isinstance(workload, str):
         workload = load_workload(workload)
-    walk = _Walk(sweep=sweep or LRSweep(refinements=0), instability=instability or InstabilityStudy(confirm_all=False))
+    walk = _Walk(sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE)
     with open_session(
         workload,
         stem="diagnosis",
@@ -129,9 +134,39 @@ def _cost(record: StudyRecord) -> dict[str, Any]:
 
 
 def _recommendation(record: StudyRecord, diagnosis: Diagnosis, baseline: TrainConfig) -> Mapping[str, Any]:
-    """Adopt lr* where its run's selected checkpoint beats the baseline's by more than the noise (F3.12)."""
+    """Adopt lr*, or a fix that made a larger lr train better, where its selected checkpoint beats the baseline's."""
+    fields = baseline.to_dict()
+    own = _trials_with(record, fields)
+    candidates: dict[str, list[int]] = {}
     lr = diagnosis["lr.best"].value
-    comparison = compare_selected(record, baseline=baseline.peak_lr, candidate=lr)
-    config = baseline.replace(peak_lr=lr) if comparison["adopted"] and lr is not None else baseline
-    changed = [name for name, value in config.to_dict().items() if value != baseline.to_dict()[name]]
-    return {"config": config.to_dict(), "changed": changed, "paste": config.paste(), **comparison}
+    if lr is not None and not math.isclose(lr, baseline.peak_lr, rel_tol=1e-9):
+        candidates[f"lr {lr:.4g}"] = _trials_with(record, fields | {"peak_lr": lr})
+    if diagnosis["lr.at_edge"].evidence.get("harmful"):
+        for fix in diagnosis["lr.at_edge"].evidence["fix_trials"]:
+            if not fix["lasting"]:
+                candidates[f"fix run {fix['trial']}, lr {fix['lr']:.4g}"] = [fix["trial"]]
+    comparison = compare_selected(record, baseline=own, candidates=candidates)
+    changes: dict[str, Any] = {}
+    if comparison["adopted"]:
+        stored = record.trial(comparison["recommended"]["trials"][0]).config
+        changes = {n: stored[n] for n in ("peak_lr", "warmup_steps", "max_grad_norm") if stored[n] != fields[n]}
+    config = baseline.replace(**changes)
+    return {"config": config.to_dict(), "changed": sorted(changes), "paste": config.paste(), **comparison}
+
+
+def _trials_with(record: StudyRecord, fields: Mapping[str, Any]) -> list[int]:
+    """Return the trials that were trained with these config fields, under any seed."""
+    seeds = ("shared_seed", "per_host_seed")
+    wanted = {name: value for name, value in fields.items() if name not in seeds}
+    found = []
+    for trial in record:
+        stored = trial.config
+        if all(_equal(stored[name], value) for name, value in wanted.items()):
+            found.append(trial.number)
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)

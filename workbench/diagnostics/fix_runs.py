@@ -41,7 +41,12 @@ def _row(item: TrialVerdict) -> dict[str, Any]:
 
 
 def is_harmful(
-    table: SweepTable, fixes: Sequence[Mapping[str, Any]], *, noise_sds: float = 2.0, loss_tolerance: float = 0.02
+    table: SweepTable,
+    fixes: Sequence[Mapping[str, Any]],
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    material_frac: float = 0.01,
 ) -> bool | None:
     """Tell whether a fix trains well at an unstable lr *and* beats the loss at lr* by more than the interval.
 
@@ -50,6 +55,7 @@ def is_harmful(
         fixes: what `fix_trials` returns.
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
+        material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).
 
     Returns:
         None when no fix was tried: silence is not health.
@@ -58,6 +64,6 @@ def is_harmful(
         return None
     lowest = table.points[table.best]
     se = lowest.loss_se if math.isfinite(lowest.loss_se) else 0.0
-    margin = max(noise_sds * se, loss_tolerance * table.loss_scale)
+    margin = max(noise_sds * se, loss_tolerance * table.loss_scale, material_frac * table.progress)
     by_seed = dict(zip(lowest.seeds, lowest.losses, strict=True))
     return any(not fix["lasting"] and fix["loss"] < by_seed.get(fix["seed"], lowest.loss) - margin for fix in fixes)

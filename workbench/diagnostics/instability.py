@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.curves import Rise
 from workbench.diagnostics.fix_runs import fix_trials, is_harmful
@@ -28,9 +29,6 @@ _NAME = {
     "stability.divergent": "Training ends non-finite or no better than it began",
     "stability.spike": "The loss spikes in the middle of training and comes back soon",
 }
-_LAST = "Lower the learning rate only as the last resort: it hides the instability instead of curing it (F2.9)."
-_WARMUP = "Try learning-rate warmup: the best remedy for early instability (F2.1)."
-_CLIP = "Try gradient clipping, at first at the 90th percentile of the gradient norms (F2.2, F4.9)."
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) 
 
 def _advice(lead: _Hit) -> list[str]:
     early = lead.rise is None or lead.rise.when == "early"
-    return [_WARMUP, _CLIP, _LAST] if early else [_CLIP, _LAST]
+    return [WARMUP, CLIPPING, LAST_RESORT] if early else [CLIPPING, LAST_RESORT]
 
 
 def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.fix_runs import fix_trials, is_harmful
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, objective, sweep_table
@@ -69,7 +71,14 @@ def diagnose_lr_sweep(
             _unstable(table, best, bracket, bracket_tolerance),
             _too_low(table, best, baseline, ratio=too_low_ratio, material_frac=material_frac),
             _at_edge(
-                record, table, best, bracket, edge_ratio=edge_ratio, noise_sds=noise_sds, loss_tolerance=loss_tolerance
+                record,
+                table,
+                best,
+                bracket,
+                edge_ratio=edge_ratio,
+                noise_sds=noise_sds,
+                loss_tolerance=loss_tolerance,
+                material_frac=material_frac,
             ),
             _probabilistic(table, best, edge_ratio),
         ]
@@ -200,6 +209,7 @@ def _at_edge(
     edge_ratio: float,
     noise_sds: float,
     loss_tolerance: float,
+    material_frac: float,
 ) -> Finding:
     code, clause = "lr.at_edge", _CLAUSE["lr.at_edge"]
     if bracket is None:
@@ -209,7 +219,7 @@ def _at_edge(
     ratio = bracket.middle / best.lr
     at_edge = ratio <= edge_ratio
     trials = fix_trials(record, above=bracket.middle)
-    harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance, material_frac=material_frac)
     evidence = {
         "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": trials,
         "points": _rows(table),
@@ -222,15 +232,26 @@ def _at_edge(
         return Finding(status="ok", summary=f"Instability starts at {ratio:.3g} times lr*: harmless.", **common)
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
     if harmful is False:
-        return Finding(status="ok", summary=f"{start}, but no fix tried gains anything: harmless.", **common)
+        return Finding(
+            status="ok",
+            summary=f"{start}, but {_tried(trials)} beyond it gains nothing that matters: harmless.",
+            **common,
+        )
     end = (
-        " and a fix lets a larger lr train better" if harmful else "; no fix run has shown whether that costs anything"
+        f", and {_tried(trials)} lets a larger lr train better"
+        if harmful
+        else "; no fix run has shown whether that costs anything"
     )
     return Finding(
         status="warn", summary=f"{start}{end}.", **common,
-        advice=["Try learning-rate warmup.", "Try gradient clipping at the 90th percentile of the gradient norms.",
-                "Lower the learning rate only as the last resort: it hides the instability instead of curing it (F2.9)."],
+        advice=[WARMUP, CLIPPING, LAST_RESORT],
     )  # fmt: skip
+
+
+def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
+    words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
+    words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
+    return " or ".join(dict.fromkeys(words)) or "a fix"
 
 
 def _probabilistic(table: SweepTable, best: BestLR, edge_ratio: float) -> Finding:

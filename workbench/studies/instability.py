@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class InstabilityStudy:
         probe_multiple: the probe's lr over lr* (F1.11).
         confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
         confirm_all: run every multiple; False stops at the first one that is lasting unstable.
-        fix: whether to ask if an edge is curable.
+        fixes: what to try beyond an edge, to tell whether it is curable; () asks nothing.
         fix_multiple: lr of a fix run over the lr where instability starts.
         fix_warmup_frac: its warmup as a share of the run, the cap of F3.10.
         fix_percentile: clipping threshold of the second fix run, a percentile of the norms at lr* (F4.9).
@@ -54,7 +55,7 @@ class InstabilityStudy:
     probe_multiple: float = 2.0
     confirm_multiples: Sequence[float] = (5.0, 10.0)
     confirm_all: bool = True
-    fix: bool = True
+    fixes: Sequence[Literal["warmup", "clipping"]] = ("warmup", "clipping")
     fix_multiple: float = 1.5
     fix_warmup_frac: float = 0.1
     fix_percentile: float = 90.0
@@ -69,6 +70,9 @@ class InstabilityStudy:
         for name, value in numbers.items():
             if not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+        for kind in self.fixes:
+            if kind not in ("warmup", "clipping"):
+                raise ConfigError(f"fixes={tuple(self.fixes)!r} may hold 'warmup' and 'clipping', not {kind!r}.")
         if isinstance(self.probe_steps, bool) or not isinstance(self.probe_steps, int) or self.probe_steps < 1:
             raise ConfigError(f"probe_steps={self.probe_steps!r} must be an integer of at least 1.")
 
@@ -121,7 +125,7 @@ class InstabilityStudy:
             trial = session.trial(session.config.replace(peak_lr=multiple * lr_star), stage="confirm")
             if not self.confirm_all and _lasting(session, trial.number):
                 break
-        if self.fix:
+        if self.fixes:
             self._fix(session, lr_star)
 
     def _lr_star(self, session: Session) -> float | None:
@@ -145,21 +149,26 @@ class InstabilityStudy:
         )
 
     def _fix(self, session: Session, lr_star: float) -> None:
-        """Where lr* is at the edge, train beyond it with warmup, then with clipping if warmup does not help."""
+        """Where lr* is at the edge, train beyond it with one fix after the other, until one helps."""
         edge = diagnose_lr_sweep(session.record)
         onset = edge["lr.unstable"].value
         if edge["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
             return
         config = session.config.replace(peak_lr=self.fix_multiple * onset)
-        warmup_steps = max(1, round(self.fix_warmup_frac * config.total_steps))
-        session.trial(config.replace(warmup_steps=max(config.warmup_steps, warmup_steps)), stage="fix")
-        if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
-            return
+        for kind in self.fixes:
+            fixed = self._fixed(session, config, kind, lr_star)
+            if fixed is not None:
+                session.trial(fixed, stage="fix")
+                if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
+                    return
+
+    def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
+        if kind == "warmup":
+            steps = max(1, round(self.fix_warmup_frac * config.total_steps))
+            return config.replace(warmup_steps=max(config.warmup_steps, steps))
         norms = self._norms_at_best(session, lr_star)
-        if norms.size:
-            threshold = float(np.percentile(norms, self.fix_percentile))
-            if threshold > 0:
-                session.trial(config.replace(max_grad_norm=threshold), stage="fix")
+        threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
+        return config.replace(max_grad_norm=threshold) if threshold > 0 else None
 
     def _norms_at_best(self, session: Session, lr_star: float) -> FloatArray:
         record = session.record

@@ -107,7 +107,9 @@ class Trainer:
             return writer.record
         with isolated_rng():
             try:
-                run = TrialRun(workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress)
+                run = TrialRun(
+                    workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress
+                )
             except Exception as error:
                 writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
                 raise
