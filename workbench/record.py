@@ -46,7 +46,7 @@ class StudyRecord:
     @cached_property
     def study(self) -> dict[str, Any]:
         """The contents of `study.json`."""
-        return dict(read_json(self.path / "study.json"))
+        return read_json(self.path / "study.json")
 
     @property
     def name(self) -> str:
@@ -174,9 +174,10 @@ class TrialRecord:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row a step."""
+        """One row a step; columns that only other trials of the study have are left out."""
         table = self._study.steps
-        return table[table["trial"] == self.number].dropna(axis="columns", how="all").reset_index(drop=True)
+        rows = table[table["trial"] == self.number].reset_index(drop=True)
+        return rows.drop(columns=[c for c in rows.columns if c not in STEP_COLUMNS and rows[c].isna().all()])
 
     @cached_property
     def evals(self) -> pd.DataFrame:
@@ -229,13 +230,13 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     return study.trial(0) if study.study.get("kind") == "trial" else study
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON in `path`; a missing or damaged file is a `RecordError` that names it."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`; a missing or damaged file is a `RecordError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (TypeError, ValueError) as error:
         raise RecordError(
             f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
         ) from error

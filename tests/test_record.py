@@ -1,0 +1,248 @@
+"""Reading a study: every moment a process may die at leaves something readable, or an error that says what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from tests.test_record_writer import CONFIG, filled, opened
+from workbench.errors import RecordError
+from workbench.record import EVAL_COLUMNS, STEP_COLUMNS, StudyRecord, TrialRecord, open_record, read_events, select_best
+from workbench.train.trainer import Trainer
+
+ROOT = str(Path(__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("record") / "run"
+    Trainer().run(small_workload(), out=folder)
+    return folder
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def test_frames_have_their_columns(trained: Path) -> None:
+    record = StudyRecord(trained)
+    assert set(STEP_COLUMNS) <= set(record.steps.columns)
+    assert record.evals.columns.tolist() == EVAL_COLUMNS
+    expected = {"trial", "stage", "state", "seed", "train_examples", "steps_run", "best_step", "best_value", "seconds"}
+    assert expected | set(small_workload().config.to_dict()) <= set(record.trials.columns)
+    assert record.steps["loss"].dtype == np.float64
+    assert record.trials["steps_run"].tolist() == [40]
+    assert record.trials["train_examples"].tolist() == [48]
+    assert "StudyRecord('run', workload='small', 1 complete)" in repr(record)
+
+
+def test_a_trial_trained_alone_opens_as_a_trial(trained: Path) -> None:
+    record = wb.open(trained)
+    assert isinstance(record, TrialRecord)
+    assert record.config == small_workload().config.to_dict()
+    assert record.state == "complete"
+    assert repr(record) == "TrialRecord(0, complete, lr=0.05, steps=40)"
+    assert [t.number for t in StudyRecord(trained)] == [0]
+
+
+def test_a_study_keeps_its_trials_apart(tmp_path: Path) -> None:
+    filled(tmp_path / "s", trials=2, steps=6).close()
+    study = open_record(tmp_path / "s")
+    assert isinstance(study, StudyRecord)
+    assert study.trial(1).steps["trial"].unique().tolist() == [1]
+    assert len(study.trial(1).steps) == 6
+    with pytest.raises(RecordError, match=r"has no trial 7; it has: 0, 1\."):
+        study.trial(7)
+
+
+def test_non_finite_values_are_kept(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    trial = study.trial(CONFIG, stage="lr_sweep", train_examples=8)
+    losses = np.array([1.0, np.inf, -np.inf, np.nan])
+    study.steps.add({"trial": [0] * 4, "step": range(4), "loss": losses})
+    trial.event("ended", state="diverged", best_value=math.nan, best_step=None)
+    study.close()
+    record = open_record(tmp_path / "s")
+    assert record.steps["loss"].to_numpy().tobytes() == losses.tobytes()
+    assert math.isnan(record.trials["best_value"][0])
+    with pytest.raises(RecordError, match="no finished evaluation yet"):
+        record.best()
+
+
+def test_a_study_without_a_trial_is_readable(tmp_path: Path) -> None:
+    opened(tmp_path / "s").close()
+    record = open_record(tmp_path / "s")
+    assert record.trials.empty
+    assert record.steps.columns.tolist() == STEP_COLUMNS
+    assert record.evals.empty
+    assert list(record) == []
+    assert "no trial yet" in repr(record)
+    with pytest.raises(RecordError, match="no finished evaluation"):
+        record.best()
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_selection_passes_over_nan_and_takes_the_earliest_of_equals(mode: str) -> None:
+    sign = 1.0 if mode == "min" else -1.0
+    values = [sign * v for v in (math.nan, 3.0, 1.0, 1.0, math.inf, -math.inf)]
+    assert select_best([0, 5, 10, 15, 20, 25], values, mode=mode) == (10, sign * 1.0)
+    assert select_best([0, 1], [math.nan, math.inf], mode=mode) is None
+    assert select_best([], [], mode=mode) is None
+
+
+def test_best_trial_of_a_study(tmp_path: Path) -> None:
+    for mode, number in (("min", 1), ("max", 2)):
+        config = CONFIG | {"select_mode": mode}
+        study = opened(tmp_path / mode, config=config)
+        for i, value in enumerate((0.5, 0.2, 0.9, math.nan)):
+            trial = study.trial(config | {"peak_lr": 0.1 * (i + 1)}, stage="lr_sweep", train_examples=8)
+            trial.event("ended", state="complete", best_value=value)
+        study.close()
+        assert open_record(tmp_path / mode).best().number == number
+
+
+def test_no_folder_and_no_study(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RecordError, match=r"holds no study \(no study\.json\)\. Give the folder"):
+            wb.open(path)
+
+
+@pytest.mark.parametrize("name", ["study.json", "trials/0/config.json"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_truncated_json_is_named(copy: Path, name: str, share: float) -> None:
+    """Cannot come from a crash, because these files are renamed into place, but from a copy that was cut off."""
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(RecordError, match=rf"{Path(name).name} is damaged .*Delete the study's folder"):
+        _ = wb.open(copy).trials, wb.open(copy).workload
+
+
+def test_json_that_is_something_else_is_named(copy: Path) -> None:
+    (copy / "study.json").write_text("[1, 2]")
+    with pytest.raises(RecordError, match=r"study\.json is damaged"):
+        wb.open(copy)
+
+
+def test_events_cut_off_at_any_byte_are_read_up_to_there(copy: Path) -> None:
+    folder = copy / "trials" / "0"
+    path = folder / "events.jsonl"
+    content = path.read_bytes()
+    whole = read_events(folder)
+    assert len(whole) == 2
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        events = read_events(folder)
+        assert events == whole[: len(events)]
+        assert open_record(copy).trials["state"].tolist() == ["complete" if len(events) == 2 else "running"]
+    path.unlink()
+    assert open_record(copy).state == "running"
+
+
+@pytest.mark.parametrize("cut", [1, 0.5, -1])
+def test_a_truncated_part_names_itself_and_takes_nothing_else_away(copy: Path, cut: float) -> None:
+    (part,) = (copy / "steps").glob("*.parquet")
+    content = part.read_bytes()
+    part.write_bytes(content[: int(cut * len(content)) if 0 < cut < 1 else int(cut)])
+    record = open_record(copy)
+    with pytest.raises(RecordError, match=rf"{part.name} is truncated or damaged"):
+        _ = record.steps
+    assert len(record.evals) == 22
+    assert record.trials["state"].tolist() == ["complete"]
+    assert record.best().checkpoint is not None
+
+
+def test_leftovers_do_not_disturb(copy: Path) -> None:
+    before = open_record(copy).steps
+    for name in (".study.json.1.tmp", "steps/.part-000009.parquet.1.tmp", "trials/0/checkpoints/.step-00000099.1.tmp/x"):
+        (copy / name).parent.mkdir(exist_ok=True, parents=True)
+        (copy / name).write_bytes(b"half")
+    (copy / "trials" / "1").mkdir()
+    (copy / "trials" / "notes").mkdir()
+    record = open_record(copy)
+    assert record.steps.equals(before)
+    assert record.trials["trial"].tolist() == [0]
+    assert record.checkpoints == open_record(copy).checkpoints
+    assert Trainer().run(small_workload(), out=copy).steps.equals(before)
+
+
+def test_a_running_study_can_be_read_and_reloaded(tmp_path: Path) -> None:
+    study = filled(tmp_path / "s", trials=1)
+    study.flush()
+    record = StudyRecord(tmp_path / "s")
+    assert len(record.trials) == 1
+    study.trial(CONFIG | {"peak_lr": 0.9}, stage="probe", train_examples=8).event("started", state="running")
+    assert len(record.trials) == 1
+    assert record.reload().trials["state"].tolist() == ["complete", "running"]
+    study.close()
+
+
+def test_best_says_what_was_evaluated_when_nothing_is_finite(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    study.trial(CONFIG, stage="lr_sweep", train_examples=8)
+    columns: dict[str, Any] = dict.fromkeys(EVAL_COLUMNS, [1.0])
+    study.evals.add(columns | {"trial": [0], "step": [0], "split": ["test"], "metric": ["accuracy"]})
+    study.close()
+    with pytest.raises(RecordError, match=r"no finite 'validation/loss' yet; evaluated: test/accuracy\."):
+        StudyRecord(tmp_path / "s").trial(0).best()
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tests.helpers.workloads import small_workload
+from workbench.train.trainer import Trainer
+counted = [0]
+def dying(function):
+    def wrapped(*args, **kwargs):
+        counted[0] += 1
+        if counted[0] == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return wrapped
+os.fsync, Path.replace, Path.rename, Path.unlink = map(dying, (os.fsync, Path.replace, Path.rename, Path.unlink))
+Trainer().run(small_workload(), out=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 8, 15, pytest.param(0, marks=pytest.mark.slow)])
+def test_killed_before_any_touch_of_the_disk_it_goes_on(tmp_path: Path, trained: Path, call: int) -> None:
+    """The process dies just before its n-th flush, rename or deletion; slow: every third n up to the end."""
+    expected = open_record(trained)
+    for n in range(1, 200, 3) if call == 0 else [call]:
+        out = tmp_path / str(n)
+        words = [sys.executable, "-c", KILLED, ROOT, str(out), str(n)]
+        done = subprocess.run(words, check=False, timeout=120, capture_output=True)
+        if (out / "study.json").exists():
+            record = open_record(out)
+            assert record.steps["step"].tolist() == list(range(len(record.steps))), f"killed at {n}"
+            assert record.steps["loss"].tolist() == expected.steps["loss"].tolist()[: len(record.steps)]
+            assert record.evals["step"].is_monotonic_increasing
+        again = Trainer().run(small_workload(), out=out)
+        assert again.steps["loss"].tolist() == expected.steps["loss"].tolist(), f"killed at {n}"
+        assert again.evals[["step", "metric", "value"]].equals(expected.evals[["step", "metric", "value"]]), f"{n}"
+        assert again.best()[:2] == expected.best()[:2]
+        assert not list(out.rglob("*.tmp")) or done.returncode, f"killed at {n}"
+        if done.returncode == 0:
+            assert n > 60, "most of the calls must have been tried"
+            return
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert call
+
+
+def test_json_of_a_study_has_no_nan(trained: Path) -> None:
+    for path in trained.rglob("*.json*"):
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in {path}"))
