@@ -1,0 +1,45 @@
+"""Interleaved rounds and ratios: what every benchmark here has in common."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+__all__ = ["machine", "median", "ratio", "rounds"]
+
+
+def rounds(sides: Mapping[str, Callable[[], object]], *, count: int = 5) -> dict[str, list[float]]:
+    """Return the seconds of each side in `count` interleaved rounds, after one unmeasured run of each."""
+    for run in sides.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(count):
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        for name in order:
+            start = time.perf_counter()
+            sides[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median(values: list[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)
+
+
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    """Return the ratio of the medians, and the smallest and largest ratio within one round."""
+    each = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return f"{median(ours) / median(theirs):.3f} ({min(each):.3f} to {max(each):.3f})"
+
+
+def machine() -> str:
+    """Return what a reader needs to know about the machine."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    load = os.getloadavg()[0]
+    return f"{platform.machine()}, {os.cpu_count()} cores, {device}, torch {torch.__version__}, load {load:.1f}"

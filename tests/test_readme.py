@@ -1,0 +1,41 @@
+"""The README's code does what the README says, copied as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import workbench as wb
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def block(word: str) -> str:
+    found = [text for text in BLOCKS if word in text]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = block("wb.classification(")
+    definition = source[source.index("workload = ") :]
+    assert len(definition.strip().splitlines()) <= 15
+    (tmp_path / "mine.py").write_text(source)
+    diagnosis = wb.diagnose(wb.load_workload("mine.py:workload"), "runs/mine", steps=60)
+    assert diagnosis["data.nonfinite"].status == "ok"
+    assert diagnosis["lr.best"].value is not None
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
+
+
+def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(block("wb.LRSweep(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
+    small = "workload = workload.replace(config=workload.config.replace(total_steps=20))\n"
+    exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
+    steps = wb.open("runs/hooked").steps
+    assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
