@@ -62,7 +62,16 @@ def test_a_clean_tree_has_an_empty_patch(repository: Path) -> None:
     assert git_state(repository) == (git(repository, "rev-parse", "HEAD"), b"")
 
 
-SECRETS = [".env", ".env.local", "id_rsa", "server.PEM", "api_token.txt", "deep/my-secrets.yaml", "credentials/aws", "Passwords"]
+SECRETS = [
+    ".env",
+    ".env.local",
+    "id_rsa",
+    "server.PEM",
+    "api_token.txt",
+    "deep/my-secrets.yaml",
+    "credentials/aws",
+    "Passwords",
+]
 
 
 @pytest.mark.parametrize("name", SECRETS)

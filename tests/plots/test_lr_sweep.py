@@ -139,3 +139,8 @@ def test_a_bracket_of_close_lrs_is_drawn_once() -> None:
     record.trials.loc[close, "peak_lr"] = 1.05 * LASTING
     shown = labels(plot_loss_curves(record, diagnosis=diagnosis(), ax=blank()))
     assert [label.split()[1] for label in shown] == ["0.08", "0.16"]
+
+
+def test_without_lr_star_the_curves_stay_few() -> None:
+    ax = plot_loss_curves(study(), most=3, ax=blank())
+    assert [label for label in labels(ax) if "diverged" not in label] == ["lr 0.01", "lr 0.04", "lr 0.32"]

@@ -97,6 +97,7 @@ def plot_loss_curves(
     diagnosis: Diagnosis | None = None,
     above: int = 3,
     spacing: float = 1.4,
+    most: int = 8,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw training loss against step, by default for lr* and the next learning rates above it.
@@ -109,10 +110,12 @@ def plot_loss_curves(
         lrs: learning rates to draw; of the sweep's trials at each, one for each seed.
         trials: trials to draw, instead.
         diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.
-            Without it all trials are drawn.
+            Without it trials at no more than `most` learning rates are drawn, the lowest and the highest among them.
         above: how many learning rates above lr*; "just above" has no number in F1.7, three is a rule of thumb.
         spacing: ratio between neighbours, so that a bracket of close lrs is drawn once; 1.4 is half a grid step of
             factor two (rule of thumb).
+        most: how many learning rates to draw where lr* is not known; more than eight curves cannot be told apart
+            (rule of thumb).
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -124,7 +127,7 @@ def plot_loss_curves(
         best, trained = best_lr(diagnosis)
         chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
-            trials = _trials_to_draw(record, lrs, trained, above, spacing)
+            trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
         drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
         if not drawn:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
@@ -183,12 +186,15 @@ def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: 
         ax.axvspan(*ends, color=color, alpha=0.15, linewidth=0)
 
 
-def _trials_to_draw(record: Record, lrs: Sequence[float] | None, best: float, above: int, spacing: float) -> list[int]:
-    """Trials at the given lrs; at lr* and the next `above` of the sweep; else all. One for each lr and seed."""
+def _trials_to_draw(
+    record: Record, lrs: Sequence[float] | None, best: float, *, above: int, spacing: float, most: int
+) -> list[int]:
+    """Trials at the given lrs; at lr* and the next `above` of the sweep; else at `most` lrs. One for each lr and seed."""
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
     if lrs is None:
         grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
-        lrs = grid if np.isnan(best) else _next_above(grid, best, above, spacing)
+        spread = np.unique(np.linspace(0, len(grid) - 1, min(most, len(grid))).round().astype(int))
+        lrs = [grid[i] for i in spread] if np.isnan(best) else _next_above(grid, best, above, spacing)
     kept: dict[tuple[float, Any], int] = {}
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,7 +69,7 @@ def _scan(
             if bad and first_bad is None:
                 first_bad = seen
             nonfinite += bad
-            with autocast(device, config.precision):
+            with _explained(workload, split, seen), autocast(device, config.precision):
                 outputs, losses, _ = per_example(workload, state.model, batch, examples)
             losses_seen.append(losses.double().cpu())
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and isinstance(outputs, Tensor):
@@ -85,6 +87,21 @@ def _scan(
         "classes": classes,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
     }
+
+
+@contextmanager
+def _explained(workload: Workload, split: str, first: int) -> Iterator[None]:
+    """Say where it was that the person's own code raised, or met a class that does not exist."""
+    where = f"workload {workload.name!r}, in the batch of the {split} split that begins with example {first}"
+    try:
+        yield
+    except WorkloadError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:
+        raise WorkloadError(
+            f"{where}: forward or loss raised {type(error).__name__}: {error}. Check what the model takes and what the loss "
+            "compares; the error above this one shows the line."
+        ) from error
 
 
 def _floats(batch: Any) -> list[Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError, ConfigError
+from workbench.errors import CheckpointError, ConfigError, WorkbenchError, WorkloadError
 from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.parameters import FlatParameters
@@ -19,9 +19,20 @@ __all__ = ["TrialState", "build_model"]
 
 
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
-    """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision."""
+    """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision.
+
+    Raises:
+        WorkloadError: `build_model` raised, with that error as the cause, or returned nothing to train.
+    """
     seed_all(config.shared_seed)
-    model = workload.build_model()
+    try:
+        model = workload.build_model()
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model raised {type(error).__name__}: {error}. Call it alone to see where."
+        ) from error
     check_model(model)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
     return model.to(device=device, dtype=dtype)
