@@ -81,8 +81,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         for name, content in zip(_FILES, contents, strict=True):
             if zlib.crc32(content) != meta["crc32"][name]:
                 raise CheckpointError(f"{name} does not match its checksum")
+        if path.name != f"step-{meta['step']:08d}":
+            raise CheckpointError(f"meta.json speaks of step {meta['step']}")
         model, trainer = (load_tensors(content) for content in contents)
-    except (OSError, ValueError, KeyError, SafetensorError, CheckpointError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointError) as error:
         others = ", ".join(p.name for p in sorted(path.parent.glob("step-*")) if p != path) or "none"
         raise CheckpointError(
             f"checkpoint {path} is damaged: {error}. Delete this folder and run again to go on from an earlier one "

@@ -15,7 +15,8 @@ __all__ = ["capture_rng", "isolated_rng", "restore_rng", "seed_all"]
 
 def seed_all(*seeds: int) -> None:
     """Seed Python, NumPy and torch from a tuple of seeds."""
-    words = np.random.SeedSequence(list(seeds)).generate_state(2)
+    # Without the key (1, 0) would give what (1,) gives, and dropout would repeat the draws of the initialisation.
+    words = np.random.SeedSequence(list(seeds), spawn_key=tuple(range(1, len(seeds)))).generate_state(2)
     random.seed(int(words[0]))
     np.random.seed(int(words[0]))  # noqa: NPY002  # datasets of the user's own draw from the global generators
     torch.manual_seed(int(words[0]) << 16 ^ int(words[1]))
