@@ -57,14 +57,14 @@ def test_an_epoch_repeats_nothing_and_leaves_out_less_than_a_batch(kind: str, co
     per_epoch = count // batch_size
     steps = stream(kind, count, steps=3 * per_epoch, batch_size=batch_size)
     for epoch in range(3):
-        seen = sum(steps[epoch * per_epoch : (epoch + 1) * per_epoch], [])
+        seen = list(itertools.chain(*steps[epoch * per_epoch : (epoch + 1) * per_epoch]))
         assert len(seen) == len(set(seen)) == per_epoch * batch_size
     assert {len(step) for step in steps} == {batch_size}
 
 
 def test_what_is_left_out_differs_from_epoch_to_epoch() -> None:
     steps = stream("tensors", 23, steps=40, batch_size=5)
-    missed = [set(range(23)) - set(sum(steps[e * 4 : e * 4 + 4], [])) for e in range(10)]
+    missed = [set(range(23)) - set(itertools.chain(*steps[e * 4 : e * 4 + 4])) for e in range(10)]
     assert len({frozenset(m) for m in missed}) > 5
     assert set.union(*missed) != missed[0]
 
