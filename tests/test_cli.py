@@ -22,8 +22,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from workbench import cli
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.plain import dumps
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
+from workbench.plain import dumps
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 

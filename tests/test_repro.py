@@ -135,3 +135,19 @@ def test_versions_are_those_of_this_process() -> None:
 def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, argv: list[str], said: str) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert called_as() == said
+
+
+def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shlex
+
+    import workbench as wb
+
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
+    first = wb.LRSweep(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
+    words = shlex.split(str(first.command))
+    assert words[:2] == ["python", "-c"]
+    again = subprocess.run(
+        [sys.executable, "-c", words[2].replace(str(tmp_path / "a"), str(tmp_path / "b"))], check=True, cwd=tmp_path
+    )
+    assert again.returncode == 0
+    assert wb.open(tmp_path / "b").steps["loss"].tolist() == first.steps["loss"].tolist()

@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,9 +156,18 @@ def _diagnose(args: argparse.Namespace) -> int:
     if diagnosis.recommendation:
         print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
         print(_paste(diagnosis.recommendation["config"]))
+        print(diagnosis.recommendation.get("reason", ""))
+    print(f"\nCost:      {_cost(diagnosis.cost)}")
+    print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
-        print(f"\nReport: {diagnosis.path / 'report.html'}")
+        print(f"Report:    {diagnosis.path / 'report.html'}")
     return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    runs = cost.get("baseline_runs")
+    share = "" if runs is None else f", as much as {runs:.1f} baseline runs"
+    return f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training{share}"
 
 
 def _paste(config: dict[str, Any]) -> str:

@@ -60,6 +60,7 @@ class StudyWriter:
         name: str | None = None,
         note: str | None = None,
         command: str | None = None,
+        call: str | None = None,
     ) -> StudyWriter:
         """Create the folder with its `study.json`, or go on with the same study.
 
@@ -84,7 +85,7 @@ class StudyWriter:
                 "kind": kind,
                 "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
                 **wanted,
-                "command": command or repro.called_as(),
+                "command": command or repro.called_as(call),
                 "commit": commit,
                 "patch": "repro.patch" if patch else None,
                 "versions": repro.versions(),

@@ -15,6 +15,7 @@ __all__ = ["called_as", "git_state", "versions"]
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
 _DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
+_NAMES = "import workbench as wb; from workbench import InstabilityStudy, LRSweep, TrainConfig"
 MAX_UNTRACKED_BYTES = 200_000  # rule of thumb: code is smaller than this, data is not
 MAX_UNTRACKED = 500  # rule of thumb: more new files than this are no change to the code
 
@@ -30,11 +31,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def called_as() -> str:
-    """Return the command line of this process; `python` stands for the interpreter."""
+def called_as(call: str | None = None) -> str:
+    """Return the command line of this process; `python` stands for the interpreter.
+
+    Args:
+        call: a Python expression over `wb` and the names of `_NAMES`, for a session or a notebook, which have no command line of their own.
+    """
     program = Path(sys.argv[0] or "python").name
-    if program in ("ipykernel_launcher.py", "-c", "python", ""):
-        return "(from a Python session or notebook)"
+    if program in ("ipykernel_launcher.py", "-c", "-m", "python", "pytest", ""):
+        if call is None:
+            return "(from a Python session or notebook)"
+        return shlex.join(["python", "-c", f"{_NAMES}; {call}"])
     start = ["workbench"] if program in ("workbench", "__main__.py") else ["python", sys.argv[0]]
     return shlex.join([*start, *sys.argv[1:]])
 

@@ -108,6 +108,7 @@ class InstabilityStudy:
             out=out,
             name=name,
             note=note,
+            call=f"{self!r}.run(wb.load_workload({workload.name!r}), out={str(out)!r})",
             progress=progress,
         ) as session:
             self.extend(session)

@@ -99,6 +99,7 @@ class LRSweep:
             out=out,
             name=name,
             note=note,
+            call=f"{self!r}.run(wb.load_workload({workload.name!r}), out={str(out)!r})",
             progress=progress,
         ) as session:
             self.extend(session)

@@ -71,6 +71,7 @@ def open_session(
     name: str | None = None,
     note: str | None = None,
     command: str | None = None,
+    call: str | None = None,
     progress: bool = False,
 ) -> Iterator[Session]:
     """Open a study's folder for `workload`, checked before anything is written, and close it afterwards.
@@ -86,6 +87,7 @@ def open_session(
         name: of the study; None is the folder's.
         note: a short description (P5.4); None writes one.
         command: what reproduces the study; None is this process's command line.
+        call: the Python expression that ran it; the command where there is no command line, as in a notebook.
         progress: show one progress bar.
 
     Raises:
@@ -114,6 +116,7 @@ def open_session(
         name=name,
         note=note,
         command=command,
+        call=call,
     )
     try:
         with progress_bar(None, workload.name, show=progress) as bar:

@@ -82,6 +82,7 @@ class Trainer:
             config=config.to_dict(),
             name=name,
             note=note,
+            call=f"wb.Trainer().run(wb.load_workload({workload.name!r}), {config!r}, out={str(out)!r})",
         )
         try:
             with progress_bar(config.total_steps, workload.name, show=progress) as bar:
