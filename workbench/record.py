@@ -39,9 +39,11 @@ class StudyRecord:
 
     Attributes:
         path: the study's folder.
+        only: numbers of the trials to see; None is all.
     """
 
     path: Path
+    only: frozenset[int] | None = None
 
     @cached_property
     def study(self) -> dict[str, Any]:
@@ -76,19 +78,23 @@ class StudyRecord:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """One row a trial: trial, stage, state, seed, every config field, best_step, best_value, seconds."""
-        rows = [_trial_row(folder) for folder in _trial_folders(self.path)]
-        return pd.DataFrame(rows)
+        folders = _trial_folders(self.path)
+        return pd.DataFrame([_trial_row(p) for p in folders if self.only is None or int(p.name) in self.only])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row a step and trial, sorted; row k is measured before update k."""
-        table = read_parts(self.path / "steps", columns=STEP_COLUMNS)
-        return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
+        return self._rows("steps", STEP_COLUMNS)
 
     @cached_property
     def evals(self) -> pd.DataFrame:
         """One row an evaluated metric; step 0 is the initial model, step total_steps the final one."""
-        table = read_parts(self.path / "evals", columns=EVAL_COLUMNS)
+        return self._rows("evals", EVAL_COLUMNS)
+
+    def _rows(self, folder: str, columns: list[str]) -> pd.DataFrame:
+        table = read_parts(self.path / folder, columns=columns)
+        if self.only is not None:
+            table = table[table["trial"].isin(self.only)]
         return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
 
     def trial(self, number: int) -> TrialRecord:
@@ -112,7 +118,7 @@ class StudyRecord:
 
     def reload(self) -> StudyRecord:
         """Return the same study read anew from disk, for a study that is still running."""
-        return StudyRecord(self.path)
+        return StudyRecord(self.path, self.only)
 
     def __repr__(self) -> str:
         """Return name, workload and the number of trials in each state."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +19,9 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError
-from workbench.record import StudyRecord
+from workbench.studies.base import Study
 from workbench.studies.lr_sweep import LRSweep
-from workbench.studies.session import Session, open_session
-from workbench.train.trainer import Trainer
-from workbench.workloads.base import Workload
+from workbench.studies.session import Session
 
 __all__ = ["InstabilityStudy"]
 
@@ -32,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstabilityStudy:
+class InstabilityStudy(Study):
     """Probe, confirmation runs and fix runs around the best learning rate.
 
     Attributes:
@@ -48,6 +45,8 @@ class InstabilityStudy:
         fix_percentile: clipping threshold of the second fix run, a percentile of the norms at lr* (F4.9).
         sweep: how to sweep when `best_lr` is None.
     """
+
+    stem: ClassVar[str] = "instability"
 
     best_lr: float | None = None
     steps: int | None = None
@@ -75,44 +74,6 @@ class InstabilityStudy:
                 raise ConfigError(f"fixes={tuple(self.fixes)!r} may hold 'warmup' and 'clipping', not {kind!r}.")
         if isinstance(self.probe_steps, bool) or not isinstance(self.probe_steps, int) or self.probe_steps < 1:
             raise ConfigError(f"probe_steps={self.probe_steps!r} must be an integer of at least 1.")
-
-    def run(
-        self,
-        workload: Workload,
-        trainer: Trainer | None = None,
-        executor: str = "local",
-        out: str | Path | None = None,
-        *,
-        name: str | None = None,
-        note: str | None = None,
-        progress: bool = False,
-    ) -> StudyRecord:
-        """Run the study and return its record; the same call again goes on where it was.
-
-        Args:
-            workload: what to train.
-            trainer: None is the local `Trainer`.
-            executor: where trials run; "local" is this process.
-            out: the study's folder; None is a new one under `runs/`.
-            name: of the study.
-            note: a short description (P5.4).
-            progress: show one progress bar.
-        """
-        with open_session(
-            workload,
-            stem="instability",
-            settings=asdict(self),
-            steps=self.steps,
-            trainer=trainer,
-            executor=executor,
-            out=out,
-            name=name,
-            note=note,
-            call=f"{self!r}.run(wb.load_workload({workload.name!r}), out={str(out)!r})",
-            progress=progress,
-        ) as session:
-            self.extend(session)
-            return session.record
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import ClassVar
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import bisect_next, refine_next, unstable_bracket
 from workbench.diagnostics.stages import stage_view
 from workbench.errors import ConfigError
-from workbench.record import StudyRecord
+from workbench.studies.base import Study
 from workbench.studies.critical_lr import measure_critical_lr
-from workbench.studies.session import Session, open_session
-from workbench.train.trainer import Trainer
-from workbench.workloads.base import Workload
+from workbench.studies.session import Session
 
 __all__ = ["LRSweep"]
 
@@ -28,7 +26,7 @@ RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = "lr_range", "lr_sweep", "lr_unstable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRSweep:
+class LRSweep(Study):
     """A sweep of the learning rate over one workload.
 
     Attributes:
@@ -43,6 +41,8 @@ class LRSweep:
         full_batch_refinements: the same for full batches, where every digit counts.
         decades: how far from the initial model's critical lr the sweep may go, both ways together.
     """
+
+    stem: ClassVar[str] = "lr_sweep"
 
     lrs: Sequence[float] | None = None
     seeds: int = 1
@@ -66,44 +66,6 @@ class LRSweep:
                 raise ConfigError(
                     f"lrs={list(self.lrs)!r} must hold at least one lr, each finite and above 0; wrong: {wrong}."
                 )
-
-    def run(
-        self,
-        workload: Workload,
-        trainer: Trainer | None = None,
-        executor: str = "local",
-        out: str | Path | None = None,
-        *,
-        name: str | None = None,
-        note: str | None = None,
-        progress: bool = False,
-    ) -> StudyRecord:
-        """Run the sweep and return its record; the same call again goes on where it was.
-
-        Args:
-            workload: what to train.
-            trainer: None is the local `Trainer`.
-            executor: where trials run; "local" is this process.
-            out: the study's folder; None is a new one under `runs/`.
-            name: of the study.
-            note: a short description (P5.4).
-            progress: show one progress bar.
-        """
-        with open_session(
-            workload,
-            stem="lr_sweep",
-            settings=asdict(self),
-            steps=self.steps,
-            trainer=trainer,
-            executor=executor,
-            out=out,
-            name=name,
-            note=note,
-            call=f"{self!r}.run(wb.load_workload({workload.name!r}), out={str(out)!r})",
-            progress=progress,
-        ) as session:
-            self.extend(session)
-            return session.record
 
     def extend(self, session: Session) -> None:
         """Run the sweep's trials inside a study that is already open."""

@@ -37,6 +37,7 @@ class Session:
     ) -> None:
         self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
         self._bar = bar
+        self._seen: set[int] = set()
 
     @property
     def device(self) -> torch.device:
@@ -45,13 +46,19 @@ class Session:
 
     @property
     def record(self) -> StudyRecord:
-        """Everything trained so far, read from disk."""
-        return self.writer.record
+        """What was trained so far, read from disk: the trials that this session has asked for.
+
+        Trials that an interrupted call left further on stay unseen until they are asked for, so that a study that decides
+        from its record goes on exactly as it would have without the interruption.
+        """
+        return StudyRecord(self.writer.record.path, frozenset(self._seen))
 
     def trial(self, config: TrainConfig, *, stage: str) -> TrialRecord:
         """Run one trial, or return it from the folder where it is complete already."""
         self._bar.status(f"{stage} lr={config.peak_lr:.3g}")
-        return self.trainer.run_trial(self.workload, config, self.writer, stage=stage, progress=self._bar.advance)
+        record = self.trainer.run_trial(self.workload, config, self.writer, stage=stage, progress=self._bar.advance)
+        self._seen.add(record.number)
+        return record
 
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""

@@ -1,0 +1,75 @@
+"""`Study`: what every study is: fields that say what to try, and trials that go into one folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from workbench.record import StudyRecord
+from workbench.studies.session import Session, open_session
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+__all__ = ["Study"]
+
+
+class Study(ABC):
+    """Base of the frozen dataclasses that are studies; they say which trials to run in `extend`.
+
+    Attributes:
+        stem: the study's name on every floor.
+        steps: length of a full trial; None is the baseline's.
+    """
+
+    stem: ClassVar[str]
+    steps: int | None
+
+    @abstractmethod
+    def extend(self, session: Session) -> None:
+        """Run the study's trials inside a folder that is already open."""
+
+    def run(
+        self,
+        workload: Workload,
+        trainer: Trainer | None = None,
+        executor: str = "local",
+        out: str | Path | None = None,
+        *,
+        name: str | None = None,
+        note: str | None = None,
+        progress: bool = False,
+    ) -> StudyRecord:
+        """Run the study and return its record; the same call again goes on where it was.
+
+        Args:
+            workload: what to train.
+            trainer: None is the local `Trainer`.
+            executor: where trials run; "local" is this process.
+            out: the study's folder; None is a new one under `runs/`.
+            name: of the study; None is the folder's.
+            note: a short description (P5.4); None writes one.
+            progress: show one progress bar.
+
+        Raises:
+            WorkloadError: model, data or loss are broken; what was saved is kept.
+            RecordError: the folder cannot be used.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+        """
+        settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every study is a dataclass
+        with open_session(
+            workload,
+            stem=self.stem,
+            settings=settings,
+            steps=self.steps,
+            trainer=trainer,
+            executor=executor,
+            out=out,
+            name=name,
+            note=note,
+            call=f"{self!r}.run(wb.load_workload({getattr(workload, 'name', None)!r}), out={str(out)!r})",
+            progress=progress,
+        ) as session:
+            self.extend(session)
+            return session.record
