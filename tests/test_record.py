@@ -67,6 +67,16 @@ def test_a_study_keeps_its_trials_apart(tmp_path: Path) -> None:
         study.trial(7)
 
 
+def test_a_record_may_be_restricted_to_some_trials(tmp_path: Path) -> None:
+    filled(tmp_path / "s", trials=3).close()
+    record = StudyRecord(tmp_path / "s", frozenset({0, 2}))
+    assert record.trials["trial"].tolist() == [0, 2]
+    assert record.steps["trial"].unique().tolist() == [0, 2]
+    assert record.evals["trial"].tolist() == [0, 2]
+    assert record.reload().trials["trial"].tolist() == [0, 2]
+    assert StudyRecord(tmp_path / "s", frozenset()).steps.empty
+
+
 def test_non_finite_values_are_kept(tmp_path: Path) -> None:
     study = opened(tmp_path / "s")
     trial = study.trial(CONFIG, stage="lr_sweep", train_examples=8)

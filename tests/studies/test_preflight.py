@@ -1,0 +1,112 @@
+"""What is collected before training: facts of the data, the first loss and the first update."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.helpers.workloads import small_net, small_workload
+from workbench.config import TrainConfig
+from workbench.errors import WorkloadError
+from workbench.studies.preflight import collect_preflight
+from workbench.workloads.base import Workload
+from workbench.workloads.helpers import classification
+
+CPU = torch.device("cpu")
+
+
+def collected(workload: Workload, **options: Any) -> dict[str, Any]:
+    return collect_preflight(workload, workload.config, CPU, **options)
+
+
+def classes(x: Tensor, y: Tensor, outputs: int = 4) -> Workload:
+    return classification(
+        name="c", build_model=lambda: nn.Linear(3, outputs), train_data=TensorDataset(x, y),
+        validation_data=TensorDataset(x[:9], y[:9]), config=TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8),
+    )  # fmt: skip
+
+
+X, Y = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 4
+
+
+def test_a_healthy_workload() -> None:
+    facts = collected(small_workload())
+    assert facts["examples"] == {"train": 48, "validation": 13}
+    assert facts["train"]["read"] == 48
+    assert facts["train"]["nonfinite_values"] == 0
+    assert facts["train"]["classes"] is None
+    assert math.isfinite(facts["first_loss"])
+    assert facts["parameters"] == sum(p.numel() for p in small_net().parameters())
+    assert facts["tensors"] == 4
+    assert facts["no_gradient"] == facts["no_update"] == facts["nonfinite_gradient"] == facts["frozen"] == []
+
+
+def test_classes_are_counted() -> None:
+    facts = collected(classes(X, Y.clamp(max=2)))
+    assert facts["train"]["classes"] == 4
+    assert facts["train"]["class_counts"] == [12, 12, 24, 0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_non_finite_inputs_are_counted(value: float) -> None:
+    x = X.clone()
+    x[40, 1] = value
+    facts = collected(classes(x, Y))
+    assert facts["train"]["nonfinite_values"] == 1
+    assert 32 <= facts["train"]["nonfinite_from_example"] <= 40
+    assert facts["validation"]["nonfinite_values"] == 0
+
+
+def test_a_frozen_and_an_unused_parameter_are_told_apart() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = nn.Linear(3, 1), nn.Linear(3, 1), nn.Linear(3, 3)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(self.frozen(x))
+
+    facts = collected(small_workload(build_model=Net))
+    assert facts["no_gradient"] == ["unused.weight", "unused.bias"]
+    assert facts["no_update"] == ["unused.weight", "unused.bias"]
+    assert facts["frozen"] == ["frozen.weight", "frozen.bias"]
+
+
+def test_only_so_many_examples_are_read() -> None:
+    facts = collected(small_workload(examples=500), max_examples=64)
+    assert 64 <= facts["train"]["read"] < 128
+    assert facts["examples"]["train"] == 500
+
+
+def test_the_callers_random_state_is_untouched() -> None:
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
+    collected(small_workload(build_model=lambda: small_net(0.5)))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (lambda: classes(X, Y + 1), r"batch of the train split that begins with example 0: target 4 is out of range"),
+        (
+            lambda: small_workload(forward=lambda m, b: m(b[0][:, :2])),
+            r"begins with example 0: forward or loss raised Run",
+        ),
+        (lambda: small_workload(loss=lambda o, b: o.detach().squeeze(-1)), "does not depend on any trained parameter"),
+        (lambda: small_workload(build_model=lambda: 1 / 0), "build_model raised ZeroDivisionError: division by zero"),
+        (lambda: small_workload(examples=1, config={"batch_size": 1}), "train_data has 1 example; .* at least 2"),
+    ],
+)
+def test_what_cannot_be_trained_is_explained(workload: Any, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        collected(workload())
