@@ -1,0 +1,118 @@
+"""Two runs are compared by their selected checkpoints, and only a difference beyond the noise counts (P4.7, F3.12)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.helpers.records import MemoryRecord
+from workbench.config import TrainConfig
+from workbench.diagnostics.selection import compare_selected
+
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8).to_dict()
+FALLING = [1.0, 0.8, 0.6, 0.4, 0.2]
+
+
+def record(curves: dict[tuple[float, int], list[float]], *, mode: str = "min") -> MemoryRecord:
+    """One trial for each (lr, seed), evaluated every 25 steps."""
+    config = CONFIG | {"select_mode": mode}
+    trials, evals = [], []
+    for number, ((lr, seed), values) in enumerate(curves.items()):
+        trials.append({"trial": number, "stage": "lr_sweep", "seed": seed, **config, "peak_lr": lr})
+        evals += [
+            {"trial": number, "step": 25 * k, "split": "validation", "metric": "loss", "value": v}
+            for k, v in enumerate(values)
+        ]
+    return MemoryRecord(trials=pd.DataFrame(trials), steps=pd.DataFrame(), evals=pd.DataFrame(evals), config=config)
+
+
+def compared(found: MemoryRecord, *, noise_sds: float = 2.0) -> dict[str, Any]:
+    """The baseline is what was trained at lr 0.1; every other lr is a candidate."""
+    by_lr = {lr: rows["trial"].tolist() for lr, rows in found.trials.groupby("peak_lr")}
+    ours = by_lr.pop(0.1)
+    candidates = {f"lr {lr:g}": numbers for lr, numbers in by_lr.items()}
+    return compare_selected(found, baseline=ours, candidates=candidates, noise_sds=noise_sds)
+
+
+def test_the_best_checkpoint_counts_not_the_last() -> None:
+    u_shape = [1.0, 0.5, 0.1, 0.5, 0.9]
+    result = compared(record({(0.1, 0): FALLING, (0.2, 0): u_shape}), noise_sds=0.0)
+    assert result["baseline"]["best_step"] == 100
+    assert (result["recommended"]["best_step"], result["recommended"]["validation/loss"]) == (50, 0.1)
+    assert result["adopted"] is True
+    assert result["gain"] == pytest.approx(0.1)
+
+
+def test_a_smooth_gain_is_adopted_and_a_loss_is_not() -> None:
+    better = [v / 2 for v in FALLING]
+    assert compared(record({(0.1, 0): FALLING, (0.2, 0): better}))["adopted"] is True
+    worse = compared(record({(0.1, 0): better, (0.2, 0): FALLING}))
+    assert worse["adopted"] is False
+    assert "worse by 0.1" in worse["reason"]
+
+
+def test_a_gain_within_the_noise_is_not_adopted() -> None:
+    rng = np.random.default_rng(0)
+    noisy = [(1 + 0.2 * rng.standard_normal(40)).tolist() for _ in range(2)]
+    noisy[1][3] = min(noisy[0]) - 0.01
+    result = compared(record({(0.1, 0): noisy[0], (0.2, 0): noisy[1]}))
+    assert 0 < result["gain"] < result["noise"]
+    assert result["adopted"] is False
+    assert 0.2 < result["noise"] < 0.7, "two standard deviations of the planted noise are 0.4"
+
+
+def test_maximised_metrics_are_turned_round() -> None:
+    rising = [1 - v for v in FALLING]
+    higher = [v + 0.1 for v in rising]
+    assert compared(record({(0.1, 0): rising, (0.2, 0): higher}, mode="max"))["adopted"] is True
+    assert compared(record({(0.1, 0): higher, (0.2, 0): rising}, mode="max"))["adopted"] is False
+
+
+def test_seeds_are_averaged_and_their_spread_is_noise() -> None:
+    shifted = {(0.1, s): [v + d for v in FALLING] for s, d in enumerate((-0.1, 0.0, 0.1))}
+    shifted |= {(0.2, s): [v + d - 0.15 for v in FALLING] for s, d in enumerate((-0.1, 0.0, 0.1))}
+    result = compared(record(shifted))
+    assert result["baseline"]["seeds"] == 3
+    assert result["baseline"]["validation/loss"] == pytest.approx(0.2)
+    assert result["noise"] == pytest.approx(2 * 0.1)
+    assert result["adopted"] is False
+
+
+def test_nothing_to_compare_with() -> None:
+    result = compared(record({(0.1, 0): FALLING}))
+    assert result["adopted"] is False
+    assert result["candidate"] is None
+    assert result["recommended"] == result["baseline"]
+    assert result["baseline"]["validation/loss"] == 0.2
+    assert "no other run" in result["reason"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_of_several_candidates_is_the_one_compared(mode: str) -> None:
+    curves = {(0.1 * k, 0): [v * k for v in FALLING] for k in (1, 2, 3)}
+    result = compared(record(curves, mode=mode), noise_sds=0.0)
+    assert result["candidate"] == ("lr 0.2" if mode == "min" else "lr 0.3")
+    assert result["adopted"] is (mode == "max")
+    assert result["candidate"] in result["reason"]
+
+
+@pytest.mark.parametrize("bad", [[math.nan] * 5, [math.inf] * 5, []])
+def test_a_run_without_a_finite_value_is_never_adopted(bad: list[float]) -> None:
+    result = compared(record({(0.1, 0): FALLING, (0.2, 0): bad}))
+    assert result["adopted"] is False
+    assert result["recommended"] == result["baseline"]
+
+
+def test_a_baseline_without_a_finite_value_is_named() -> None:
+    result = compared(record({(0.1, 0): [math.nan] * 5, (0.2, 0): FALLING}))
+    assert result["adopted"] is False
+    assert "the baseline has no finite value" in result["reason"]
+
+
+def test_nan_is_never_the_best() -> None:
+    result = compared(record({(0.1, 0): FALLING, (0.2, 0): [math.nan, 0.3, -math.inf, 0.1, math.nan]}), noise_sds=0.0)
+    assert result["recommended"]["validation/loss"] == 0.1
