@@ -96,7 +96,7 @@ def diagnose(
         name=study,
         note=note,
         command=command,
-        call=f"wb.diagnose({workload.name!r}, {str(out)!r}, steps={steps!r})",
+        call=f"wb.diagnose({getattr(workload, 'name', workload)!r}, {str(out)!r}, steps={steps!r})",
         progress=progress,
     ) as session:
         walk.run(session)

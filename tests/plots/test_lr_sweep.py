@@ -144,3 +144,12 @@ def test_a_bracket_of_close_lrs_is_drawn_once() -> None:
 def test_without_lr_star_the_curves_stay_few() -> None:
     ax = plot_loss_curves(study(), most=3, ax=blank())
     assert [label for label in labels(ax) if "diverged" not in label] == ["lr 0.01", "lr 0.04", "lr 0.32"]
+
+
+def test_a_run_that_passes_through_huge_losses_can_be_drawn() -> None:
+    record = study()
+    rows = record.steps.index[record.steps["trial"] == record.trials["trial"].iloc[-3]]
+    record.steps.loc[rows[-3:], "loss"] = [1e150, 1e307, 1.7e308]
+    ax = plot_loss_curves(record, trials=record.trials["trial"].tolist(), ax=blank())
+    ax.figure.canvas.draw()
+    assert ax.get_yscale() == "log"

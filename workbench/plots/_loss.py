@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.plots._frames import Record, curve, lr_of
-from workbench.plots._style import BAD, PALETTE, STYLES, draw_curve, legend, log_scale, short
+from workbench.plots._style import BAD, PALETTE, STYLES, draw_curve, drawable, legend, log_scale, short
 
 __all__ = ["draw_trial_loss", "loss_axes"]
 
@@ -16,6 +16,7 @@ def draw_trial_loss(
 ) -> bool:
     """Draw one trial's training loss in the style number `index`; False where it has no finite loss."""
     steps, losses = curve(record, trial, "loss")
+    losses = drawable(losses)
     finite = np.isfinite(losses)
     if not finite.any():
         return False

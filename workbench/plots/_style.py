@@ -30,6 +30,7 @@ __all__ = [
     "PAPER",
     "STYLES",
     "draw_curve",
+    "drawable",
     "drawing",
     "house_style",
     "legend",
@@ -58,6 +59,8 @@ PALETTE = (
 GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
 INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
 STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
+LARGEST = 1e100
+"""Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
 MAX_VECTOR_POINTS = 3000
 """A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
 
@@ -151,10 +154,16 @@ def short(value: float) -> str:
 
 def draw_curve(ax: Axes, x: Sequence[float] | Floats, y: Sequence[float] | Floats, **style: Any) -> Line2D:
     """Draw y against x, gaps where y is not finite; long curves become pixels within a vector file."""
-    values = np.asarray(y, dtype=np.float64)
+    values = drawable(y)
     shown = np.where(np.isfinite(values), values, np.nan)
     (line,) = ax.plot(np.asarray(x, dtype=np.float64), shown, rasterized=len(values) > MAX_VECTOR_POINTS, **style)
     return line
+
+
+def drawable(y: Sequence[float] | Floats) -> Floats:
+    """Return y with its finite values within the range in which matplotlib can lay out a log axis."""
+    values = np.asarray(y, dtype=np.float64)
+    return np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
 
 
 def mark_steps(ax: Axes, x: Sequence[float] | Floats, *, label: str, marker: str = "x", color: str = BAD) -> Line2D:

@@ -1,0 +1,314 @@
+"""Bad input as a person meets it: one clear error, early, and nothing left behind or lost."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_net, small_workload, squared
+from workbench import cli
+from workbench.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    RecordError,
+    UnknownNameError,
+    UsageError,
+    WorkloadError,
+)
+from workbench.train.hooks.base import Hook, Step
+
+X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1)
+
+
+class ItemRaises(Dataset[Any]):
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise OSError("truncated image")
+        return X[index].double(), Y[index].double()
+
+
+def classes(targets: Tensor) -> wb.Workload:
+    return wb.classification(
+        name="c", build_model=lambda: nn.Linear(3, 4), train_data=TensorDataset(X, targets),
+        validation_data=TensorDataset(X[:9], torch.zeros(9, dtype=torch.long)),
+        config=wb.TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8),
+    )  # fmt: skip
+
+
+def shared() -> wb.Workload:
+    model = small_net()
+    return small_workload(build_model=lambda: model)
+
+
+WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "one example": (
+        lambda: small_workload(examples=1, config={"batch_size": 1}), WorkloadError,
+        r"train_data has 1 example; a diagnosis needs at least 2.*Repeat it",
+    ),
+    "empty": (
+        lambda: small_workload(train_data=TensorDataset(X[:0], Y[:0])), DataError,
+        r"the train split has 0 examples; it needs at least 1.*train_data",
+    ),
+    "empty validation": (
+        lambda: small_workload(validation_data=TensorDataset(X[:0], Y[:0])), DataError,
+        "the validation split has 0 examples",
+    ),
+    "batch too large": (
+        lambda: small_workload(config={"batch_size": 100}), DataError,
+        r"batch_size=100 is more than the 48 examples of the train split\. Allowed is 1 to 48",
+    ),
+    "reduced loss": (
+        lambda: small_workload(loss=lambda o, b: squared(o, b).mean()), WorkloadError,
+        r'the loss has shape \(\).*reduction="none"',
+    ),
+    "nan loss": (
+        lambda: small_workload(loss=lambda o, b: squared(o, b) * math.nan), WorkloadError,
+        r"the loss is nan at step 0, before any update\. Look at the data",
+    ),
+    "no parameters": (
+        lambda: small_workload(build_model=nn.Identity), WorkloadError, r"Identity has no parameters.*nn\.ModuleList"
+    ),
+    "all frozen": (
+        lambda: small_workload(build_model=lambda: small_net().requires_grad_(False)), WorkloadError,
+        r"all 4 parameters of Sequential are frozen.*Leave at least one",
+    ),
+    "shared model": (shared, WorkloadError, r"same parameters twice.*build_model=lambda: Net\(\)"),
+    "item raises": (
+        lambda: small_workload(train_data=ItemRaises()), DataError,
+        r"item 5 of the train split.*OSError: truncated image.*train_data\[5\]",
+    ),
+    "item of another split raises": (
+        lambda: small_workload(validation_data=ItemRaises()), DataError, "item 5 of the validation split"
+    ),
+    "target too large": (
+        lambda: classes(torch.full((48,), 4)), WorkloadError, r"target 4 is out of range.*classes are 0 to 3"
+    ),
+    "target negative": (lambda: classes(torch.full((48,), -1)), WorkloadError, "target -1 is out of range"),
+    "targets of another type": (lambda: classes(torch.rand(48)), WorkloadError, "type torch.float32"),
+    "unknown selection": (
+        lambda: small_workload(config={"select": "validation/acc"}), UnknownNameError,
+        r"no select='validation/acc'.*Allowed: .*validation/loss",
+    ),
+    "model function raises": (
+        lambda: small_workload(build_model=lambda: 1 / 0), WorkloadError, "build_model raised ZeroDivisionError"
+    ),
+    "forward raises": (
+        lambda: small_workload(forward=lambda m, b: m(b[0][:, :2])), WorkloadError, "forward or loss raised RuntimeError"
+    ),
+    "no workload": (lambda: 3, UsageError, r"workload must be a Workload, not int \(3\)"),
+    "unknown name": (lambda: "digits_cn", UnknownNameError, "Did you mean 'digits_cnn'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WORKLOADS)
+def test_diagnose_refuses_it_and_leaves_no_folder(tmp_path: Path, case: str) -> None:
+    workload, error, message = WORKLOADS[case]
+    with pytest.raises(error, match=message):
+        wb.diagnose(workload(), out=tmp_path / "runs" / "s")
+    assert not (tmp_path / "runs" / "s").exists()
+    assert not (tmp_path / "runs" / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("case", ["empty", "batch too large", "unknown selection"])
+def test_the_trainer_refuses_it_and_leaves_no_folder(tmp_path: Path, case: str) -> None:
+    workload, error, message = WORKLOADS[case]
+    with pytest.raises(error, match=message):
+        wb.Trainer().run(workload(), out=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("case", ["reduced loss", "no parameters", "all frozen", "item raises", "target too large"])
+def test_the_trainer_says_so_and_keeps_a_row_that_failed(tmp_path: Path, case: str) -> None:
+    workload, error, message = WORKLOADS[case]
+    with pytest.raises(error, match=message):
+        wb.Trainer().run(workload(), out=tmp_path / "s")
+    assert wb.open(tmp_path / "s").trials["state"].tolist() == ["failed"]
+
+
+def test_a_failed_folder_goes_on_once_the_workload_is_repaired(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError):
+        wb.Trainer().run(small_workload(loss=lambda o, b: squared(o, b).mean()), out=tmp_path / "s")
+    assert wb.Trainer().run(small_workload(), out=tmp_path / "s").state == "complete"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"steps": 0}, UsageError, r"steps=0 must be an integer of at least 1; leave it out"),
+        ({"steps": -4}, UsageError, "steps=-4"),
+        ({"steps": 1.5}, UsageError, r"steps=1\.5"),
+        ({"note": ""}, UsageError, r"note='' is empty.*P5\.4"),
+        ({"device": "gpu"}, DeviceError, r"device='gpu' is not known\. Allowed: 'auto', 'cpu', 'cuda'"),
+        ({"device": "cuda:99"}, DeviceError, r"device='cuda:99' was asked for, but torch .* sees .*Use device='cpu'"),
+    ],
+)
+def test_wrong_options_of_diagnose(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        wb.diagnose(small_workload(), out=tmp_path / "s", **options)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"peak_lr": -0.1}, ConfigError, r"peak_lr=-0\.1 must be a finite number above 0"),
+        ({"peak_lr": 0}, ConfigError, "peak_lr=0 must be"),
+        ({"peak_lr": math.nan}, ConfigError, "peak_lr=nan"),
+        ({"total_steps": 0}, ConfigError, "total_steps=0 must be an integer of at least 1"),
+        ({"total_steps": -5}, ConfigError, "total_steps=-5"),
+        ({"batch_size": 0}, ConfigError, "batch_size=0"),
+        ({"batch_size": -8}, ConfigError, "batch_size=-8"),
+        ({"optimizer": "adm"}, UnknownNameError, "optimizer='adm' is not known. Did you mean 'adam'"),
+        ({"schedule": "cosin"}, UnknownNameError, "Did you mean 'cosine'"),
+        ({"learning_rate": 1}, UnknownNameError, "TrainConfig has no field 'learning_rate'"),
+        ({"batchsize": 1}, UnknownNameError, "Did you mean 'batch_size'"),
+    ],
+)
+def test_wrong_configs(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    good = {"peak_lr": 0.1, "total_steps": 10, "batch_size": 4}
+    with pytest.raises(error, match=message):
+        wb.TrainConfig.from_dict(good | changes)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "fine.py").write_text(
+        "from tests.helpers.workloads import small_workload\nw = small_workload()\nnot_one = 3\n"
+    )
+    (tmp_path / "broken.py").write_text("import nonexistent_package\n")
+    (tmp_path / "raises.py").write_text("def w():\n    raise ValueError('planted')\n")
+    return tmp_path
+
+
+NAMES = [
+    ("digits_cn", 2, "workload 'digits_cn' is not known. Did you mean 'digits_cnn'"),
+    ("{}/fin.py:w", 2, "Did you mean 'fine.py'"),
+    ("{}/fine.py:ww", 2, "has no attribute 'ww'. Did you mean 'w'"),
+    ("{}/fine.py", 2, "add the attribute"),
+    ("{}/fine.py:not_one", 1, "is int, but must be a Workload or a function"),
+    ("{}/broken.py:w", 1, "importing {}/broken.py failed with ModuleNotFoundError"),
+    ("{}/raises.py:w", 1, "raised ValueError: planted"),
+    ("no_such_package.module:w", 2, "there is no module 'no_such_package'"),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "said"), NAMES)
+def test_names_on_the_command_line(
+    source: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, said: str
+) -> None:
+    assert cli.main(["diagnose", name.format(source), "--out", str(source / "s")]) == code
+    err = capsys.readouterr().err
+    assert said.format(source) in err
+    assert len(err.splitlines()) == 1, "one line, no traceback"
+    assert not (source / "s").exists()
+
+
+OPTIONS = [
+    (["--steps", "0"], 2, "--steps 0 must be at least 1"),
+    (["--steps", "x"], 2, "invalid int value: 'x'"),
+    (["--note", " "], 2, "--note is empty"),
+    (["--device", "cuda:99"], 2, "Use device='cpu' or 'auto'"),
+    (["--stpes", "3"], 2, "unrecognized arguments: --stpes"),
+    (["--out", "{}/fine.py"], 1, "cannot be created: File exists"),
+    (["--out", "{}"], 1, "holds other files and no study.json. Give a new or empty folder"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), OPTIONS)
+def test_options_on_the_command_line(
+    source: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    before = sorted(source.iterdir())
+    words = [word.format(source) for word in words]
+    out = [] if "--out" in words else ["--out", str(source / "s")]
+    assert cli.main(["diagnose", f"{source}/fine.py:w", *out, *words]) == code
+    assert said in capsys.readouterr().err
+    assert [p for p in sorted(source.iterdir()) if p.name != "__pycache__"] == before
+
+
+def test_a_folder_with_another_study_on_the_command_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wb.Trainer().run(small_workload(config={"batch_size": 4}), out=source / "s")
+    assert cli.main(["diagnose", f"{source}/fine.py:w", "--out", str(source / "s")]) == 1
+    assert "holds another study (batch_size: there 4, here 8)" in capsys.readouterr().err
+    assert wb.open(source / "s").state == "complete"
+
+
+class _At(Hook):
+    def __init__(self, step: int, act: Callable[[], None]) -> None:
+        self.step, self.act = step, act
+
+    def on_step(self, step: Step) -> None:
+        if step.index == self.step:
+            self.act()
+
+
+def test_a_disk_that_fills_up_during_a_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = wb.Trainer(hooks=[_At(18, lambda: monkeypatch.setattr(os, "fsync", full))])
+    with pytest.raises(
+        RecordError, match=r"No space left on device\. Nothing that was saved before is lost; free some"
+    ):
+        wb.diagnose(small_workload(), out=tmp_path / "s", trainer=trainer)
+    monkeypatch.undo()
+    assert wb.open(tmp_path / "s").trials["state"].tolist() == ["failed"]
+    assert wb.diagnose(small_workload(), out=tmp_path / "s").path == tmp_path / "s"
+    assert "failed" not in set(wb.open(tmp_path / "s").trials["state"])
+
+
+def test_a_truncated_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wb.Trainer().run(small_workload(), out=tmp_path / "s")
+    (part,) = (tmp_path / "s" / "steps").glob("*.parquet")
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(RecordError, match=rf"{part.name} is truncated or damaged.*Delete this one part"):
+        wb.diagnose_instability(wb.open(tmp_path / "s"))
+    assert cli.main(["report", str(tmp_path / "s")]) == 1
+    assert "is truncated or damaged" in capsys.readouterr().err
+
+
+def test_a_corrupt_checkpoint_is_named_by_the_call_that_resumes(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        wb.Trainer(hooks=[_At(25, fails)]).run(small_workload(), out=tmp_path / "s")
+    latest = wb.open(tmp_path / "s").checkpoints[-1]
+    (latest / "model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        CheckpointError, match=rf"{latest.name} is damaged.*Delete this folder and run again .*there are: s"
+    ):
+        wb.Trainer().run(small_workload(), out=tmp_path / "s")
+    shutil.rmtree(latest)
+    assert wb.Trainer().run(small_workload(), out=tmp_path / "s").state == "complete"
+
+
+@pytest.mark.parametrize("value", ["", "notebook", "x=", "lrs"])
+def test_a_wrong_notebook_parameter(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    assert cli.main(["run", str(Path(__file__).parents[1] / "notebooks" / "01_lr_sweep.ipynb"), "-p", value]) == 2
+    assert capsys.readouterr().err.startswith("workbench: ")
+
+
+def test_the_nearest_notebook_parameter_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = str(Path(__file__).parents[1] / "notebooks" / "01_lr_sweep.ipynb")
+    assert cli.main(["run", notebook, "-p", "worklod='quadratic'"]) == 2
+    assert "Did you mean 'workload'" in capsys.readouterr().err
