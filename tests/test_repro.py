@@ -126,6 +126,8 @@ def test_versions_are_those_of_this_process() -> None:
     [
         (["/x/bin/workbench", "diagnose", "my file.py:w"], "workbench diagnose 'my file.py:w'"),
         (["/x/workbench/__main__.py", "list"], "workbench list"),
+        (["/x/package/__main__.py", "-q"], "python -m package -q"),
+        (["/x/pytest/__main__.py", "-q"], "(from a Python session or notebook)"),
         (["train.py", "--lr", "1"], "python train.py --lr 1"),
         (["/x/ipykernel_launcher.py", "-f", "k.json"], "(from a Python session or notebook)"),
         (["-c"], "(from a Python session or notebook)"),

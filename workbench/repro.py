@@ -37,12 +37,14 @@ def called_as(call: str | None = None) -> str:
     Args:
         call: a Python expression over `wb` and the names of `_NAMES`, for a session or a notebook, which have no command line of their own.
     """
-    program = Path(sys.argv[0] or "python").name
+    path = Path(sys.argv[0] or "python")
+    program = path.parent.name if path.name == "__main__.py" else path.name
     if program in ("ipykernel_launcher.py", "-c", "-m", "python", "pytest", ""):
         if call is None:
             return "(from a Python session or notebook)"
         return shlex.join(["python", "-c", f"{_NAMES}; {call}"])
-    start = ["workbench"] if program in ("workbench", "__main__.py") else ["python", sys.argv[0]]
+    module = ["python", "-m", program] if path.name == "__main__.py" else ["python", sys.argv[0]]
+    start = ["workbench"] if program == "workbench" else module
     return shlex.join([*start, *sys.argv[1:]])
 
 

@@ -1,0 +1,275 @@
+"""`diagnose` on a real workload: one verdict, one folder, the same answer again, and no work lost on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.diagnostics.base import Diagnosis
+from workbench.errors import RecordError, StudyInterrupted
+from workbench.record import StudyRecord, open_record
+from workbench.studies.instability import InstabilityStudy
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train.batches import train_batches
+from workbench.train.hooks.base import Hook, Step
+
+ROOT = str(Path(__file__).parents[1])
+STEPS = 200
+CODES = {
+    "data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update",
+    "lr.best", "lr.grid_edge", "lr.unstable", "lr.too_low", "lr.at_edge", "lr.probabilistic",
+    "stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike",
+    "stability.headroom",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    return wb.diagnose("digits_mlp", out=tmp_path_factory.mktemp("playbook") / "s", steps=STEPS, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def record(done: Diagnosis) -> StudyRecord:
+    assert done.path is not None
+    opened = open_record(done.path)
+    assert isinstance(opened, StudyRecord)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def written(done: Diagnosis) -> dict[str, Any]:
+    def refused(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    assert done.path is not None
+    return dict(json.loads((done.path / "diagnosis.json").read_text(), parse_constant=refused))
+
+
+def test_every_code_once(done: Diagnosis) -> None:
+    codes = [f.code for f in done]
+    assert len(codes) == len(set(codes))
+    assert set(codes) >= CODES
+
+
+def test_the_file_says_what_the_call_returned(done: Diagnosis, written: dict[str, Any]) -> None:
+    assert written == done.to_dict()
+    assert written["schema"] == 1
+    assert written["workload"] == "digits_mlp"
+    assert written["verdict"] == done.verdict
+    assert isinstance(written["command"], str)
+
+
+def test_the_file_keeps_the_contract(written: dict[str, Any]) -> None:
+    assert set(written) >= {"schema", "workload", "command", "verdict", "cost", "findings", "recommendation"}
+    order = ["ok", "not_measured", "warn", "fail"]
+    assert written["verdict"] == max((f["status"] for f in written["findings"]), key=order.index)
+    for finding in written["findings"]:
+        assert finding["status"] in order
+        assert isinstance(finding["summary"], str)
+        assert finding["summary"]
+        for name in ("value", "threshold"):
+            assert finding[name] is None or isinstance(finding[name], (int, float)) or finding[name] in ("inf", "-inf")
+        assert finding["step"] is None or isinstance(finding["step"], int)
+        assert isinstance(finding["evidence"], dict)
+        assert all(isinstance(text, str) for text in finding["advice"])
+        if finding["status"] in ("warn", "fail"):
+            assert finding["advice"], f"{finding['code']} says what is wrong but not what to do"
+
+
+def test_what_training_cost(written: dict[str, Any], record: StudyRecord) -> None:
+    cost, trials = written["cost"], record.trials
+    assert cost["steps"] == int(trials["steps_run"].sum())
+    assert cost["seconds"] == pytest.approx(trials["seconds"].sum())
+    (alone,) = trials["seconds"][trials["stage"] == "baseline"]
+    assert cost["baseline_runs"] == pytest.approx(trials["seconds"].sum() / alone)
+    assert cost["steps"] >= record.steps.groupby("trial").size().sum()
+
+
+def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None:
+    recommendation = written["recommendation"]
+    baseline = wb.load_workload("digits_mlp").config.replace(total_steps=STEPS)
+    config = wb.TrainConfig.from_dict(recommendation["config"])
+    changed = {name for name, value in config.to_dict().items() if value != baseline.to_dict()[name]}
+    assert changed == set(recommendation["changed"])
+    assert recommendation["adopted"] is bool(changed)
+    assert eval(recommendation["paste"], {"TrainConfig": wb.TrainConfig}) == config
+    for run in ("baseline", "recommended"):
+        assert 0 <= recommendation[run]["best_step"] <= STEPS
+        assert recommendation[run]["validation/loss"] > 0
+    better = recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
+    assert better or not recommendation["adopted"]
+
+
+def test_the_comparison_is_by_selected_checkpoints(written: dict[str, Any], record: StudyRecord) -> None:
+    for run in ("baseline", "recommended"):
+        result = written["recommendation"][run]
+        best = record.trial(result["trials"][0]).best()
+        assert (best.step, best.value) == (result["best_step"], pytest.approx(result["validation/loss"]))
+
+
+def test_the_stages_are_those_of_the_playbook(record: StudyRecord) -> None:
+    trials = record.trials
+    assert trials["stage"].iloc[0] == "baseline"
+    assert {"baseline", "lr_sweep", "lr_unstable", "probe", "confirm"} <= set(trials["stage"])
+    assert set(trials["state"]) <= {"complete", "diverged"}
+    assert (trials["stage"] == "baseline").sum() == 1
+    key = [c for c in trials.columns if c in wb.load_workload("digits_mlp").config.to_dict()]
+    assert not trials[key].astype(str).duplicated().any(), "no config is trained twice"
+
+
+def test_the_report_is_there_and_stands_alone(done: Diagnosis) -> None:
+    assert done.path is not None
+    report = (done.path / "report.html").read_text()
+    assert "digits_mlp" in report
+    assert "TrainConfig(" in report
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    assert "<script src" not in report
+
+
+def events(path: Path) -> dict[str, bytes]:
+    return {p.parent.name: p.read_bytes() for p in path.glob("trials/*/events.jsonl")}
+
+
+def test_the_same_call_again_trains_nothing_and_says_the_same(done: Diagnosis, written: dict[str, Any]) -> None:
+    assert done.path is not None
+    before = events(done.path)
+    again = wb.diagnose("digits_mlp", out=done.path, steps=STEPS, device="cpu")
+    assert events(done.path) == before
+    assert again.to_dict() == written
+
+
+def test_other_steps_in_the_same_folder_are_an_error(done: Diagnosis) -> None:
+    assert done.path is not None
+    before = events(done.path)
+    with pytest.raises(RecordError, match=rf"holds another study \(total_steps: there {STEPS}, here 100\)"):
+        wb.diagnose("digits_mlp", out=done.path, steps=100, device="cpu")
+    with pytest.raises(RecordError, match="workload: there 'digits_mlp', here 'small'"):
+        wb.diagnose(small_workload(), out=done.path)
+    assert events(done.path) == before
+
+
+QUICK: dict[str, Any] = {
+    "sweep": LRSweep(lrs=(0.01, 0.1, 1.0)),
+    "instability": InstabilityStudy(probe_steps=20, fixes=()),
+}
+
+INTERRUPTED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from tests.helpers.workloads import small_workload
+from tests.test_playbook import QUICK
+from workbench.playbook import diagnose
+from workbench.train.hooks.base import Hook
+from workbench.train.trainer import Trainer
+counted = [0]
+class Stops(Hook):
+    def on_step(self, step):
+        counted[0] += 1
+        if counted[0] == int(sys.argv[3]):
+            os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+diagnose(small_workload(), out=sys.argv[2], trainer=Trainer(device="cpu", hooks=[Stops()]), command="c", **QUICK)
+"""
+
+
+def comparable(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {k: v for k, v in diagnosis.to_dict().items() if k != "cost"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    return wb.diagnose(small_workload(), out=tmp_path_factory.mktemp("whole") / "s", command="c", **QUICK)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnosis, name: str) -> None:
+    words = [sys.executable, "-c", INTERRUPTED, ROOT, str(tmp_path / "s"), "100", name]
+    stopped = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)
+    assert stopped.returncode != 0
+    assert name == "SIGKILL" or "the same call goes on from there" in stopped.stderr
+    states = open_record(tmp_path / "s").trials["state"].tolist()
+    assert states == ["complete"] * 2 + ["stopped" if name == "SIGINT" else "running"]
+    assert not (tmp_path / "s" / "diagnosis.json").exists()
+    before = events(tmp_path / "s")
+    again = wb.diagnose(small_workload(), out=tmp_path / "s", command="c", **QUICK)
+    after = events(tmp_path / "s")
+    assert all(after[trial] == before[trial] for trial in ("0", "1")), "what was complete is not trained again"
+    assert comparable(again) == comparable(whole)
+
+
+def test_an_interrupt_is_one_exception_with_one_sentence(tmp_path: Path) -> None:
+    class Stops(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 7:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StudyInterrupted, match="stopped after step 8 of 40; everything is saved"):
+        wb.diagnose(small_workload(), out=tmp_path / "s", trainer=wb.Trainer(hooks=[Stops()]), **QUICK)
+
+
+def test_a_healthy_baseline_at_the_best_lr_is_kept(tmp_path: Path) -> None:
+    """The sweep finds no lr that is better by more than the noise: config and recommendation are the baseline's."""
+    workload = small_workload(config={"peak_lr": 0.1, "total_steps": 100, "batch_size": 48})
+    diagnosis = wb.diagnose(workload, out=tmp_path / "s", sweep=LRSweep(lrs=(0.001,)), instability=QUICK["instability"])
+    recommendation = diagnosis.recommendation
+    assert recommendation is not None
+    assert recommendation["adopted"] is False
+    assert recommendation["changed"] == []
+    assert recommendation["config"] == workload.config.to_dict()
+
+
+def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
+    workload = small_workload(config={"peak_lr": 1e-4, "total_steps": 150, "batch_size": 48})
+    diagnosis = wb.diagnose(workload, out=tmp_path / "s", instability=QUICK["instability"])
+    recommendation = diagnosis.recommendation
+    assert recommendation is not None
+    assert diagnosis["lr.too_low"].status in ("warn", "fail")
+    assert recommendation["adopted"] is True
+    assert recommendation["config"]["peak_lr"] > 1e-2
+    assert recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_too_few_steps_are_not_called_healthy(tmp_path: Path, steps: int) -> None:
+    diagnosis = wb.diagnose(small_workload(), out=tmp_path / "s", steps=steps)
+    assert diagnosis["stability.mid"].status == "not_measured"
+    assert diagnosis.verdict != "ok"
+
+
+def test_data_with_nan_are_found_before_training_is_blamed(tmp_path: Path) -> None:
+    """A NaN outside of the first batch is a finding; one in it stops everything, with a word on where to look."""
+    plain = small_workload()
+    ((batch, _),) = next(train_batches(plain, plain.config, torch.device("cpu")))
+    first = torch.isin(plain.train_data.tensors[1], batch[1].float())
+    assert 0 < int(first.sum()) < len(first)
+    for inside in (False, True):
+        workload = small_workload()
+        workload.train_data.tensors[0][int(torch.nonzero(first == inside)[0]), 1] = np.nan
+        if inside:
+            with pytest.raises(wb.WorkloadError, match=r"the loss is nan at step 0.*NaN or infinite inputs"):
+                wb.diagnose(workload, out=tmp_path / "inside", **QUICK)
+            continue
+        diagnosis = wb.diagnose(workload, out=tmp_path / "outside", **QUICK)
+        assert diagnosis["data.nonfinite"].status == "fail"
+        assert diagnosis["data.nonfinite"].evidence["nonfinite_values"]["train"] == 1
+        assert diagnosis.verdict == "fail"
+
+
+def test_numbers_that_are_unknown_are_null(tmp_path: Path) -> None:
+    diagnosis = wb.diagnose(small_workload(), out=tmp_path / "s", steps=2)
+    assert diagnosis["lr.best"].value is None
+    assert diagnosis.recommendation is not None
+    text = (tmp_path / "s" / "diagnosis.json").read_text()
+    assert "NaN" not in text.replace("NaN or", "")
+    assert json.loads(text)["recommendation"]["adopted"] is False
+    assert math.isfinite(json.loads(text)["cost"]["seconds"])
