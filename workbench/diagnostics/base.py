@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,7 @@ class Diagnosis:
         counts = Counter(f.status for f in order)
         shown = ", ".join(f"{number} {status}" for status, number in counts.items())
         head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
-        return "\n".join([head, *(f"  {f}" for f in order)])
+        return "\n".join([head, *(_wrapped(f) for f in order)])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
         return {"text/plain": repr(self), "application/vnd.workbench.verdict+json": self.to_dict()}
@@ -130,3 +131,9 @@ class Diagnosis:
 def worst(statuses: Sequence[Status]) -> Status:
     """Return the worst of `statuses`; "not_measured" when there is none."""
     return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
+
+
+def _wrapped(finding: Finding, *, width: int = 110) -> str:
+    """Return a finding's line, its summary continued below itself where it is long."""
+    indent = len(str(finding)) - len(finding.summary) + 2
+    return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
