@@ -191,7 +191,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     return wb.diagnose(small_workload(), out=tmp_path_factory.mktemp("whole") / "s", command="c", **QUICK)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnosis, name: str) -> None:
     words = [sys.executable, "-c", INTERRUPTED, ROOT, str(tmp_path / "s"), "100", name]
     stopped = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)
@@ -239,7 +239,7 @@ def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
     assert recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
 
 
-@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("steps", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_too_few_steps_are_not_called_healthy(tmp_path: Path, steps: int) -> None:
     diagnosis = wb.diagnose(small_workload(), out=tmp_path / "s", steps=steps)
     assert diagnosis["stability.mid"].status == "not_measured"

@@ -238,7 +238,7 @@ def test_killed_before_any_touch_of_the_disk_it_goes_on(tmp_path: Path, trained:
     for n in range(1, 200, 3) if call == 0 else [call]:
         out = tmp_path / str(n)
         words = [sys.executable, "-c", KILLED, ROOT, str(out), str(n)]
-        done = subprocess.run(words, check=False, timeout=120, capture_output=True)
+        done = subprocess.run(words, check=False, timeout=120, capture_output=True, cwd=tmp_path)
         if (out / "study.json").exists():
             record = open_record(out)
             assert record.steps["step"].tolist() == list(range(len(record.steps))), f"killed at {n}"

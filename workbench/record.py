@@ -233,7 +233,7 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     study = StudyRecord(folder)
     if not (folder / "study.json").exists():
         raise RecordError(f"{folder} holds no study (no study.json). Give the folder that was passed as out=...")
-    return study.trial(0) if study.study.get("kind") == "trial" else study
+    return study.trial(0) if study.study.get("kind") == "trial" and len(study.trials) else study
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_the_two_oracles_agree() -> None:
     assert lrs[int(np.argmin(simulated(workload, 1.0, lrs)))] == pytest.approx(exact_best(workload, 1.0), rel=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("nesterov", marks=pytest.mark.slow)])
 def test_another_seed_and_another_scale_give_the_same_verdict(tmp_path: Path, optimizer: Any) -> None:
     small = {"dimension": 10, "condition": 10.0, "total_steps": 100, "optimizer": optimizer}
     found = []
@@ -228,7 +228,7 @@ def spent(record: StudyRecord) -> dict[int, bytes]:
     return {int(p.parent.name): p.read_bytes() for p in record.path.glob("trials/*/events.jsonl")}
 
 
-@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("signal_name", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, signal_name: str) -> None:
     whole = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "whole")
     total = int(whole.trials["steps_run"].sum())
