@@ -124,8 +124,14 @@ class Diagnosis:
         head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
         return "\n".join([head, *(_wrapped(f) for f in order)])
 
+    def rows(self) -> dict[str, Any]:
+        """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""
+        fields = ("code", "status", "summary", "value", "unit", "threshold", "step", "clause")
+        short = [{name: _six(getattr(f, name)) for name in fields} for f in self.findings]
+        return {"schema": SCHEMA, "workload": self.workload, "verdict": self.verdict, "findings": short}
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
-        return {"text/plain": repr(self), "application/vnd.workbench.verdict+json": self.to_dict()}
+        return {"text/plain": repr(self), "application/vnd.workbench.verdict+json": self.rows()}
 
 
 def worst(statuses: Sequence[Status]) -> Status:
@@ -137,3 +143,9 @@ def _wrapped(finding: Finding, *, width: int = 110) -> str:
     """Return a finding's line, its summary continued below itself where it is long."""
     indent = len(str(finding)) - len(finding.summary) + 2
     return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def _six(value: Any) -> Any:
+    """Return a number to six digits: the rest differs between processors."""
+    plain = to_json(value)
+    return float(f"{plain:.6g}") if isinstance(plain, float) else plain

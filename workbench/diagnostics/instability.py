@@ -278,8 +278,14 @@ def _headroom(study: _Study) -> Finding:
             summary="Not measured: neither an unstable learning rate nor critical_lr is known.",
         )  # fmt: skip
     value = lr / study.baseline
+    bracket = unstable_bracket(study.table) if source == "lr.unstable" else None
+    ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
+    shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
+    if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
+        shown = "between {:.3g} and {:.3g} times the baseline's lr".format(*(end / study.baseline for end in ends))
     return Finding(
-        code="stability.headroom", status="ok", value=value, unit="unstable lr / baseline lr", clause="F1.4",
-        summary=f"Instability starts at {value:.3g} times the baseline's lr ({source} = {lr:.4g}).",
-        evidence=evidence | {"source": source, "lr": lr},
+        code="stability.headroom", status="ok" if value > 1 else "warn", value=value, threshold=1.0, clause="F1.4",
+        unit="unstable lr / baseline lr", summary=f"Instability starts {shown}.",
+        evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
+        advice=[] if value > 1 else [WARMUP, CLIPPING, LAST_RESORT],
     )  # fmt: skip
