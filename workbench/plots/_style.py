@@ -7,6 +7,7 @@ The style lives inside a `with` block, so that drawing changes no global setting
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,8 @@ LARGEST = 1e100
 """Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
 MAX_VECTOR_POINTS = 3000
 """A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
+
+_EXPONENT = re.compile(r"e\+?(-?)0*")
 
 MAX_SEARCHED_POINTS = 50_000
 """Above this many drawn points the legend goes to the upper right: the search for free space gets slow."""
@@ -148,8 +151,8 @@ def number(value: Any) -> float:
 
 
 def short(value: float) -> str:
-    """Return `value` with three digits, as labels show it."""
-    return f"{value:.3g}"
+    """Return `value` with three digits, as labels show it: 0.0512, 1e-5, 2.5e36."""
+    return _EXPONENT.sub(r"e\1", f"{value:.3g}")
 
 
 def draw_curve(ax: Axes, x: Sequence[float] | Floats, y: Sequence[float] | Floats, **style: Any) -> Line2D:
@@ -188,16 +191,23 @@ def log_scale(ax: Axes, *axes: str) -> None:
     """Make the x or y axis of `ax` logarithmic, with plain numbers on its ticks."""
     for name in axes:
         axis = ax.xaxis if name == "x" else ax.yaxis
+        low, high = ax.dataLim.intervalx if name == "x" else ax.dataLim.intervaly
+        if 0 < low == high:  # matplotlib finds no range around a single value by itself
+            (ax.set_xlim if name == "x" else ax.set_ylim)(low / 1.5, high * 1.5)
         (ax.set_xscale if name == "x" else ax.set_yscale)("log")
         axis.set_major_formatter(_PlainLog())
         axis.set_minor_formatter(_PlainLog(labelOnlyBase=False, minor_thresholds=(1.0, 0.5)))
 
 
 class _PlainLog(LogFormatter):
-    """Ticks of a log axis as 0.001, 1, 50 or 1e-5 rather than as powers of ten."""
+    """Ticks of a log axis as 0.001, 1, 50 or 1e-5 rather than as powers of ten; 2 and 5 between, on up to two decades."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        text = f"{x:g}".replace("e-0", "e-").replace("e+0", "e")
+        text = _EXPONENT.sub(r"e\1", f"{x:g}")
+        if not self.labelOnlyBase and self.axis is not None:
+            low, high = sorted(self.axis.get_view_interval())
+            if 10 * low < high <= 100 * low:
+                return text if f"{x:e}"[0] in "25" else ""
         return text if LogFormatter.__call__(self, x, pos) else ""
 
 

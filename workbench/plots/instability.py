@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
@@ -22,7 +24,7 @@ from workbench.plots._frames import (
     trials_at,
     trials_in,
 )
-from workbench.plots._loss import draw_trial_loss, loss_axes
+from workbench.plots._loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots._style import (
     BAD,
     BASELINE,
@@ -69,16 +71,14 @@ def plot_grad_norm(
         steps, norms = curve(record, trial, "grad_norm")
         if not np.isfinite(norms).any():
             return not_measured(axes, "no finite gradient norm was recorded")
-        draw_curve(
-            axes, steps, norms, color=GOOD, linewidth=0.9, label=f"trial {trial}, lr {short(lr_of(record, trial))}"
-        )
+        label = f"trial {trial}, lr {short(lr_of(record, trial))}"
+        band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
         _thresholds(axes, record, diagnosis, trial, across=True)
         bad = steps[~np.isfinite(norms)]
         if bad.size:
             mark_steps(axes, bad, label=f"not finite ({bad.size})")
-        if _positive(norms).size:
-            log_scale(axes, "y")
         axes.set(xlabel="step", ylabel="gradient norm, before clipping", title="Gradient norm at each step")
+        fit_y(axes, [band], headroom=1e8)
         axes.margins(x=0.01)
         legend(axes)
     return axes
@@ -121,6 +121,7 @@ def plot_grad_norm_histogram(
         _thresholds(axes, record, diagnosis, trial, across=False)
         log_scale(axes, "x")
         axes.set_ylim(0, 1.25 * counts.max())
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=_count_line(trial, norms))
         legend(axes, loc="upper right", ncols=3)
     return axes
@@ -164,13 +165,13 @@ def plot_probe(
             (steps, values), name = curve(record, probes[0], "loss"), "training loss"
         if np.isfinite(values).sum() < 2:
             return not_measured(axes, "the probe has fewer than two finite values")
-        _draw_probe(axes, steps, values, every_steps)
+        axes.set_ylabel(name, parse_math=False)
+        fit_y(axes, _draw_probe(axes, steps, values, every_steps))
         onset = _first_onset(diagnosis, ("stability.early", "stability.early_recovers"), probes[0])
         if onset is not None:
             axes.axvline(onset[1], color=BAD, linestyle=":", label=f"{onset[0]} from step {onset[1]:,}")
         title = f"Probe at lr {short(lr_of(record, probes[0]))}, evaluated at every step"
         axes.set(xlabel="step", title=title)
-        axes.set_ylabel(name, parse_math=False)
         axes.margins(x=0.01)
         legend(axes)
     return axes
@@ -201,24 +202,29 @@ def plot_confirm(
         shown = [t for t in shown if np.isfinite(curve(record, t, "loss")[1]).any()]
         if not shown:
             return not_measured(axes, "the record has no run far above the best learning rate")
-        for trial in (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]:
-            draw_trial_loss(axes, record, trial, index=0, relative_to=best)
+        at_best = (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]
+        curves = [draw_trial_loss(axes, record, trial, index=0, relative_to=best) for trial in at_best]
         said = _confirmations(diagnosis)
         for index, trial in enumerate(shown, start=1):
             row = said.get(trial, {})
-            draw_trial_loss(axes, record, trial, index=index, relative_to=best, note=str(row.get("shape", "")))
+            note = str(row.get("shape", ""))
+            curves.append(draw_trial_loss(axes, record, trial, index=index, relative_to=best, note=note))
             if row.get("jump_step") is not None:
                 jump, lr = int(row["jump_step"]), short(lr_of(record, trial))
                 axes.axvline(jump, color=PALETTE[index], linestyle=":", label=f"lr {lr} jumps after step {jump:,}")
-        loss_axes(axes, title="Training loss far above the best learning rate")
+        loss_axes(
+            axes, [line for line in curves if line is not None], title="Training loss far above the best learning rate"
+        )
     return axes
 
 
-def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> None:
+def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> list[Line2D]:
+    """Draw the loss before training, what every step shows and what a coarse interval shows; return the last two."""
     coarse = steps % every_steps == 0
     ax.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
-    draw_curve(ax, steps, values, color=GOOD, linewidth=1.1, label=f"every step, at most {short(_peak(values))}")
-    draw_curve(
+    peak = f"every step, at most {short(_peak(values))}"
+    fine = draw_curve(ax, steps, values, color=GOOD, linewidth=1.1, label=peak)
+    rough = draw_curve(
         ax,
         steps[coarse],
         values[coarse],
@@ -229,8 +235,7 @@ def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> No
     )
     if not np.isfinite(values).all():
         mark_steps(ax, steps[~np.isfinite(values)][:1], label="not finite from here")
-    if np.nanmin(np.where(np.isfinite(values), values, np.nan)) > 0:
-        log_scale(ax, "y")
+    return [fine, rough]
 
 
 def _thresholds(ax: Axes, record: Record, diagnosis: Diagnosis | None, trial: int, *, across: bool) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.lr_points import sweep_table
 from workbench.plots._frames import Record, baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
-from workbench.plots._loss import draw_trial_loss, loss_axes
+from workbench.plots._loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots._style import (
     BAD,
     BASELINE,
@@ -71,20 +72,19 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
         points = _points(record, diagnosis)
         if not points:
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
-        _draw_points(axes, points)
-        _mark_found(axes, record, diagnosis)
-        log_scale(axes, "x")
-        losses = [p.loss for p in points if p.feasible]
-        if losses and min(losses) > 0:
-            log_scale(axes, "y")
-        if not losses:
-            axes.set_yticks([])
-        lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
-        axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
-        axes.margins(y=0.12)
         axes.set(
             xlabel="learning rate", ylabel="training loss, end of the run", title="Objective against learning rate"
         )
+        curves = _draw_points(axes, points)
+        _mark_found(axes, record, diagnosis)
+        lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
+        axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
+        log_scale(axes, "x")
+        if not curves:
+            axes.set_yticks([])
+        elif min(p.loss for p in points if p.feasible) >= 0:
+            fit_y(axes, curves, headroom=np.inf)
+        axes.margins(y=0.12)
         legend(axes)
     return axes
 
@@ -119,7 +119,7 @@ def plot_loss_curves(
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes. The y axis is logarithmic where all losses are above 0.
+        The axes. The y axis is logarithmic where no loss is below 0, and ends at 1e4 times the initial loss.
 
     Source: F1.7; F1.8 for what to look for.
     """
@@ -128,10 +128,11 @@ def plot_loss_curves(
         chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
             trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
-        drawn = [t for i, t in enumerate(trials) if draw_trial_loss(axes, record, t, index=i, relative_to=best)]
-        if not drawn:
+        drawn = [draw_trial_loss(axes, record, t, index=i, relative_to=best) for i, t in enumerate(trials)]
+        curves = [line for line in drawn if line is not None]
+        if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        loss_axes(axes, title="Training loss at lr* and just above" if chosen else "Training loss")
+        loss_axes(axes, curves, title="Training loss at lr* and just above" if chosen else "Training loss")
     return axes
 
 
@@ -148,12 +149,13 @@ def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
     return sorted((p for p in points if p.lr > 0), key=lambda p: p.lr)
 
 
-def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
-    """Draw the feasible points with their standard errors, the others along the top edge."""
+def _draw_points(ax: Axes, points: Sequence[_Point]) -> list[Line2D]:
+    """Draw the feasible points with their standard errors, the others along the top edge; return the feasible line."""
     good = [p for p in points if p.feasible]
+    curves: list[Line2D] = []
     if good:
         lrs, losses = [p.lr for p in good], [p.loss for p in good]
-        ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
+        curves = ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
         errors = [p.loss_se if np.isfinite(p.loss_se) else 0.0 for p in good]
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
     lasting = [p.lr for p in points if not p.feasible and not p.diverged]
@@ -162,6 +164,7 @@ def _draw_points(ax: Axes, points: Sequence[_Point]) -> None:
         mark_steps(ax, lasting, label=f"unstable to the end ({len(lasting)})", marker="^", color=PALETTE[6])
     if diverged:
         mark_steps(ax, diverged, label=f"diverged ({len(diverged)})")
+    return curves
 
 
 def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:

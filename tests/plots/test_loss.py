@@ -1,0 +1,136 @@
+"""The y axis of losses: readable with zeros, with negative values and beside runs that blow up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.helpers.records import MemoryRecord, diagnosis, one_trial, study
+from workbench.plots import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_loss_curves, plot_probe
+from workbench.plots._style import log_scale, short
+
+FALLING = 2.0 * np.exp(-np.arange(60) / 8)
+
+
+def curves(*losses: Sequence[float] | np.ndarray) -> Axes:
+    """Draw trials with these losses, at learning rates 0.1, 0.2, ..."""
+    parts = [one_trial(np.asarray(y, dtype=float), peak_lr=0.1 * (i + 1)) for i, y in enumerate(losses)]
+    for number, part in enumerate(parts):
+        part.trials["trial"] = part.steps["trial"] = number
+    record = MemoryRecord(
+        pd.concat([p.trials for p in parts]), pd.concat([p.steps for p in parts]), parts[0].evals, parts[0].config
+    )
+    return rendered(plot_loss_curves(record, trials=range(len(parts)), ax=Figure().subplots()))
+
+
+def rendered(ax: Axes) -> Axes:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.canvas.draw()
+    return ax
+
+
+def ydata(ax: Axes, line: int) -> np.ndarray:
+    return np.asarray(ax.lines[line].get_ydata(), dtype=float)
+
+
+def test_a_loss_of_zero_lies_at_the_lower_edge_of_a_logarithmic_axis() -> None:
+    losses = FALLING.copy()
+    losses[[20, 30]] = 0.0
+    ax = curves(losses)
+    assert ax.get_yscale() == "log"
+    floor = FALLING.min()
+    assert ydata(ax, 0)[[20, 30]] == pytest.approx([floor, floor])
+    assert np.delete(ydata(ax, 0), [20, 30]) == pytest.approx(np.delete(losses, [20, 30]))
+    assert ax.get_ylim()[0] < floor
+    assert f"lower edge: {short(floor)} or less" in ax.get_ylabel()
+
+
+def test_positive_losses_stay_as_they_are() -> None:
+    ax = curves(FALLING)
+    assert ydata(ax, 0) == pytest.approx(FALLING)
+    assert (ax.get_yscale(), ax.get_ylabel()) == ("log", "training loss")
+
+
+def test_values_far_below_the_resolution_of_a_loss_do_not_stretch_the_axis() -> None:
+    assert curves([1.0, 0.1, 1e-300, 0.01]).get_ylim()[0] == pytest.approx(0.007)
+
+
+@pytest.mark.parametrize("peak", [1e6, 2.5e36, 1e308])
+def test_a_run_that_blows_up_leaves_the_others_readable(peak: float) -> None:
+    ax = curves(FALLING, [2.0, 50.0, peak, 3.0, np.nan])
+    assert ax.get_ylim()[1] == pytest.approx(2e4)
+    low, high = np.log(ax.get_ylim())
+    assert np.ptp(np.log(FALLING)) > (high - low) / 4
+    (mark,) = [line for line in ax.lines if line.get_marker() == "^"]
+    assert [float(v[0]) for v in mark.get_data()] == pytest.approx([2, 2e4])
+    labels = ax.get_legend_handles_labels()[1]
+    assert any(label == f"lr 0.2, leaves at ▲, up to {short(min(peak, 1e100))}" for label in labels)
+    assert not any("leaves" in label for label in labels if label.startswith("lr 0.1"))
+
+
+def test_the_cross_of_a_run_that_left_the_picture_stands_at_its_edge() -> None:
+    ax = curves(FALLING, [2.0, 1e3, 1e30, np.nan])
+    (cross,) = [line for line in ax.lines if line.get_marker() == "X"]
+    assert [float(v[0]) for v in cross.get_data()] == pytest.approx([2, 2e4])
+
+
+def test_negative_losses_beside_a_blow_up_can_be_read() -> None:
+    ax = curves(np.linspace(3, -4, 60), [3.0, 1e20, 5.0])
+    assert ax.get_yscale() == "symlog"
+    assert ax.get_ylim()[1] == pytest.approx(3e4)
+    assert ydata(ax, 0) == pytest.approx(np.linspace(3, -4, 60))
+    heights = ax.transAxes.inverted().transform(ax.transData.transform([(0, 3), (0, -4)]))[:, 1]
+    assert heights[0] - heights[1] > 0.15
+
+
+def test_the_other_figures_of_losses_are_limited_too() -> None:
+    huge = np.append(FALLING, [1e30, 2.0, 0.0])
+    for draw, stage in ((plot_confirm, "confirm"), (plot_probe, "probe"), (plot_grad_norm, "baseline")):
+        ax = rendered(draw(one_trial(huge, stage=stage), ax=Figure().subplots()))
+        assert ax.get_yscale() == "log"
+        assert ax.get_ylim()[1] <= 2.01e8
+        assert "lower edge" in ax.get_ylabel()
+
+
+def test_the_histogram_has_whole_numbers_of_steps() -> None:
+    ax = rendered(plot_grad_norm_histogram(one_trial(np.array([0.1, 1.0, 10.0])), ax=Figure().subplots()))
+    ticks = ax.get_yticks()
+    assert ticks == pytest.approx(ticks.round())
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"),
+    [(60.0, ["2", "5", "20", "50"]), (5e4, [])],
+)
+def test_two_and_five_are_labelled_on_short_logarithmic_axes(high: float, expected: list[str]) -> None:
+    ax = Figure().subplots()
+    ax.plot([1.5, high], [1, 1])
+    log_scale(ax, "x")
+    ax.set_xlim(1.5, high)
+    rendered(ax)
+    assert [t.get_text() for t in ax.get_xticklabels(minor=True) if t.get_text()] == expected
+
+
+@pytest.mark.parametrize("lr", [0.01, 1.0, 3e-7])
+def test_a_single_value_has_a_logarithmic_axis_around_it(lr: float) -> None:
+    ax = Figure().subplots()
+    ax.plot([lr], [lr], "o")
+    log_scale(ax, "x", "y")
+    rendered(ax)
+    for low, high in (ax.get_xlim(), ax.get_ylim()):
+        assert low < lr < high < 10 * lr
+
+
+def test_numbers_in_labels_have_no_padding() -> None:
+    assert [short(v) for v in (2.5e36, 1e-5, 1.36e100, 120.0, 0.05)] == ["2.5e36", "1e-5", "1.36e100", "120", "0.05"]
+
+
+def test_the_study_of_the_other_tests_keeps_its_range() -> None:
+    ax = plot_confirm(study(), diagnosis(), ax=Figure().subplots())
+    assert not [line for line in ax.lines if line.get_marker() == "^"]
