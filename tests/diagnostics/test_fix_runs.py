@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.diagnostics.fix_runs import fix_trials, is_harmful
-from workbench.diagnostics.lr_points import sweep_table
+from workbench.diagnostics.lr_points import LRPoint, SweepTable, sweep_table
 
 
 def run(level, total=200):
@@ -38,3 +40,61 @@ def test_rows_say_what_was_changed_and_what_came_of_it():
 
 def test_only_runs_above_the_unstable_lr_count():
     assert fix_trials(study(run(0.3), lr=0.7), above=0.75) == []
+
+
+def point(
+    loss: float, *, lr: float = 0.5, se: float = 0.0, losses: tuple[float, ...] = (), seeds: tuple[int, ...] = (0,)
+) -> LRPoint:
+    return LRPoint(
+        lr=lr, loss=loss, loss_se=se, above_best=0.0, above_best_se=0.0, seeds=seeds, losses=losses or (loss,),
+        outcomes=("none",) * len(seeds), lasting=0, trials=tuple(range(len(seeds))),
+    )  # fmt: skip
+
+
+def table(best: LRPoint, *, progress: float) -> SweepTable:
+    return SweepTable(
+        points=(best,), noise_free=False, memory=0.0, loss_ref=best.loss + progress, progress=progress, learned=True,
+        total_steps=200,
+    )  # fmt: skip
+
+
+def fix(loss: float, *, seed: int = 0, lasting: bool = False) -> dict[str, Any]:
+    return {"loss": loss, "seed": seed, "lasting": lasting}
+
+
+MARGINS = {
+    "noise_sds": (point(1.0, se=0.05), 1.5, 0.1),  # 2 standard errors; the others ask for 0.02 and 0.015
+    "loss_tolerance": (point(1.0), 1.5, 0.02),  # 2 % of the loss; what was learned asks for 0.015
+    "loss_tolerance of little progress": (point(1.0), 0.5, 0.01),  # 2 % of what was learned, where that is less
+    "material_frac": (point(1.0), 10.0, 0.1),  # 1 % of what was learned; the loss asks for 0.02
+}
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_each_margin_alone_decides(name: str) -> None:
+    """In each case one margin is the widest: a gain just inside is nothing, a gain just outside is harm."""
+    best, progress, margin = MARGINS[name]
+    known = table(best, progress=progress)
+    assert is_harmful(known, [fix(best.loss - 0.99 * margin)]) is False
+    assert is_harmful(known, [fix(best.loss - 1.01 * margin)]) is True
+    without = {name.split()[0]: 0.0}
+    assert is_harmful(known, [fix(best.loss - 0.99 * margin)], **without) is True, "without it the next one decides"
+
+
+def test_an_unknown_standard_error_widens_nothing() -> None:
+    known = table(point(1.0, se=float("nan")), progress=1.5)
+    assert is_harmful(known, [fix(0.97)]) is True
+    assert is_harmful(known, [fix(0.99)]) is False
+
+
+def test_a_fix_is_held_against_its_own_seed() -> None:
+    known = table(point(1.0, losses=(0.8, 1.2), seeds=(0, 1)), progress=1.5)
+    assert is_harmful(known, [fix(0.9, seed=0)]) is False
+    assert is_harmful(known, [fix(0.9, seed=1)]) is True
+    assert is_harmful(known, [fix(0.9, seed=7)]) is True, "a seed that lr* was not run with meets the mean"
+
+
+def test_one_fix_that_helps_is_enough_and_one_that_stays_unstable_is_none() -> None:
+    known = table(point(1.0), progress=1.5)
+    assert is_harmful(known, [fix(1.1), fix(0.5)]) is True
+    assert is_harmful(known, [fix(0.5, lasting=True)]) is False

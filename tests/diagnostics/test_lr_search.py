@@ -108,6 +108,33 @@ def test_noisy_lr_star_is_the_measured_best_and_its_interval_holds_the_ties(leve
     assert best.high == pytest.approx(best.tied[-1] * np.sqrt(2))
 
 
+def bowl(ratio, *, rise, memory=0.0):
+    """Full-batch runs at three lrs, `ratio` apart, whose end losses rise by `rise` on both sides of the middle."""
+    steps = np.arange(TOTAL)
+    levels = {1 / ratio: 1 + rise, 1.0: 1.0, ratio: 1 + rise}
+    trials = [trial(level + 9 * np.exp(-steps / 4), lr) for lr, level in levels.items()]
+    rule = "momentum" if memory else "sgd"
+    return sweep_table(record(trials, total_steps=TOTAL, optimizer=rule, momentum=memory, peak_lr=1.0))
+
+
+@pytest.mark.parametrize(("ratio", "dense"), [(1.11, True), (1.13, False), (1.3, False)])
+def test_a_grid_is_dense_when_two_steps_of_it_make_a_quarter(ratio, dense):
+    """Neighbours up to 1.118 apart bracket lr* to a factor of 1.25: only then is the search over."""
+    assert (ratio**2 <= 1.25) is dense
+    table = bowl(ratio, rise=0.01)  # 1 %: no lr between can be better by 4 %
+    following = refine_next(table)
+    assert (following is None) is dense
+    assert dense or following in (pytest.approx(np.sqrt(ratio)), pytest.approx(1 / np.sqrt(ratio)))
+    assert lr_best(table).needs_refinement is not dense
+
+
+@pytest.mark.parametrize(("ratio", "lr"), [(1.11, 1 / 1.11), (1.13, 1.0), (1.3, 1.0)])
+def test_the_lower_neighbour_is_reported_where_the_grid_is_dense(ratio, lr):
+    """With one minimum the lower of two neighbours cannot lie above it; it is worth its loss only if it is near."""
+    assert lr_best(bowl(ratio, rise=0.2)).lr == pytest.approx(lr)
+    assert lr_best(bowl(ratio, rise=0.2, memory=0.9)).lr == 1.0, "with memory there may be several minima"
+
+
 def test_noisy_refinement_closes_in_on_clearly_worse_neighbours_only():
     assert refine_next(sweep_table(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9}))) in (
         pytest.approx(0.02), pytest.approx(0.08))  # fmt: skip
