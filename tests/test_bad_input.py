@@ -228,7 +228,7 @@ OPTIONS = [
     (["--note", " "], 2, "--note is empty"),
     (["--device", "cuda:99"], 2, "Use device='cpu' or 'auto'"),
     (["--stpes", "3"], 2, "unrecognized arguments: --stpes"),
-    (["--out", "{}/fine.py"], 1, "cannot be created: File exists"),
+    (["--out", "{}/fine.py"], 1, "is a file, and a study needs a folder"),
     (["--out", "{}"], 1, "holds other files and no study.json. Give a new or empty folder"),
 ]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from workbench.config import OPTIMIZERS, SCHEDULES, TrainConfig
+from workbench.config import OPTIMIZERS, SCHEDULES, TrainConfig, code_hash
 from workbench.errors import ConfigError, UnknownNameError
 
 REQUIRED = {"peak_lr": 0.1, "total_steps": 100, "batch_size": 8}
@@ -74,7 +77,28 @@ def test_paste_builds_the_same_config() -> None:
 
 
 def test_callables_are_recorded_by_name() -> None:
-    assert TrainConfig(**REQUIRED, schedule=math.cos).to_dict()["schedule"] == "math:cos"
+    assert TrainConfig(**REQUIRED, schedule=math.cos).to_dict()["schedule"].startswith("math:cos#")
+
+
+def _power(exponent: float) -> Any:
+    return lambda progress: (1 - progress) ** exponent
+
+
+def test_the_name_of_a_callable_changes_with_its_code_and_what_it_closes_over() -> None:
+    names = [TrainConfig(**REQUIRED, schedule=s).to_dict()["schedule"] for s in (_power(1.0), _power(1.0), _power(2.0))]
+    assert names[0] == names[1] != names[2]
+    inline = [TrainConfig(**REQUIRED, schedule=s).to_dict()["schedule"] for s in (lambda p: 1.0 - p, lambda p: 1.0)]
+    assert inline[0].rpartition("#")[0] == inline[1].rpartition("#")[0]
+    assert inline[0] != inline[1]
+    factories = [partial(_power, exponent) for exponent in (1.0, 2.0)]
+    assert code_hash(factories[0]) != code_hash(factories[1])
+
+
+def test_paste_with_a_callable_changes_the_workloads_own_config() -> None:
+    config = TrainConfig(**REQUIRED, schedule=_power(2.0))
+    assert config.paste() == "workload.config"
+    workload = SimpleNamespace(config=config)
+    assert eval(config.paste(peak_lr=0.5), {"workload": workload}) == config.replace(peak_lr=0.5)
 
 
 def test_defaults_are_resolved() -> None:

@@ -18,7 +18,8 @@ from workbench import record_writer
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, UsageError
 from workbench.record import StudyRecord, open_record
-from workbench.record_writer import StudyWriter, default_folder
+from workbench.record_writer import StudyWriter
+from workbench.record_writer import _default_folder as default_folder
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 
@@ -109,7 +110,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("")
-    with pytest.raises(RecordError, match=r"s' cannot be created: File exists.*writable"):
+    with pytest.raises(RecordError, match=r"s' is a file, and a study needs a folder"):
         opened(tmp_path / "s")
     with pytest.raises(RecordError, match=r"cannot be created: Not a directory"):
         opened(tmp_path / "s" / "deeper")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType
 from typing import Any, Literal, get_args
 
 from workbench.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainConfig"]
+__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainConfig", "code_hash", "is_callable_name"]
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -146,7 +149,7 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain JSON values; a callable becomes its `module:qualname`."""
+        """Return every field as plain JSON values; a callable becomes `module:qualname#hash of its code`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: _name_of(value) if callable(value) else value for name, value in fields.items()}
 
@@ -161,14 +164,31 @@ class TrainConfig:
             )
         return cls(**values)
 
-    def paste(self) -> str:
-        """Return Python source that builds this config: what differs from the defaults, ready to paste."""
-        shown = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
-                shown.append(f"    {field.name}={_name_of(value) if callable(value) else repr(value)},")
-        return "TrainConfig(\n" + "\n".join(shown) + "\n)"
+    @property
+    def has_callables(self) -> bool:
+        """Whether the optimizer or the schedule is a function of the user's own, which no text can stand for."""
+        return callable(self.optimizer) or callable(self.schedule)
+
+    def paste(self, **changes: Any) -> str:
+        """Return Python source of this config with `changes`, ready to paste.
+
+        What differs from the defaults is written out. With a function of the user's own in it, the source changes
+        `workload.config` instead.
+        """
+        if self.has_callables:
+            return _call("workload.config.replace", changes) if changes else "workload.config"
+        fields = dataclasses.fields(self)
+        config = self.replace(**changes)
+        return _call("TrainConfig", {f.name: v for f in fields if (v := getattr(config, f.name)) != f.default})
+
+
+def is_callable_name(value: object) -> bool:
+    """Tell whether a stored optimizer or schedule is the name of a function, not one of ours."""
+    return isinstance(value, str) and ":" in value
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return "\n".join([f"{name}(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
 
 
 def _known(values: Mapping[str, Any]) -> None:
@@ -180,7 +200,36 @@ def _known(values: Mapping[str, Any]) -> None:
 
 def _name_of(value: Callable[..., Any]) -> str:
     module = getattr(value, "__module__", type(value).__module__)
-    return f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}#{code_hash(value)}"
+
+
+def code_hash(value: Any) -> str:
+    """Return eight hex digits that change with a function's code, constants, defaults and what it closes over.
+
+    What it reads from its module is not followed, nor what an object that is no function holds.
+    """
+    return f"{zlib.crc32(_code_text(value, depth=0).encode()):08x}"
+
+
+def _code_text(value: Any, *, depth: int) -> str:
+    if depth > 8:
+        return "..."
+    deeper = partial(_code_text, depth=depth + 1)
+    if isinstance(value, partial):
+        inside = [value.func, *value.args, *(x for pair in sorted(value.keywords.items()) for x in pair)]
+        return "partial" + "|".join(map(deeper, inside))
+    if isinstance(value, CodeType):
+        return value.co_code.hex() + repr(value.co_names) + "|".join(map(deeper, value.co_consts))
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return "|".join(map(deeper, [value.__code__, *(value.__defaults__ or ()), *cells]))
+    if isinstance(value, (int, float, complex, str, bytes, bool, type(None))):
+        return repr(value)
+    if isinstance(value, (tuple, frozenset)) and len(value) <= 100:
+        parts = map(deeper, value)
+        return type(value).__name__ + "|".join(sorted(parts) if isinstance(value, frozenset) else parts)
+    kind = value if isinstance(value, type) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _integer(config: TrainConfig, name: str, *, low: int) -> None:

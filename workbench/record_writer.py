@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,34 +25,52 @@ from workbench.plain import dumps
 from workbench.record import StudyRecord, TrialRecord, read_events, read_json
 from workbench.record_parts import PartWriter, write_atomic
 
-__all__ = ["StudyWriter", "TrialWriter", "default_folder"]
+__all__ = ["StudyWriter", "TrialWriter"]
 
 SCHEMA = 1
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 _IDENTITY = ("workload", "config", "settings")
 
 
-def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
+def _default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
     """Return a new folder `root/<workload>-<stem>-<time>` that does not exist yet."""
     base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     return next(path for path in candidates if not path.exists())
 
 
+def _unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:
+    """Return the newest folder under `root` in which this very study was begun and not finished, if there is one."""
+    for path in sorted(Path(root).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
+        with contextlib.suppress(RecordError):
+            study = read_json(path)
+            same = isinstance(study, dict) and all(study.get(key) == wanted[key] for key in _IDENTITY)
+            if same and "finished" not in study and not _locked(path.parent):
+                return path.parent
+    return None
+
+
 class StudyWriter:
-    """The one writer of a study folder."""
+    """The one writer of a study folder.
+
+    Attributes:
+        path: the folder.
+        created: whether it was begun by this call.
+        steps: parts of the table of steps.
+        evals: parts of the table of evaluations.
+    """
 
     def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
         self.path = path
         self._lock = lock
-        self._created = created
+        self.created = created
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
 
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: Path | None,
         *,
         kind: str,
         workload: str,
@@ -64,6 +83,17 @@ class StudyWriter:
     ) -> StudyWriter:
         """Create the folder with its `study.json`, or go on with the same study.
 
+        Args:
+            path: the folder; None is the one under `runs/` in which this very study was left unfinished, or a new one.
+            kind: the study's stem.
+            workload: name of the workload.
+            config: its config as plain values.
+            settings: the study's own arguments.
+            name: of the study; None is the folder's.
+            note: a short description; None writes one.
+            command: what reproduces it.
+            call: the same as a Python expression.
+
         Raises:
             UsageError: the note is empty (P5.4).
             RecordError: not writable, holds other files or another study, or another process is writing it.
@@ -72,6 +102,8 @@ class StudyWriter:
             raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
         wanted = json.loads(dumps(wanted))
+        if path is None:
+            path = _unfinished(workload, kind, wanted) or _default_folder(workload, kind)
         _check_folder(path, wanted)
         lock = _lock(path)
         created = not (path / "study.json").exists()
@@ -100,6 +132,26 @@ class StudyWriter:
         """The study as a reader sees it now, everything flushed."""
         self.flush()
         return StudyRecord(self.path)
+
+    def hold_against(self, fingerprint: Mapping[str, Any]) -> None:
+        """Keep what the workload's code and data give, or compare it with what they gave when the study was begun.
+
+        Raises:
+            RecordError: they have changed since.
+        """
+        study = read_json(self.path / "study.json")
+        wanted = json.loads(dumps(dict(fingerprint)))
+        if "fingerprint" in study:
+            _check_fingerprint(self.path, study["fingerprint"], wanted)
+        else:
+            write_atomic(self.path / "study.json", dumps(study | {"fingerprint": wanted}).encode())
+
+    def finish(self) -> None:
+        """Mark the study as run to its end, so that the same call without a folder begins a new one."""
+        study = read_json(self.path / "study.json")
+        if "finished" not in study:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            write_atomic(self.path / "study.json", dumps(study | {"finished": now}).encode())
 
     def add_facts(self, **facts: Any) -> None:
         """Store what was measured on the live model in `study.json`."""
@@ -132,7 +184,7 @@ class StudyWriter:
 
     def discard_unused(self) -> None:
         """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""
-        if not self._created or (self.path / "trials").exists():
+        if not self.created or (self.path / "trials").exists():
             return
         for name in ("study.json", "repro.patch", ".lock"):
             (self.path / name).unlink(missing_ok=True)
@@ -204,6 +256,8 @@ def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
 
 
 def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
+    if path.is_file():
+        raise RecordError(f"out={str(path)!r} is a file, and a study needs a folder. Give another name with out=...")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -224,6 +278,18 @@ def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
         raise RecordError(f"out={str(path)!r} holds other files and no study.json. Give a new or empty folder.")
 
 
+def _check_fingerprint(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare what the workload's code and data gave; numbers to 0.1 %, because processors differ (rule of thumb)."""
+    for key in sorted({*stored} & {*wanted}):
+        one, other = stored[key], wanted[key]
+        numbers = isinstance(one, float) and isinstance(other, float)
+        if not (math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12) if numbers else one == other):
+            raise RecordError(
+                f"the workload's code or data has changed since {path} was begun ({key}: there {one!r}, here {other!r}), so "
+                "its trials and new ones do not belong together. Give a new folder; nothing in this one was touched."
+            )
+
+
 def _left_by_a_crash(name: str) -> bool:
     """Tell whether a file is one that is written before `study.json`."""
     return name in (".lock", "repro.patch") or (
@@ -236,6 +302,15 @@ def _difference(key: str, stored: Any, wanted: Any) -> str:
         names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
         return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
     return f"{key}: there {stored!r}, here {wanted!r}"
+
+
+def _locked(path: Path) -> bool:
+    """Tell whether another process is writing this study now."""
+    try:
+        _lock(path).close()
+    except RecordError:
+        return True
+    return False
 
 
 def _lock(path: Path) -> IO[str]:

@@ -75,18 +75,24 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize(("lr", "zone"), [(0.3, "own"), (0.7, "near"), (3.2, "far")])
+@pytest.mark.parametrize(("lr", "zone"), [(0.3, "below"), (0.7, "near"), (3.2, "far")])
 def test_where_an_event_lies_decides_how_bad_it_is(event, lr, zone):
     loss, codes = EVENTS[event]
     diagnosis = diagnose_instability(study(trial(loss, lr)))
-    mild = codes & {"early_recovers", "spike"}
-    expected = {"own": "warn" if mild else "fail", "near": "warn", "far": "ok"}[zone]
+    expected = {"below": "warn", "near": "warn", "far": "ok"}[zone]
     assert raised(diagnosis) == ({} if zone == "far" else dict.fromkeys(codes, expected))
     for code in codes:
         finding = diagnosis[f"stability.{code}"]
         assert finding.value == lr
         assert [h["zone"] for h in finding.evidence["hits"]] == [zone]
         assert ("by nature" in finding.summary) == (zone == "far")
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_at_the_baselines_own_lr_fails_unless_it_recovers(event):
+    loss, codes = EVENTS[event]
+    found = raised(diagnose_instability(study(trial(loss, 0.3), baseline=0.3)))
+    assert found == dict.fromkeys(codes, "warn" if codes & {"early_recovers", "spike"} else "fail")
 
 
 def test_a_baseline_above_lr_star_is_its_own_trouble():

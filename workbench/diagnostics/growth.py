@@ -7,7 +7,11 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["edge_from_growth"]
+from workbench.diagnostics.lr_points import sweep_table
+from workbench.diagnostics.lr_search import unstable_bracket
+from workbench.diagnostics.trials import RecordLike, read_curves
+
+__all__ = ["edge_from_growth", "growth_edge"]
 
 
 def edge_from_growth(
@@ -64,3 +68,25 @@ def _edge(rho: float, lr: float, optimizer: str, momentum: float, beta1: float) 
 
 def _heavy_ball(rho: float, memory: float) -> float:
     return (rho**2 + memory) / rho + 1.0 + memory
+
+
+def growth_edge(record: RecordLike) -> float | None:
+    """Return the edge that the growth of the sweep's lowest unstable trial points to, for full batches; else None.
+
+    Args:
+        record: a sweep whose bracket is still wide.
+    """
+    table = sweep_table(record)
+    bracket = unstable_bracket(table)
+    if bracket is None or bracket.lower is None or not table.noise_free:
+        return None
+    for curve in read_curves(record):
+        if math.isclose(curve.lr, bracket.upper, rel_tol=1e-9) and curve.total_steps == table.total_steps:
+            return edge_from_growth(
+                curve.loss,
+                lr=curve.lr,
+                optimizer=str(curve.config["optimizer"]),
+                momentum=float(curve.config["momentum"]),
+                beta1=float(curve.config["beta1"]),
+            )
+    return None

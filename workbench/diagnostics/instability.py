@@ -18,7 +18,8 @@ from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, 
 
 __all__ = ["CODES", "diagnose_instability"]
 
-Zone = Literal["own", "near", "far"]
+Zone = Literal["own", "below", "near", "far"]
+ZONES: tuple[Zone, ...] = ("own", "below", "near", "far")
 CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
 _CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
 _WORST: dict[str, Status] = {"stability.early_recovers": "warn", "stability.spike": "warn"}
@@ -62,10 +63,9 @@ class _Study:
         return None if self.best is None else self.best.measured_lr
 
     def zone(self, lr: float) -> Zone:
-        """ "own": at or below the baseline's lr or lr*; "near": up to `near_ratio` lr*; "far": beyond."""
-        if lr <= max(self.baseline, self.star or 0.0) * (1 + 1e-9):
-            return "own"
-        return "near" if self.star is not None and lr <= self.near_ratio * self.star * (1 + 1e-9) else "far"
+        """ "own": at or below the baseline's lr; "below": up to lr*; "near": up to `near_ratio` lr*; "far": beyond."""
+        limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
+        return next((zone for zone, limit in zip(ZONES, limits, strict=False) if lr <= limit * (1 + 1e-9)), "far")
 
 
 def diagnose_instability(
@@ -80,8 +80,8 @@ def diagnose_instability(
 ) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
-    Every workload is unstable at some lr (F1.4). So a code fails where it happens at or below the baseline's lr or
-    lr*, warns where it happens up to `near_ratio` times lr*, and is `ok`, with the trials listed, beyond that or when
+    Every workload is unstable at some lr (F1.4). So a code fails where it happens at or below the baseline's own
+    lr, warns where it happens up to `near_ratio` times lr*, and is `ok`, with the trials listed, beyond that or when
     fix runs show that nothing is lost by it. A single trial is judged at its own lr.
 
     Args:
@@ -174,9 +174,9 @@ def _code(rise: Rise, spike_steps: float) -> str:
 
 
 def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
-    by_zone = {zone: [h for h in hits if h.zone == zone] for zone in ("own", "near", "far")}
+    by_zone = {zone: [h for h in hits if h.zone == zone] for zone in ZONES}
     evidence = _evidence(study, code, hits, usual_interval)
-    lead = next((by_zone[z][0] for z in ("own", "near", "far") if by_zone[z]), None)
+    lead = next((by_zone[z][0] for z in ZONES if by_zone[z]), None)
     if lead is None:
         return Finding(
             code=code, status="ok", clause=_CLAUSE[code], evidence=evidence,
@@ -185,7 +185,7 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     status: Status = "ok"
     if by_zone["own"]:
         status = _WORST.get(code, "fail")
-    elif by_zone["near"] and study.harmful is not False:
+    elif (by_zone["below"] or by_zone["near"]) and study.harmful is not False:
         status = "warn"
     return Finding(
         code=code, status=status, summary=_summary(study, code, lead, evidence), value=lead.item.curve.lr, unit="lr",
@@ -198,10 +198,11 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) 
     at = f" from step {lead.step}" if lead.step is not None else ""
     where = {
         "own": "",
+        "below": f", above the baseline's {study.baseline:.4g}",
         "near": f", just above lr* = {study.star or math.nan:.4g}",
         "far": ", far above the lrs that matter: by nature",
     }[lead.zone]
-    if lead.zone == "near" and study.harmful is False:
+    if lead.zone in ("below", "near") and study.harmful is False:
         where += ", but no fix tried gains anything: harmless"
     trials = {row["trial"] for row in evidence["hits"]}
     more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
@@ -224,8 +225,7 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
     evidence = _listed(study)
     evidence["hits"] = [_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
     with_rise = [h for h in hits if h.rise is not None]
-    order = {"own": 0, "near": 1, "far": 2}
-    lead = min(with_rise, key=lambda h: order[h.zone], default=None)
+    lead = min(with_rise, key=lambda h: ZONES.index(h.zone), default=None)
     if code in ("stability.mid", "stability.spike"):
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -112,7 +113,7 @@ def lr_best(
     return BestLR(
         lr=points[chosen].lr,
         low=math.sqrt(points[low].lr * points[max(low - 1, 0)].lr),
-        high=math.sqrt(points[high].lr * points[min(high + 1, len(points) - 1)].lr),
+        high=_upper_end(points, high),
         measured_lr=points[best].lr,
         point=points[chosen],
         tied=tuple(points[i].lr for i in equal),
@@ -120,6 +121,13 @@ def lr_best(
         needs_refinement=refine_next(table, dense_ratio=dense_ratio) is not None,
         reason=reason,
     )
+
+
+def _upper_end(points: Sequence[LRPoint], high: int) -> float:
+    """Return half a grid step above a point, but never towards an lr that is unstable."""
+    if high + 1 >= len(points) or points[high + 1].unstable:
+        return points[high].lr
+    return math.sqrt(points[high].lr * points[high + 1].lr)
 
 
 def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: float) -> tuple[int, str]:

@@ -19,8 +19,9 @@ def compare_selected(
 ) -> dict[str, Any]:
     """Compare the baseline with the best of some candidates by the selected metric of their best checkpoints.
 
-    The noise is that of the metric from evaluation to evaluation, free of its trend; with several seeds also their
-    spread. A candidate is adopted only where it is better by more than that.
+    The noise is that of the candidate's metric from evaluation to evaluation, free of its trend; with several seeds also
+    their spread. The baseline's own noise raises no bar: its selected checkpoint is its best moment already, and an
+    unstable baseline would protect itself. A candidate is adopted only where it is better by more than that.
 
     Args:
         record: a study.
@@ -50,7 +51,7 @@ def compare_selected(
     name = min(found, key=lambda n: sign * found[n][select])
     theirs = found[name]
     gain = sign * (ours[select] - theirs[select])
-    noise = noise_sds * max(ours["noise"], theirs["noise"])
+    noise = noise_sds * theirs["noise"]
     adopted = bool(gain > noise)
     end = "Adopted." if adopted else "Not adopted: not better by more than the noise."
     reason = (

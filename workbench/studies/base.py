@@ -11,6 +11,7 @@ from workbench.record import StudyRecord
 from workbench.studies.session import Session, open_session
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
+from workbench.workloads.registry import call_on
 
 __all__ = ["Study"]
 
@@ -47,7 +48,7 @@ class Study(ABC):
             workload: what to train.
             trainer: None is the local `Trainer`.
             executor: where trials run; "local" is this process.
-            out: the study's folder; None is a new one under `runs/`.
+            out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
             name: of the study; None is the folder's.
             note: a short description (P5.4); None writes one.
             progress: show one progress bar.
@@ -68,7 +69,7 @@ class Study(ABC):
             out=out,
             name=name,
             note=note,
-            call=f"{self!r}.run(wb.load_workload({getattr(workload, 'name', None)!r}), out={str(out)!r})",
+            call=call_on(workload, f"{self!r}.run({{workload}}, out={str(out)!r})"),
             progress=progress,
         ) as session:
             self.extend(session)

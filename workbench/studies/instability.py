@@ -19,6 +19,7 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError
+from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import Session
@@ -41,7 +42,7 @@ class InstabilityStudy(Study):
         confirm_all: run every multiple; False stops at the first one that is lasting unstable.
         fixes: what to try beyond an edge, to tell whether it is curable; () asks nothing.
         fix_multiple: lr of a fix run over the lr where instability starts.
-        fix_warmup_frac: its warmup as a share of the run, the cap of F3.10.
+        fix_warmup_frac: its warmup as a share of the run, the cap of F3.10; prepended, so the run is longer by it (F3.11).
         fix_percentile: clipping threshold of the second fix run, a percentile of the norms at lr* (F4.9).
         sweep: how to sweep when `best_lr` is None.
     """
@@ -69,6 +70,10 @@ class InstabilityStudy(Study):
         for name, value in numbers.items():
             if not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+        shares = {"fix_warmup_frac": (self.fix_warmup_frac, 1.0), "fix_percentile": (self.fix_percentile, 100.0)}
+        for name, (value, top) in shares.items():
+            if not 0 < value <= top:
+                raise ConfigError(f"{name}={value!r} must be above 0 and at most {top:g}.")
         for kind in self.fixes:
             if kind not in ("warmup", "clipping"):
                 raise ConfigError(f"fixes={tuple(self.fixes)!r} may hold 'warmup' and 'clipping', not {kind!r}.")
@@ -127,7 +132,7 @@ class InstabilityStudy(Study):
     def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
         if kind == "warmup":
             steps = max(1, round(self.fix_warmup_frac * config.total_steps))
-            return config.replace(warmup_steps=max(config.warmup_steps, steps))
+            return prepend_warmup(config, steps)
         norms = self._norms_at_best(session, lr_star)
         threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
         return config.replace(max_grad_norm=threshold) if threshold > 0 else None

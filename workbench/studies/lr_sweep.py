@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.growth import growth_edge
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import bisect_next, refine_next, unstable_bracket
 from workbench.diagnostics.stages import stage_view
@@ -60,6 +61,11 @@ class LRSweep(Study):
             raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1.")
         if not 0 < self.tolerance < 1:
             raise ConfigError(f"tolerance={self.tolerance!r} must be between 0 and 1: 0.05 brackets to 5 %.")
+        for name in ("refinements", "full_batch_refinements", "min_short_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0.")
+        if not 0 < self.short_frac <= 1 or not self.decades > 0:
+            raise ConfigError(f"short_frac={self.short_frac!r} must be in (0, 1] and decades={self.decades!r} above 0.")
         if self.lrs is not None:
             wrong = [lr for lr in self.lrs if not (isinstance(lr, (int, float)) and 0 < lr < math.inf)]
             if wrong or not len(self.lrs):
@@ -151,7 +157,7 @@ class LRSweep(Study):
         while unstable_bracket(table) is None and table.points[-1].lr * 2 <= limits[2]:
             self._at(session, table.points[-1].lr * 2, EDGE_STAGE)
             table = sweep_table(session.record)
-        hint = self._short_edge(session)
+        hint = self._short_edge(session) or growth_edge(session.record)
         while (lr := bisect_next(sweep_table(session.record), tolerance=self.tolerance, hint=hint)) is not None:
             self._at(session, lr, EDGE_STAGE)
 

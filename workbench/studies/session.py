@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.record import StudyRecord, TrialRecord
-from workbench.record_writer import StudyWriter, default_folder
+from workbench.record_writer import StudyWriter
 from workbench.train.device import resolve_device
+from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -90,7 +91,7 @@ def open_session(
         steps: length of a trial; None is the baseline's `total_steps`.
         trainer: None is the local `Trainer`.
         executor: where trials run; "local" is this process.
-        out: the folder; None is a new one under `runs/`.
+        out: the folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
         name: of the study; None is the folder's.
         note: a short description (P5.4); None writes one.
         command: what reproduces the study; None is this process's command line.
@@ -114,8 +115,9 @@ def open_session(
     config = at_length(workload.config, steps)
     check_data(workload, config)
     check_selection(workload, config)
+    found = _fingerprint(workload, config, resolve_device(trainer.device))
     writer = StudyWriter.open(
-        Path(out) if out is not None else default_folder(workload.name, stem),
+        None if out is None else Path(out),
         kind=stem,
         workload=workload.name,
         config=config.to_dict(),
@@ -126,13 +128,26 @@ def open_session(
         call=call,
     )
     try:
+        if found is not None:
+            writer.hold_against(found)
         with progress_bar(None, workload.name, show=progress) as bar:
             yield Session(workload, config, trainer, writer, bar)
+        writer.finish()
     except Exception:
         writer.discard_unused()
         raise
     finally:
         writer.close()
+
+
+def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any] | None:
+    """Return the workload's fingerprint; None where its code raises, which the first look at it explains better."""
+    try:
+        return fingerprint(workload, config, device)
+    except WorkbenchError:
+        raise
+    except Exception:
+        return None
 
 
 def at_length(config: TrainConfig, steps: int | None) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Literal
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter, default_folder
+from workbench.record_writer import StudyWriter
 from workbench.train.device import resolve_device
+from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks.base import Hook
 from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
@@ -20,6 +22,7 @@ from workbench.train.rng import isolated_rng
 from workbench.train.trial_run import TrialRun
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
+from workbench.workloads.registry import call_on
 
 __all__ = ["Trainer"]
 
@@ -61,7 +64,7 @@ class Trainer:
         Args:
             workload: what to train.
             config: how; None is the workload's baseline.
-            out: the study's folder; None is a new one under `runs/`.
+            out: the study's folder; None is the one under `runs/` in which this very run was interrupted, or a new one.
             name: name of the study; None is the folder's.
             note: a short description (P5.4); None writes one.
             progress: show a progress bar.
@@ -72,21 +75,25 @@ class Trainer:
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
         config = config or workload.config
-        resolve_device(self.device)
+        device = resolve_device(self.device)
         check_data(workload, config)
         check_selection(workload, config)
         study = StudyWriter.open(
-            Path(out) if out is not None else default_folder(workload.name, "trial"),
+            None if out is None else Path(out),
             kind="trial",
             workload=workload.name,
             config=config.to_dict(),
             name=name,
             note=note,
-            call=f"wb.Trainer().run(wb.load_workload({workload.name!r}), {config!r}, out={str(out)!r})",
+            call=self._call(workload, config, out),
         )
         try:
+            with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
+                study.hold_against(fingerprint(workload, config, device))  # what is broken fails in its trial below
             with progress_bar(config.total_steps, workload.name, show=progress) as bar:
-                return self.run_trial(workload, config, study, stage="trial", progress=bar.advance)
+                record = self.run_trial(workload, config, study, stage="trial", progress=bar.advance)
+            study.finish()
+            return record
         finally:
             study.close()
 
@@ -116,6 +123,12 @@ class Trainer:
                 raise
             run.train()
         return writer.record
+
+    def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
+        """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
+        if self.hooks or config.has_callables:
+            return None
+        return call_on(workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {config!r}, out={str(out)!r})")
 
     def _all_hooks(self) -> list[Hook]:
         given = {type(hook) for hook in self.hooks}

@@ -48,6 +48,7 @@ class Workload:
         collate: list of items -> batch; None is PyTorch's default.
         num_workers: processes that load data; 0 loads in the training process.
         config: the baseline that the person trains with today.
+        source: the name that `load_workload` found it by; None for one that was built in place.
 
     Raises:
         WorkloadError: a field has the wrong type; data and model are not touched, beyond `len()`.
@@ -65,6 +66,7 @@ class Workload:
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    source: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without building a model or loading an item."""

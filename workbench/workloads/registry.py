@@ -14,7 +14,7 @@ from typing import Any
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
 from workbench.workloads.base import Workload
 
-__all__ = ["list_workloads", "load_workload"]
+__all__ = ["call_on", "list_workloads", "load_workload"]
 
 _BUNDLED: dict[str, tuple[str, str]] = {
     "digits_mlp": ("digits_mlp:digits_mlp", "64-32-32-10 ReLU network on 8x8 digits, batch 64"),
@@ -47,6 +47,7 @@ def load_workload(name: str) -> Workload:
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause, or gave something else.
     """
+    asked = name
     if ":" not in name:
         if name not in _BUNDLED:
             raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name(name)}")
@@ -57,7 +58,18 @@ def load_workload(name: str) -> Workload:
     is_file = source.endswith(".py")
     with _importable(Path(source).resolve().parent if is_file else Path.cwd()):
         module = _import_file(Path(source)) if is_file else _import_module(source)
-        return _as_workload(_attribute(module, attribute, source), name)
+        return _as_workload(_attribute(module, attribute, source), name).replace(source=asked)
+
+
+def call_on(workload: object, expression: str) -> str | None:
+    """Return a Python expression with `{workload}` filled in by how that workload is loaded, its config written out.
+
+    None where no text can stand for it: it was built in place, or its config holds a function of the user's own.
+    """
+    source, config = getattr(workload, "source", None), getattr(workload, "config", None)
+    if source is None or config is None or config.has_callables:
+        return None
+    return expression.replace("{workload}", f"wb.load_workload({source!r}).replace(config={config!r})")
 
 
 def _how_to_name(name: str) -> str:

@@ -1,0 +1,40 @@
+"""What a workload's code and data give when the model is built: the same again, or something has changed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.train.batches import train_batches
+from workbench.train.gradients import autocast, per_example
+from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.state import build_model
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data
+
+__all__ = ["fingerprint"]
+
+
+def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Return sizes of the splits, a hash of the parameters' names and shapes, and the loss of the first batch.
+
+    One forward pass in evaluation mode; random state and caller are left as they were. A change that shows in none of
+    the three, such as another augmentation of later batches, goes unseen.
+    """
+    with isolated_rng(), torch.no_grad():
+        model = build_model(workload, config, device).eval()
+        shapes = repr([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+        seed_all(config.shared_seed, config.per_host_seed)
+        batch, examples = next(train_batches(workload, config, device))[0]
+        with autocast(device, config.precision):
+            _, losses, _ = per_example(workload, model, batch, examples)
+    loss = float(losses.float().mean())
+    return {
+        "examples": check_data(workload, config),
+        "parameters": f"{zlib.crc32(shapes.encode()):08x}",
+        "first_loss": loss if math.isfinite(loss) else None,
+    }
