@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError, RecordError, UsageError
+from workbench.playbook import diagnose
 from workbench.record import StudyRecord, open_record
 from workbench.record_writer import StudyWriter
+from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
+from workbench.train.hooks.base import Hook, Step
 from workbench.train.state import build_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -253,14 +256,92 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
     assert [f.to_dict() for f in diagnose_lr_sweep(again)] == [f.to_dict() for f in diagnose_lr_sweep(whole)]
 
 
-def test_the_same_call_again_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "s")
-    events = spent(first)
-    began = time.perf_counter()
-    again = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "s")
+class Counts(Hook):
+    """Counts the updates that are really made."""
+
+    steps = 0
+
+    def on_step(self, step: Step) -> None:
+        self.steps += 1
+
+
+def test_the_same_call_again_trains_nothing(tmp_path: Path) -> None:
+    counts = Counts()
+    first = SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[counts]), out=tmp_path / "s")
+    events, trained = spent(first), counts.steps
+    assert trained == first.trials["steps_run"].sum(), "the hook sees every step, for this test to mean anything"
+    again = SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[counts]), out=tmp_path / "s")
+    assert counts.steps == trained
     assert spent(again) == events
     assert again.steps.equals(first.steps)
-    assert time.perf_counter() - began < 60
+
+
+LONG = 320
+SHORT = LRSweep(short_frac=0.0625, min_short_steps=20, refinements=0, full_batch_refinements=0)
+
+
+def first_critical_lr(workload: Workload) -> float:
+    """The lr at which one step of gradient descent on a quadratic changes nothing: 2 g'g / g'Hg."""
+    curvature = eigenvalues(dimension=4, condition=4.0).numpy()
+    gradient = curvature * build_model(workload, workload.config, CPU).theta.detach().numpy()
+    return float(2 * (gradient**2).sum() / (curvature * gradient**2).sum())
+
+
+@pytest.mark.parametrize("peak_lr", [0.1, 0.7])
+def test_the_coarse_grid_is_four_short_runs_around_the_critical_lr(tmp_path: Path, peak_lr: float) -> None:
+    """At 4, 1, 1/4 and 1/16 of it, moved to the nearest baseline's lr times a power of 4."""
+    workload = quadratic(dimension=4, condition=4.0, total_steps=LONG, peak_lr=peak_lr)
+    record, _ = sweep(workload, tmp_path / "s", **settings_of(SHORT))
+    critical = first_critical_lr(workload)
+    assert record.facts["initial_critical_lr"] == pytest.approx(critical, rel=0.2)
+    top = round(math.log(4 * critical / peak_lr, 4))
+    expected = [peak_lr * 4.0 ** (top - k) for k in range(4)]
+    assert 0.5 < expected[0] / (4 * critical) < 2.0, "the nearest point of the lattice"
+    coarse = record.trials.iloc[:4]
+    assert coarse["peak_lr"].tolist() == pytest.approx(expected)
+    assert set(coarse["stage"]) == {"lr_range"}
+    assert set(coarse["total_steps"]) == {LONG // 16}
+    full = record.trials[record.trials["stage"] != "lr_range"]
+    assert set(full["total_steps"]) == {LONG}
+    ends = [record.trial(n).steps["loss"].iloc[-2:].mean() for n in coarse["trial"] if not blown(record, n)]
+    best = expected[len(expected) - len(ends) + int(np.argmin(ends))]
+    assert full["peak_lr"].iloc[0] == pytest.approx(best), "the first full-length run is at the best short one"
+
+
+def blown(record: StudyRecord, number: int) -> bool:
+    return record.trial(number).steps["loss"].iloc[-1] > record.trial(number).steps["loss"].iloc[0]
+
+
+def settings_of(study: LRSweep) -> dict[str, Any]:
+    return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
+
+
+def test_too_short_a_workload_has_its_coarse_grid_at_full_length(tmp_path: Path) -> None:
+    workload = quadratic(dimension=4, condition=4.0, total_steps=LONG - 1, peak_lr=0.1)
+    record, _ = sweep(workload, tmp_path / "s", **settings_of(SHORT))
+    assert "lr_range" not in set(record.trials["stage"])
+    assert set(record.trials["total_steps"]) == {LONG - 1}
+    top = round(math.log(4 * first_critical_lr(workload) / 0.1, 4))
+    assert record.trials["peak_lr"].iloc[:4].tolist() == pytest.approx([0.1 * 4.0 ** (top - k) for k in range(4)])
+
+
+@pytest.mark.parametrize("steps", [60, LONG])
+def test_the_baseline_is_a_point_of_the_sweep_and_is_not_trained_again(tmp_path: Path, steps: int) -> None:
+    """With and without short runs; 1.0 is on the lattice and next to the best of this quadratic."""
+    workload = quadratic(dimension=4, condition=4.0, total_steps=steps, peak_lr=1.0)
+    nothing = InstabilityStudy(probe_steps=1, confirm_multiples=(), fixes=())
+    diagnosis = diagnose(
+        workload, tmp_path / "s", trainer=Trainer(device="cpu"), sweep=SHORT, instability=nothing, command="c"
+    )
+    record = open_record(tmp_path / "s")
+    assert isinstance(record, StudyRecord)
+    same = record.trials[(record.trials["peak_lr"] - 1.0).abs() < 1e-9]
+    same = same[same["total_steps"] == steps]
+    assert same["stage"].tolist() == ["baseline"]
+    (point,) = [p for p in diagnosis["lr.best"].evidence["points"] if p["lr"] == pytest.approx(1.0)]
+    assert point["trials"] == [0]
+    if steps == LONG:
+        assert (record.trials["stage"] == "lr_range").sum() >= 4
 
 
 def test_other_settings_in_the_same_folder_are_an_error(tmp_path: Path) -> None:
