@@ -1,7 +1,8 @@
 """When one loss curve became unstable, and what came of it (F1.5, F1.8, F1.10).
 
 A rise is judged against what had been learned before it, so the verdict is free of the loss's scale and offset.
-A noise floor, a plateau, ripple at the edge of stability and momentum's damped swing are no instability.
+What looks like a rise and is none: noise around a level, a standstill, the ripple of training at the edge of stability,
+and the swing with which momentum overshoots and settles.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def is_harmful(
     loss_tolerance: float = 0.02,
     material_frac: float = 0.01,
 ) -> bool | None:
-    """Tell whether a fix trains well at an unstable lr *and* beats the loss at lr* by more than the interval.
+    """Tell whether a fix makes an unstable lr train well, to a loss that lies clearly below the one at lr*.
 
     Args:
         table: the sweep.

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["chance_loss", "diagnose_preflight"]
+
+_CLAUSE = {
+    "data.nonfinite": "F1.1",
+    "data.labels": "F1.1",
+    "init.loss": "F2.4",
+    "loop.no_gradient": "F1.1",
+    "loop.no_update": "F1.1",
+}
 
 
 def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_class_frac: float = 0.0) -> Diagnosis:
@@ -25,10 +34,9 @@ def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_
         `data.nonfinite`, `data.labels`, `init.loss`, `loop.no_gradient`, `loop.no_update`, once each.
     """
     facts = record.facts.get("preflight")
-    codes = ("data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update")
     if not facts:
         reason = "Not measured: this study has no pre-flight; `workbench diagnose` makes one."
-        findings = tuple(Finding(code=code, status="not_measured", summary=reason) for code in codes)
+        findings = tuple(Finding(code=code, status="not_measured", summary=reason) for code in _CLAUSE)
     else:
         findings = (
             _nonfinite(facts),
@@ -37,6 +45,7 @@ def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_
             _parameters(facts, "no_gradient"),
             _parameters(facts, "no_update"),
         )
+    findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
 
@@ -98,7 +107,9 @@ def _labels(facts: Mapping[str, Any], min_class_frac: float) -> Finding:
 
 def _init_loss(facts: Mapping[str, Any], ratio: float) -> Finding:
     classes, loss = facts["train"]["classes"], facts["train"]["loss"]
-    if not classes or classes < 2 or not isinstance(loss, (int, float)):
+    if loss is None:
+        return Finding(code="init.loss", status="not_measured", summary="Not measured: the initial loss is not finite.")
+    if not classes or classes < 2:
         return Finding(
             code="init.loss", status="not_measured",
             summary="Not measured: the loss is no cross-entropy over classes, so chance is unknown.",

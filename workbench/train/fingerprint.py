@@ -22,6 +22,8 @@ __all__ = ["fingerprint"]
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return sizes of the splits, a hash of the parameters' names and shapes, and the loss of the first batch.
 
+    A dataset that knows the hash of its contents, as an attribute `sha256`, has it recorded as well.
+
     One forward pass in evaluation mode; random state and caller are left as they were. A change that shows in none of
     the three, such as another augmentation of later batches, goes unseen.
     """
@@ -33,8 +35,10 @@ def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -
         with autocast(device, config.precision):
             _, losses, _ = per_example(workload, model, batch, examples)
     loss = float(losses.float().mean())
+    hashes = {split: data.sha256 for split, data in workload.splits.items() if hasattr(data, "sha256")}
     return {
         "examples": check_data(workload, config),
+        **({"sha256": hashes} if hashes else {}),
         "parameters": f"{zlib.crc32(shapes.encode()):08x}",
         "first_loss": loss if math.isfinite(loss) else None,
     }

@@ -44,7 +44,10 @@ def source_data(*, length: int = 64, max_bytes: int = MAX_BYTES) -> SourceText:
     files = _read_files(max_bytes)
     parts = [b"".join(text for i, text in enumerate(files) if _split(i) == split) for split in range(3)]
     train, validation, test = (_windows(part, length) for part in parts)
-    return SourceText(train, validation, test, hashlib.sha256(b"".join(files)).hexdigest())
+    digest = hashlib.sha256(b"".join(files)).hexdigest()
+    for split in (train, validation, test):
+        setattr(split, "sha256", digest)  # noqa: B010 - the record keeps the hash of a dataset that knows its own
+    return SourceText(train, validation, test, digest)
 
 
 def text_hash() -> str:

@@ -1,0 +1,77 @@
+"""The fingerprint of a workload: equal for the same code and data, different when either changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_net, small_workload, squared
+from workbench.errors import RecordError
+from workbench.train.fingerprint import fingerprint
+
+CPU = torch.device("cpu")
+
+
+def test_the_same_workload_gives_the_same() -> None:
+    first, second = small_workload(), small_workload()
+    state = torch.get_rng_state()
+    assert fingerprint(first, first.config, CPU) == fingerprint(second, second.config, CPU)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"build_model": lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1))}, "parameters"),
+        ({"loss": lambda outputs, batch: 2 * squared(outputs, batch)}, "first_loss"),
+        (
+            {"build_model": lambda: nn.Sequential(*list(small_net())[:1], nn.ReLU(), *list(small_net())[2:])},
+            "first_loss",
+        ),
+        ({"validation_data": TensorDataset(torch.zeros(5, 3), torch.zeros(5))}, "examples"),
+    ],
+)
+def test_another_model_loss_or_data_is_refused_in_the_same_folder(
+    tmp_path: Path, changes: dict[str, object], key: str
+) -> None:
+    wb.Trainer().run(small_workload(), out=tmp_path / "s")
+    before = (tmp_path / "s" / "study.json").read_bytes()
+    with pytest.raises(RecordError, match=rf"has changed since .* was begun \({key}: .*Give a new folder"):
+        wb.Trainer().run(small_workload(**changes), out=tmp_path / "s")
+    assert (tmp_path / "s" / "study.json").read_bytes() == before
+
+
+def test_the_hash_of_the_source_text_is_recorded(tmp_path: Path) -> None:
+    from workbench.workloads.source_data import text_hash
+
+    workload = wb.load_workload("source_text")
+    config = workload.config.replace(total_steps=1, batch_size=1, eval_batch_size=64)
+    few = workload.replace(validation_data=workload.test_data)
+    found = fingerprint(few, config, CPU)
+    assert found["sha256"] == {"train": text_hash(), "validation": text_hash(), "test": text_hash()}
+
+
+def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Breaks(wb.Hook):
+        def on_step(self, step: object) -> None:
+            if step.index == 20:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wb.Trainer(hooks=[Breaks()]).run(small_workload())
+    (folder,) = (p for p in (tmp_path / "runs").iterdir() if p.is_dir())
+    resumed = wb.Trainer().run(small_workload())
+    assert resumed.path.name == folder.name
+    assert resumed.state == "complete"
+    other = wb.Trainer().run(small_workload(config={"peak_lr": 0.01}))
+    again = wb.Trainer().run(small_workload())
+    assert len({resumed.path.name, other.path.name, again.path.name}) == 3
