@@ -66,7 +66,7 @@ class TrialState:
         """Return a checkpoint of this moment."""
         trainer = {f"optimizer/{k}": v for k, v in self.updater.state().items()}
         trainer |= {f"rng/{k}": v for k, v in capture_rng().items()}
-        meta = {"evaluated": self.evaluated, "seconds": seconds}
+        meta = {"evaluated": self.evaluated, "seconds": seconds, "optimizer": self.updater.plain_state()}
         return Checkpoint(self.step, dict(self.model.state_dict()), trainer, meta)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -81,8 +81,8 @@ class TrialState:
             parts[kind][rest] = tensor
         try:
             self.model.load_state_dict(checkpoint.model)
-            self.updater.load(parts["optimizer"])
-        except (RuntimeError, KeyError, ValueError) as error:
+            self.updater.load(parts["optimizer"], checkpoint.meta["optimizer"])
+        except (RuntimeError, LookupError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint of step {checkpoint.step} does not fit the model ({str(error).splitlines()[-1].strip()}). "
                 "The code of the workload has changed since: give a new folder with out=..."

@@ -112,7 +112,7 @@ class TrialRun:
             if config.max_grad_norm is not None:
                 clipped_grad, core["clipped"] = clip_by_norm(grad, norm, config.max_grad_norm)
                 grad.copy_(clipped_grad)
-            update = state.updater.update(state.flat.values, grad, lr, step)
+            update = state.updater.update(state.flat.values, grad, lr, step, float(state.lrs[step]))
             now = time.perf_counter()
             event = Step(
                 step, batch.loss.view(1), norm, lr[:, 0], state.flat.values, grad, update, data_wait_s, now - before

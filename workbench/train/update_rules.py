@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.train.torch_optimizer import TorchOptimizer
 
-__all__ = ["RULES", "Constants", "Rule", "TorchOptimizer", "UpdateRule", "Updater", "make_updater"]
+__all__ = ["RULES", "Constants", "Rule", "UpdateRule", "Updater", "make_updater"]
 
 State = dict[str, Tensor]
 
@@ -121,16 +121,28 @@ RULES: dict[tuple[str, str], Rule] = {
 class Updater(Protocol):
     """What the trainer asks of an optimizer: one update, and a state that can be saved."""
 
-    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:
-        """Return the update (lanes, parameters) that step `step` (from 0) subtracts."""
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: float | None = None) -> Tensor:
+        """Return the update (lanes, parameters) that step `step` (from 0) subtracts.
+
+        Args:
+            params: flat parameters, shape (lanes, parameters).
+            grad: flat gradient after clipping, same shape.
+            lr: shape (lanes, 1), on the device.
+            step: from 0.
+            host_lr: the lr as a number, for who needs one: reading it from `lr` would make the device wait.
+        """
         ...
 
     def state(self) -> dict[str, Tensor]:
         """Return the state tensors by name."""
         ...
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put saved state tensors back."""
+    def plain_state(self) -> dict[str, Any]:
+        """Return the rest of the state as JSON values."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
         ...
 
 
@@ -155,7 +167,9 @@ class UpdateRule:
             return torch.full((params.shape[0], 1), value, dtype=params.dtype, device=params.device)
         return torch.full_like(params, value)
 
-    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:
+    def update(
+        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: float | None = None  # noqa: ARG002
+    ) -> Tensor:  # fmt: skip
         """Return the update of this step; see `Updater`."""
         if self._coupled:
             grad = grad.add(params, alpha=self._coupled)
@@ -166,56 +180,14 @@ class UpdateRule:
         """Return the state tensors by name."""
         return dict(self._state)
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def plain_state(self) -> dict[str, Any]:
+        """Return nothing: a rule's state is tensors."""
+        return {}
+
+    def load(self, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Put saved state tensors back."""
         for key, tensor in self._state.items():
             tensor.copy_(state[key])
-
-
-class TorchOptimizer:
-    """A `torch.optim.Optimizer` of the user's own behind the same interface.
-
-    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by
-    what the schedule says, so groups with different rates keep their proportions.
-    """
-
-    def __init__(self, config: TrainConfig, parameters: list[torch.nn.Parameter]) -> None:
-        factory = config.optimizer
-        assert callable(factory)
-        self._optimizer: Any = factory(parameters, config.peak_lr)
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"optimizer={config.to_dict()['optimizer']!r} returned {type(self._optimizer).__name__}; a factory takes "
-                "(params, lr) and returns a torch.optim.Optimizer."
-            )
-        self._parameters = parameters
-        self._ratios = [group["lr"] / config.peak_lr for group in self._optimizer.param_groups]
-
-    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int) -> Tensor:  # noqa: ARG002
-        """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
-        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
-            group["lr"] = float(lr) * ratio
-        before = params.clone()
-        self._optimizer.step()
-        update = before - params
-        params.copy_(before)
-        return update
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors as `<parameter>/<name>`; plain numbers become tensors."""
-        stored = self._optimizer.state_dict()["state"]
-        return {
-            f"{i}/{k}": torch.as_tensor(v) for i, values in stored.items() for k, v in values.items() if v is not None
-        }
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put saved state tensors back."""
-        nested: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in state.items():
-            number, name = key.split("/", 1)
-            nested.setdefault(int(number), {})[name] = tensor
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": nested, "param_groups": groups})
 
 
 def make_updater(config: TrainConfig, params: Tensor, parameters: list[torch.nn.Parameter]) -> Updater:

@@ -1,0 +1,183 @@
+"""The user's own optimizer: proportions of its groups, state that survives a kill, and what is refused early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.workloads import small_workload
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from workbench.train.hooks.base import Hook, Step
+from workbench.train.torch_optimizer import TorchOptimizer
+from workbench.train.trainer import Trainer
+from workbench.train.update_rules import make_updater
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps every kind of state: a counter and a sum in the group, plain values and a wider tensor per parameter."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "weight_sum": 0.0, "largest": math.inf, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] += group["lr"] / 3
+            group["largest"] = min(group["largest"], 1 / group["k"])
+            group["scale"] = torch.tensor(float(group["k"]))
+            for p in group["params"]:
+                state = self.state[p]
+                state["calls"] = state.get("calls", 0) + 1
+                state["wide"] = state.get("wide", torch.zeros_like(p, dtype=torch.float64)) + p.grad.double() / 3
+                state["nothing"] = None
+                assert isinstance(group["betas"], tuple)
+                direction = state["wide"].to(p.dtype) / state["calls"] * (1 - group["betas"][0] ** group["k"])
+                p.sub_(group["lr"] * (1 + group["largest"] + group["weight_sum"] / group["scale"]) * direction)
+
+
+def config(**changes: object) -> TrainConfig:
+    return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 100, "batch_size": 1} | changes)
+
+
+def updater_of(factory: Callable[[Any, float], Any]) -> tuple[Tensor, TorchOptimizer]:
+    """Two parameters of length 2 as views of one flat tensor, gradient 1 everywhere."""
+    flat = torch.ones(1, 4)
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for i, p in enumerate(parameters):
+        p.data, p.grad = flat[0, 2 * i : 2 * i + 2], torch.ones(2)
+    updater = make_updater(config(optimizer=factory), flat, parameters)
+    assert isinstance(updater, TorchOptimizer)
+    return flat, updater
+
+
+def step(flat: Tensor, updater: TorchOptimizer, number: int) -> Tensor:
+    update = updater.update(flat, torch.ones(1, 4), torch.tensor([[0.01]]), number)
+    flat.sub_(update)
+    return update
+
+
+def test_a_factory_keeps_the_proportions_of_its_groups() -> None:
+    flat, updater = updater_of(
+        lambda params, lr: torch.optim.SGD(
+            [{"params": params[0], "lr": 10 * lr}, {"params": params[1]}], lr=lr
+        )
+    )  # fmt: skip
+    update = updater.update(flat, torch.ones(1, 4), torch.tensor([[0.01]]), 0)
+    torch.testing.assert_close(update, torch.tensor([[0.1, 0.1, 0.01, 0.01]]))
+    assert torch.equal(flat, torch.ones(1, 4)), "the trainer applies the update, not the optimizer"
+
+
+class _Untouchable(torch.Tensor):
+    """An lr whose value may not be read: reading it would make a device wait."""
+
+    def __float__(self) -> float:
+        raise AssertionError("the lr was read from the device")
+
+
+def test_the_lr_of_the_host_is_used_where_it_is_given() -> None:
+    flat, updater = updater_of(lambda params, lr: torch.optim.SGD(params, lr=lr))
+    on_device = torch.tensor([[0.5]]).as_subclass(_Untouchable)
+    update = updater.update(flat, torch.ones(1, 4), on_device, 0, 0.01)
+    torch.testing.assert_close(update, torch.full((1, 4), 0.01))
+
+
+def test_the_trainer_never_reads_the_lr_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    original = TorchOptimizer.update
+
+    def spy(self: TorchOptimizer, *args: Any) -> Tensor:
+        given.append(args[4])
+        return original(self, *args)
+
+    monkeypatch.setattr(TorchOptimizer, "update", spy)
+    workload = small_workload(config={"optimizer": torch.optim.SGD, "schedule": "linear", "total_steps": 8})
+    steps = Trainer().run(workload, out=tmp_path / "run").steps
+    assert given == steps["lr"].tolist()
+
+
+def _saved(folder: Path, updater: TorchOptimizer) -> Checkpoint:
+    path = save_checkpoint(folder, Checkpoint(1, {}, updater.state(), {"optimizer": updater.plain_state()}))
+    return load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [Counting, torch.optim.Adam, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Rprop, torch.optim.Adafactor],
+)
+def test_saved_state_goes_on_bit_for_bit(tmp_path: Path, factory: Callable[[Any, float], Any]) -> None:
+    flat, updater = updater_of(factory)
+    for number in range(5):
+        step(flat, updater, number)
+    stored = _saved(tmp_path, updater)
+    here = flat.clone()
+    onward = [step(flat, updater, number) for number in range(5, 9)]
+    fresh_flat, fresh = updater_of(factory)
+    fresh_flat.copy_(here)
+    fresh.load(stored.trainer, stored.meta["optimizer"])
+    again = [step(fresh_flat, fresh, number) for number in range(5, 9)]
+    assert all(torch.equal(a, b) for a, b in zip(onward, again, strict=True))
+    assert fresh.plain_state() == updater.plain_state()
+
+
+class Breaks(Hook):
+    def on_step(self, step: Step) -> None:
+        if step.index == 18:
+            raise RuntimeError("planted")
+
+
+def test_a_broken_run_with_state_in_its_groups_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    workload = small_workload(config={"optimizer": Counting, "eval_every_steps": 6})
+    whole = Trainer().run(workload, out=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="planted"):
+        Trainer(hooks=[Breaks()]).run(workload, out=tmp_path / "broken")
+    resumed = Trainer().run(workload, out=tmp_path / "broken")
+    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
+    assert whole.steps["loss"].nunique() > 30, "it must move for this test to mean anything"
+
+
+class Odd(torch.optim.SGD):
+    """Keeps something that no checkpoint can hold."""
+
+    where = "group"
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        if self.where == "group":
+            self.param_groups[0]["history"] = [{"a": 1}]
+        else:
+            self.state["shared"] = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("group", "dict in group/0/history"), ("state", r"belongs to no parameter in state\['")]
+)
+def test_state_that_cannot_be_saved_is_named_at_the_first_step(where: str, said: str) -> None:
+    def factory(params: Any, lr: float) -> Odd:
+        optimizer = Odd(params, lr)
+        optimizer.where = where
+        return optimizer
+
+    flat, updater = updater_of(factory)
+    with pytest.raises(ConfigError, match=rf"Odd keeps .*{said}.*Allowed are tensors, numbers"):
+        step(flat, updater, 0)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"LBFGS.* whose step needs a closure.*whose step\(\) works alone"):
+        updater_of(lambda params, lr: torch.optim.LBFGS(params, lr=lr))
+    with pytest.raises(ConfigError, match="needs a closure"):
+        Trainer().run(small_workload(config={"optimizer": torch.optim.LBFGS}), out=tmp_path / "run")
+
+
+def test_a_factory_that_returns_something_else_is_told_so() -> None:
+    with pytest.raises(ConfigError, match=r"returned NoneType.*returns a torch.optim.Optimizer"):
+        updater_of(lambda params, lr: None)

@@ -1,0 +1,140 @@
+"""A `torch.optim.Optimizer` of the user's own, behind the interface of the built-in update rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+
+__all__ = ["TorchOptimizer"]
+
+_OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never saved
+
+
+class TorchOptimizer:
+    """The optimizer that a factory `(params, lr)` returned; its state is saved as tensors and plain values.
+
+    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by
+    what the schedule says, so groups with different rates keep their proportions. What the optimizer keeps beside its
+    `state` and its `param_groups` is not saved, as `state_dict` knows nothing of it.
+
+    Raises:
+        ConfigError: no optimizer came back, its `step` needs a closure, or its state can not be saved.
+    """
+
+    def __init__(self, config: TrainConfig, parameters: list[torch.nn.Parameter]) -> None:
+        factory = config.optimizer
+        assert callable(factory)
+        self._name = f"optimizer={config.to_dict()['optimizer']!r}"
+        self._optimizer: Any = factory(parameters, config.peak_lr)
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"{self._name} returned {type(self._optimizer).__name__}; a factory takes (params, lr) and returns a "
+                "torch.optim.Optimizer."
+            )
+        if _needs_closure(self._optimizer):
+            raise ConfigError(
+                f"{self._name} returned {type(self._optimizer).__name__}, whose step needs a closure that computes the loss "
+                "again; this trainer computes one gradient per step. Take an optimizer whose step() works alone."
+            )
+        self._ratios = [float(group["lr"]) / config.peak_lr for group in self._optimizer.param_groups]
+
+    def update(
+        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: float | None = None  # noqa: ARG002
+    ) -> Tensor:  # fmt: skip
+        """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
+        value = float(lr) if host_lr is None else host_lr
+        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = value * ratio
+        before = params.clone()
+        self._optimizer.step()
+        update = before - params
+        params.copy_(before)
+        if step == 0:  # say before the second step, not at the first checkpoint, that it could not be saved
+            self.state(), self.plain_state()
+        return update
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors as `state/<parameter>/<name>` and `group/<number>/<name>`."""
+        return {key: value for key, value in self._entries().items() if isinstance(value, Tensor)}
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return everything else that the optimizer keeps, by the same names, as JSON values."""
+        return {k: self._encoded(k, v) for k, v in self._entries().items() if not isinstance(v, Tensor)}
+
+    def load(self, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+        """Put saved state back."""
+        entries = dict(state) | {key: _decoded(value) for key, value in plain.items()}
+        stored: dict[int, dict[str, Any]] = {}
+        groups = self._optimizer.state_dict()["param_groups"]
+        for key, value in entries.items():
+            kind, number, name = key.split("/", 2)
+            if kind == "group":
+                here = groups[int(number)].get(name)
+                on_device = isinstance(here, Tensor) and isinstance(value, Tensor)
+                groups[int(number)][name] = value.to(here.device) if on_device else value
+            else:
+                stored.setdefault(int(number), {})[name] = value
+        self._optimizer.load_state_dict({"state": stored, "param_groups": groups})
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for number, values in stored.items():
+            loaded = self._optimizer.state[parameters[number]]
+            for name, value in values.items():  # torch casts to the parameter's type; bit for bit means: it does not
+                if isinstance(value, Tensor) and loaded[name].dtype != value.dtype:
+                    loaded[name] = value.to(loaded[name].device)
+
+    def _entries(self) -> dict[str, Any]:
+        stored = self._optimizer.state_dict()
+        entries = {
+            f"group/{i}/{name}": value
+            for i, group in enumerate(stored["param_groups"])
+            for name, value in group.items()
+            if name not in _OURS
+        }
+        for number, values in stored["state"].items():
+            if not isinstance(number, int) or not isinstance(values, Mapping):
+                raise self._cannot_save(f"state[{number!r}]", "an entry that belongs to no parameter")
+            entries |= {f"state/{number}/{name}": value for name, value in values.items()}
+        return entries
+
+    def _encoded(self, key: str, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int | str | None):
+            return value
+        if isinstance(value, float):
+            return {"float": value.hex()}  # exact, and JSON has no word for NaN and infinities
+        if isinstance(value, tuple | list):
+            return {type(value).__name__: [self._encoded(key, v) for v in value]}
+        raise self._cannot_save(key, type(value).__name__)
+
+    def _cannot_save(self, where: str, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self._name}: {type(self._optimizer).__name__} keeps {what} in {where}, which a checkpoint can not hold, so a "
+            "killed run could not go on. Allowed are tensors, numbers, strings, None, and lists or tuples of plain values."
+        )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        ((kind, inside),) = value.items()
+        if kind == "float":
+            return float.fromhex(inside)
+        return (tuple if kind == "tuple" else list)(_decoded(v) for v in inside)
+    return value
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        parameters = inspect.signature(optimizer.step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
