@@ -6,7 +6,9 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -201,13 +203,26 @@ def test_text_from_outside_is_escaped_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_callable_in_the_config_is_shown_with_a_remark(tmp_path: Path) -> None:
-    chosen = diagnosis().recommendation | {
-        "config": TrainConfig(peak_lr=1, total_steps=5, batch_size=2).to_dict() | {"schedule": "mine:fall"}
-    }  # type: ignore[operator]
+def test_a_config_with_functions_of_its_own_starts_from_the_workloads(tmp_path: Path) -> None:
+    own = TrainConfig(peak_lr=1, total_steps=5, batch_size=2, schedule=lambda progress: 1 - progress)
+    chosen = dict(diagnosis().recommendation or {}) | {"config": own.to_dict(), "paste": own.paste(peak_lr=2.0)}
     pasted = code_of(written(tmp_path, said=replace(diagnosis(), recommendation=chosen)), "config")
-    assert "schedule='mine:fall'" in pasted
+    space: dict[str, Any] = {"workload": SimpleNamespace(config=own)}
+    exec(pasted, space)
+    assert space["config"] == own.replace(peak_lr=2.0)
     assert pasted.startswith("# ")
+
+
+def test_a_schedule_of_ones_own_is_not_drawn_and_an_optimizer_of_ones_own_does_not_matter(tmp_path: Path) -> None:
+    record = study()
+    record.config = record.config | {"optimizer": "mine:make#1"}
+    said = replace(diagnosis(), recommendation=None)
+    assert 'id="figure-schedule"' in written(tmp_path, record, said)
+    record.config = record.config | {"schedule": "mine:fall#2"}
+    source = written(tmp_path, record, said)
+    assert 'id="figure-schedule"' not in source
+    assert "The schedule is a function of your own, mine:fall#2, and the record keeps its name only." in source
+    assert not (tmp_path / "figures" / "schedule.svg").exists()
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -254,7 +269,29 @@ def test_a_folder_will_do_and_the_same_numbers_give_the_same_bytes(source: str, 
     assert path == tmp_path / "report.html"
     assert path.read_text(encoding="utf-8") == source
     assert plt.get_fignums() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["figures", "report.html"]
+
+
+def test_every_figure_is_a_file_of_its_own_too(tmp_path: Path) -> None:
+    source = written(tmp_path)
+    files = list((tmp_path / "figures").iterdir())
+    assert sorted(p.stem for p in files) == sorted(figure.name for figure in FIGURES)
+    for path in files:
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.attrib["width"].endswith("pt")
+        drawn = path.read_text(encoding="utf-8")
+        assert "var(" not in drawn
+        assert "currentColor" not in drawn
+        paths = re.findall(r' d="[^"]+"', drawn)
+        assert len(paths) > 5
+        assert all(d in source for d in paths)
+
+
+def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:
+    written(tmp_path)
+    written(tmp_path, empty(), Diagnosis(findings=()))
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]
 
 
 @pytest.mark.usefixtures("no_figures")

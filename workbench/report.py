@@ -14,12 +14,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.errors import UsageError
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
-from workbench.report_figures import FIGURES, ReportFigure, figures_section
+from workbench.report_figures import FIGURES, ReportFigure, draw_figures, figures_section, write_figures
 from workbench.report_html import STATUS, badge, card, folded, redact, table, text
 
 __all__ = ["FIGURES", "ReportFigure", "write_report"]
@@ -68,7 +66,7 @@ $body
 
 
 def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
-    """Write the report and return its path.
+    """Write the report, and its figures as SVG files into `figures/` beside it; return the report's path.
 
     Args:
         record: a `StudyRecord` or `TrialRecord`.
@@ -76,17 +74,18 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
         path: the HTML file, or a folder, in which it becomes `report.html`.
 
     Raises:
-        RecordError: the file cannot be written.
+        RecordError: a file cannot be written.
     """
     target = Path(path)
     if target.is_dir():
         target /= "report.html"
+    figures = draw_figures(record, diagnosis)
     parts = (
         _head(record, diagnosis),
         _findings(diagnosis),
         _advice(diagnosis),
         _recommendation(record, diagnosis),
-        figures_section(record, diagnosis),
+        figures_section(figures),
         _reproduce(record, diagnosis),
         _trials(record),
     )
@@ -100,6 +99,7 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
         script=_SCRIPT,
     )
     write_atomic(target, page.encode("utf-8"))
+    write_figures(figures, target.parent / "figures")
     return target
 
 
@@ -186,7 +186,7 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
     rows = _comparison(record.config, found, changed)
     return f"""<h2>Recommended config</h2>
 <p>{text(said)} {text(reason)}</p>
-<div class="paste"><pre tabindex="0"><code id="config">{text(_source(found.get("config") or {}))}</code></pre>
+<div class="paste"><pre tabindex="0"><code id="config">{text(_source(found))}</code></pre>
 <button type="button" data-copy="config" hidden>Copy</button></div>
 {table(columns, rows) if rows else ""}"""
 
@@ -200,14 +200,14 @@ def _comparison(baseline: Mapping[str, Any], found: Mapping[str, Any], changed: 
     ]
 
 
-def _source(config: Mapping[str, Any]) -> str:
-    """Python that builds the config; where a function of the user's own is in it, the plain fields with a remark."""
-    start = "from workbench import TrainConfig\n\nconfig = "
-    try:
-        return start + TrainConfig.from_dict(config).paste()
-    except UsageError:
-        fields = "".join(f"    {name}={value!r},\n" for name, value in config.items())
-        return f"# A name with a colon stands for your own function: put the function in its place.\n{start}TrainConfig(\n{fields})"
+def _source(found: Mapping[str, Any]) -> str:
+    """Python that builds the config; where functions of the user's own are in it, it starts from the workload's."""
+    paste = str(found.get("paste") or "")
+    if paste.startswith("TrainConfig("):
+        return f"from workbench import TrainConfig\n\nconfig = {paste}"
+    if paste:
+        return f"# workload is the one of this report: its config holds functions of its own, which stay.\nconfig = {paste}"
+    return "# This diagnosis was kept without a config to paste; run the diagnosis again."
 
 
 def _reproduce(record: Any, diagnosis: Diagnosis) -> str:

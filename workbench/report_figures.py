@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from workbench.config import TrainConfig
+from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.errors import UsageError
 from workbench.plots import (
@@ -18,10 +19,11 @@ from workbench.plots import (
     plot_probe,
     plot_schedule,
 )
-from workbench.plots.render import inline_svg
+from workbench.plots.render import inline_svg, standalone_svg
+from workbench.record_parts import write_atomic
 from workbench.report_html import folded, redact, text
 
-__all__ = ["FIGURES", "ReportFigure", "figures_section"]
+__all__ = ["FIGURES", "DrawnFigure", "ReportFigure", "draw_figures", "figures_section", "write_figures"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,17 @@ class ReportFigure:
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
     chosen = (diagnosis.recommendation or {}).get("config") or record.config
-    return plot_schedule(TrainConfig.from_dict(chosen), baseline=TrainConfig.from_dict(record.config), ax=ax)
+    return plot_schedule(_with_schedule(chosen), baseline=_with_schedule(record.config), ax=ax)
+
+
+def _with_schedule(stored: Mapping[str, Any]) -> TrainConfig:
+    """The stored config as far as the schedule goes; an optimizer of the user's own has no part in it."""
+    if is_callable_name(stored.get("schedule")):
+        raise UsageError(
+            f"the schedule is a function of your own, {stored['schedule']}, and the record keeps its name only."
+        )
+    optimizer = "sgd" if is_callable_name(stored.get("optimizer")) else stored.get("optimizer", "sgd")
+    return TrainConfig.from_dict({**stored, "optimizer": optimizer})
 
 
 FIGURES: tuple[ReportFigure, ...] = (
@@ -106,27 +118,58 @@ FIGURES: tuple[ReportFigure, ...] = (
 """The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why."""
 
 
-def figures_section(record: Any, diagnosis: Diagnosis) -> str:
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure as SVG, or the reason why there is none."""
+
+    figure: ReportFigure
+    svg: str | None
+    reason: str | None
+
+
+def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
+    """Draw every figure of the report, in the order of the page."""
+    return [_drawn(figure, record, diagnosis) for figure in FIGURES]
+
+
+def figures_section(drawn: Sequence[DrawnFigure]) -> str:
     """Every figure with its caption; those with nothing to show as one list of reasons."""
     shown, missing = [], []
-    for figure in FIGURES:
-        svg, reason = _drawn(figure, record, diagnosis)
-        if svg is not None:
+    for item in drawn:
+        figure = item.figure
+        if item.svg is not None:
             caption = f"<figcaption>{text(figure.shows)} {text(figure.caption)}</figcaption>"
-            shown.append(f'<figure id="figure-{figure.name}">\n<div class="scroll">{svg}</div>\n{caption}\n</figure>')
+            shown.append(
+                f'<figure id="figure-{figure.name}">\n<div class="scroll">{item.svg}</div>\n{caption}\n</figure>'
+            )
         else:
-            missing.append(f"<li>{text(figure.shows)} {text(str(reason).capitalize())}.</li>")
+            reason = str(item.reason)
+            missing.append(f"<li>{text(figure.shows)} {text(reason[:1].upper() + reason[1:])}.</li>")
     parts = ["<h2>Figures</h2>", *shown]
     if missing:
         parts.append(folded(f"{len(missing)} figures not measured", "<ul>\n" + "\n".join(missing) + "\n</ul>"))
     return "\n".join(parts)
 
 
-def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> tuple[str | None, str | None]:
+def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
+    """Write every figure as `name.svg` into `folder`; an older one that has nothing to show any more is removed.
+
+    Raises:
+        RecordError: a file cannot be written.
+    """
+    for item in drawn:
+        path = folder / f"{item.figure.name}.svg"
+        if item.svg is not None:
+            write_atomic(path, standalone_svg(item.svg).encode())
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
     said = [diagnosis[code].summary for code in figure.codes if code in diagnosis]
+    alt = redact(" ".join([figure.shows, *said]))
     try:
-        return inline_svg(
-            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=redact(" ".join([figure.shows, *said]))
-        )
+        svg, reason = inline_svg(lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt)
     except UsageError as error:
-        return None, str(error).rstrip(".")
+        svg, reason = None, str(error).rstrip(".")
+    return DrawnFigure(figure, svg, reason)

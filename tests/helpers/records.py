@@ -138,6 +138,7 @@ def diagnosis() -> Diagnosis:
         cost={"steps": 1150, "seconds": 3.25, "baseline_runs": 9.5},
         recommendation={
             "config": recommended.to_dict(),
+            "paste": recommended.paste(),
             "changed": ["peak_lr", "warmup_steps", "total_steps", "max_grad_norm"],
             "baseline": {"best_step": 120, "validation/loss": 0.2114},
             "recommended": {"best_step": 108, "validation/loss": 0.1007},

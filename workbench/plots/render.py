@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from workbench.plots._style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
 
-__all__ = ["inline_svg"]
+__all__ = ["inline_svg", "standalone_svg"]
 
 _ROLES = {INK: "currentColor", PAPER: f"var(--paper, {PAPER})", GRID: f"var(--grid, {GRID})"} | {
     color: f"var(--plot-{index}, {color})" for index, color in enumerate(PALETTE)
@@ -47,6 +47,15 @@ def inline_svg(
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
     return _embed(buffer.getvalue(), key).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1), None
+
+
+def standalone_svg(svg: str) -> str:
+    """Return an SVG of `inline_svg` as a file of its own: named as SVG, with a size, on paper, the printed colours."""
+    svg = re.sub(r"var\(--[\w-]+, ([^)]*)\)", r"\1", svg).replace("currentColor", INK)
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert found is not None
+    size = f'width="{found[1]}pt" height="{found[2]}pt" style="background: {PAPER}"'
+    return svg.replace("<svg", f'<svg xmlns="http://www.w3.org/2000/svg" {size}', 1) + "\n"
 
 
 def _embed(svg: str, key: str) -> str:
