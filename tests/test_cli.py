@@ -23,6 +23,7 @@ from workbench import cli
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
+from workbench.ledger import COLUMNS
 from workbench.plain import dumps
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
@@ -33,7 +34,7 @@ def diagnosis(status: str = "ok", **changes: Any) -> Diagnosis:
     known: dict[str, Any] = {
         "workload": "w",
         "path": Path("runs/w"),
-        "recommendation": {"config": CONFIG.to_dict(), "changed": ["warmup_steps"]},
+        "recommendation": {"config": CONFIG.to_dict(), "changed": ["warmup_steps"], "paste": CONFIG.paste()},
     }
     return Diagnosis(findings=(finding,), **{**known, **changes})
 
@@ -117,11 +118,24 @@ def test_diagnose_prints_verdict_config_and_report(playbook, capsys) -> None:
     assert out.rstrip().endswith(str(Path("runs/w/report.html")))
 
 
-def test_a_config_with_a_callable_is_still_shown(playbook, capsys) -> None:
-    config = {**CONFIG.to_dict(), "optimizer": "mine:make"}
-    playbook(diagnosis(recommendation={"config": config, "changed": []}))
+def test_what_is_printed_is_what_the_playbook_says_to_paste(playbook, capsys) -> None:
+    config = {**CONFIG.to_dict(), "optimizer": "mine:make#0"}
+    paste = "workload.config.replace(\n    peak_lr=0.1,\n)"
+    playbook(diagnosis(recommendation={"config": config, "changed": ["peak_lr"], "paste": paste}))
     assert cli.main(["diagnose", "w"]) == 0
-    assert "optimizer='mine:make'" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"Config to train with:\n{paste}\n" in out
+    assert "mine:make" not in out
+
+
+@pytest.mark.parametrize("option", ["--executor", "--trainer"])
+def test_there_is_one_executor_and_one_trainer(playbook, capsys, option: str) -> None:
+    calls = playbook(diagnosis())
+    assert cli.main(["diagnose", "w", option, "local"]) == 0
+    assert len(calls) == 1
+    assert cli.main(["diagnose", "w", option, "ray"]) == 2
+    assert f"{option} 'ray' is not there: this version has only 'local'" in capsys.readouterr().err
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -318,16 +332,27 @@ def test_studies_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys) -> N
     assert "workbench diagnose" in capsys.readouterr().out
 
 
-def test_studies_prints_the_table_and_rebuilds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     rebuilt: list[str] = []
-    table = pd.DataFrame({"study": ["first"], "trials": [3]})
+    command = "git checkout 0123456789ab && workbench diagnose package.module:workload --out some/first"
+    values = [["first", "some/first/study.json", "why it was run", 13, 0.029047, command]]
+    values.append(["a_longer_name", "some/a_longer_name/study.json", "another", 2, float("nan"), "other"])
+    table = pd.DataFrame(values, columns=COLUMNS)
     monkeypatch.setattr("workbench.ledger.list_studies", lambda root: table)
     monkeypatch.setattr("workbench.ledger.rebuild", rebuilt.append)
     assert cli.main(["studies", "some"]) == 0
     assert rebuilt == []
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in shown[:2]] == [
+        ["study", "trials", "best", "value", "note"],
+        ["first", "13", "0.02905", "why", "it", "was", "run"],
+    ]
+    assert shown[2:4] == ["    config:    some/first/study.json", f"    reproduce: {command}"]
+    assert shown[4].startswith("a_longer_name")
+    assert shown[0].index("note") == shown[1].index("why") == shown[4].index("another")
+    assert max(len(line) for line in shown if "reproduce:" not in line) <= 80
     assert cli.main(["studies", "--rebuild", "some"]) == 0
     assert rebuilt == ["some"]
-    assert "first" in capsys.readouterr().out
 
 
 def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -362,6 +387,15 @@ def test_report_of_a_study_that_was_not_diagnosed(study: Path, capsys) -> None:
     page = (study / "report.html").read_text()
     assert "lr.best" in page
     assert "quadratic" in page
+    assert "loss-curves.svg" in [path.name for path in (study / "figures").iterdir()]
+
+
+def test_report_of_a_single_trial_warns_of_nothing(tmp_path: Path) -> None:
+    import workbench as wb
+
+    workload = wb.load_workload("quadratic")
+    wb.Trainer().run(workload, workload.config.replace(peak_lr=0.01, total_steps=20), out=tmp_path / "one")
+    assert cli.main(["report", str(tmp_path / "one")]) == 0
 
 
 def test_report_shows_the_diagnosis_that_was_kept(study: Path) -> None:

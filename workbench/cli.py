@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli_help import EXIT_CODES, HELP, MAIN_HELP
-from workbench.errors import ConfigError, UsageError, WorkbenchError
+from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.diagnostics.base import Diagnosis
     from workbench.record import StudyRecord, TrialRecord
 
@@ -85,6 +87,8 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--study", metavar="NAME", help="name of the study (default: made from the workload's)")
     parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    parser.add_argument("--executor", metavar="E", default="local", help="where trials run: local (default: local)")
+    parser.add_argument("--trainer", metavar="T", default="local", help="how a trial is run: local (default: local)")
     parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
     parser.set_defaults(command=_diagnose)
 
@@ -140,6 +144,9 @@ def _diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    for option in ("executor", "trainer"):
+        if (given := getattr(args, option)) != "local":
+            raise UsageError(f"--{option} {given!r} is not there: this version has only 'local'. Leave --{option} out.")
     from workbench.playbook import diagnose
 
     diagnosis = diagnose(
@@ -155,7 +162,7 @@ def _diagnose(args: argparse.Namespace) -> int:
     print(diagnosis)
     if diagnosis.recommendation:
         print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
-        print(_paste(diagnosis.recommendation["config"]))
+        print(diagnosis.recommendation["paste"])
         print(diagnosis.recommendation.get("reason", ""))
     print(f"\nCost:      {_cost(diagnosis.cost)}")
     print(f"Reproduce: {diagnosis.command}")
@@ -168,15 +175,6 @@ def _cost(cost: Mapping[str, Any]) -> str:
     runs = cost.get("baseline_runs")
     share = "" if runs is None else f", as much as {runs:.1f} baseline runs"
     return f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training{share}"
-
-
-def _paste(config: dict[str, Any]) -> str:
-    from workbench.config import TrainConfig
-
-    try:
-        return TrainConfig.from_dict(config).paste()
-    except (ConfigError, UsageError):  # an optimizer or schedule of the person's own is kept by its name only
-        return "\n".join(["TrainConfig(", *(f"    {name}={value!r}," for name, value in config.items()), ")"])
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -249,8 +247,18 @@ def _studies(args: argparse.Namespace) -> int:
     if args.rebuild:
         rebuild(args.dir)
     table = list_studies(args.dir)
-    print(table.to_string(index=False) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
+    print(_study_lines(table) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
     return RAN
+
+
+def _study_lines(table: pd.DataFrame) -> str:
+    """One row a study, and under each where its config is and what reproduces it: together too wide for a terminal."""
+    rows = [("study", "trials", "best value", "note")]
+    rows += [(str(r.study), str(r.trials), f"{r.best_value:.4g}", str(r.note)) for r in table.itertuples()]
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    shown = [f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}" for a, b, c, d in rows]
+    below = [""] + [f"\n    config:    {r.config}\n    reproduce: {r.reproduce}" for r in table.itertuples()]
+    return "\n".join(map("".join, zip(shown, below, strict=True)))
 
 
 def _lab(args: argparse.Namespace) -> int:

@@ -33,8 +33,8 @@ start here:
 
 EXIT_CODES = """\
 exit codes:
-  0  it ran, whatever the verdict   1  it could not finish   2  wrong usage or an unknown name
-  3  a verdict at or above --fail-on                         130  interrupted; the same command resumes
+  0  it ran, whatever the verdict   1  it could not finish   2  wrong usage, or a name that is not there
+  3  the verdict reached --fail-on                           130  interrupted; the same command resumes
 
 `workbench COMMAND --help` shows examples. WORKBENCH_DEBUG=1 shows the traceback of an error."""
 
@@ -44,14 +44,15 @@ HELP = {
         description="""\
 Walks the playbook: checks before training, a learning-rate sweep, instability above the best learning rate,
 a probe that looks at every step, then the fixes that the signs call for, compared with your baseline.
-Writes diagnosis.json and report.html into the study's folder and prints a config to paste.""",
+Writes diagnosis.json, report.html and figures/ into the study's folder and prints a config to paste.""",
         epilog="""\
 examples:
   workbench diagnose digits_cnn
   workbench diagnose mine.py:workload --steps 2000 --note "after the new augmentation"
   workbench diagnose package.module:workload --device cuda --fail-on fail    # in CI: 3 when it fails
 
-The attribute is a Workload, or a function without arguments that returns one. The same command again resumes.
+Behind the colon stands the name of a Workload in that file, or of a function that makes one when it is called with
+nothing. The same command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
     ),
     "list": CommandHelp(
@@ -83,14 +84,15 @@ next: open the copy in JupyterLab, or run it again with other values""",
     ),
     "report": CommandHelp(
         line="write a study's report again from what is on disk",
-        description="Writes report.html and the figures of a finished, running or interrupted study.",
+        description="""\
+Writes report.html, and its figures as SVG files in figures/, of a finished, running or interrupted study.""",
         epilog="example:\n  workbench report runs/digits_cnn",
     ),
     "studies": CommandHelp(
         line="what was run here, and what came out?",
         description="""\
-One row a study: name, where its config is, note, number of trials, best validation result, and the command that
-reproduces it.""",
+One row a study: name, number of trials, best validation result and note; below it where its config is and the
+command that reproduces it.""",
         epilog="""\
 examples:
   workbench studies
