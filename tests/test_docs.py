@@ -16,6 +16,8 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "notebooks" / "README.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+MADE_BY_THE_READER = ("runs/", ".venv/")
 
 
 def code(path: Path) -> str:
@@ -30,7 +32,13 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if re.match(r"workbench [a-z]", line) and "..." not in line]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name if p.parent == ROOT else "notebooks")
+def paths(text: str) -> list[str]:
+    """Every relative path in prose or code: with a slash and an ending, or with a slash at its end."""
+    found = re.findall(r"(?<![\w./:<-])[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]*\w\.[a-z]{2,5}\b)?(?![\w/*-])", text)
+    return [path for path in found if not path.startswith(MADE_BY_THE_READER)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_page_is_there(path: Path) -> None:
     assert len(path.read_text().split()) > 20
 
@@ -73,6 +81,24 @@ def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
         if not re.match(r"[a-z]+:", target):
             assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_paths_in_the_pages_exist(path: Path) -> None:
+    homes = (ROOT, ROOT / "workbench", path.parent)
+    assert [named for named in paths(path.read_text()) if not any((home / named).exists() for home in homes)] == []
+
+
+def test_paths_are_found_in_prose_and_code() -> None:
+    text = "see tests/benchmarks/README.md. In `docs/`, `plots/lr_sweep.py` and/or runs/x/report.html; https://a.b/c.md"
+    assert paths(text) == ["tests/benchmarks/README.md", "docs/", "plots/lr_sweep.py"]
+
+
+def test_every_decision_names_its_source() -> None:
+    decisions = re.split(r"\n\n(?=\*\*)", (ROOT / "docs" / "decisions.md").read_text())[1:]
+    assert len(decisions) >= 8
+    for decision in decisions:
+        assert re.search(r"\n\*Source:\* .*([FP]\d\.\d|arXiv|rules? of thumb)", decision, re.DOTALL), decision[:60]
 
 
 def test_commands_are_found_in_a_page() -> None:
