@@ -1,6 +1,6 @@
 """The one vocabulary of per-step metrics: name, unit, and the moment of measurement.
 
-Row k of `.steps` is measured before update k, with the lr that update k uses.
+Row k of `.steps` shows the state that update k starts from, and the lr that it is made with.
 """
 
 from __future__ import annotations
