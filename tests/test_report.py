@@ -20,7 +20,7 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import RecordError
 from workbench.report import FIGURES, write_report
-from workbench.report_html import redact
+from workbench.report_html import redact, value_text
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
@@ -255,6 +255,14 @@ def test_measurements_have_a_table_that_other_findings_stay_out_of(source: str) 
 def test_secrets_are_cut_out(tmp_path: Path, given: str, kept: str) -> None:
     assert redact(given) == kept
     assert "pw1" not in written(tmp_path, said=replace(diagnosis(), command=given, findings=()))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1.3592e32, "1.359e32"), (1e-5, "1e-5"), (0.05, "0.05"), (4000.0, "4,000"), (None, "–"), (float("inf"), "inf")],
+)
+def test_numbers_are_shown_with_four_digits(value: float | None, shown: str) -> None:
+    assert value_text(value) == shown
 
 
 def test_copy_buttons_wait_for_javascript(source: str) -> None:

@@ -51,8 +51,13 @@ def value_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{int(value):,}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+        return f"{int(value):,}" if value.is_integer() and abs(value) < 1e9 else _digits(value)
     return text(value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False))
+
+
+def _digits(value: float) -> str:
+    """Four digits, an exponent without padding: 0.05123, 1.36e32, 1e-5."""
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}")
 
 
 def badge(status: str) -> str:
@@ -141,7 +146,7 @@ def _shown(value: Any) -> Any:
 def _compact(value: Any) -> str:
     """JSON on one line, floats with four digits."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return _digits(value)
     if isinstance(value, list):
         return "[" + ", ".join(_compact(item) for item in value) + "]"
     if isinstance(value, dict):
