@@ -103,13 +103,6 @@ def test_every_mean_is_weighted_and_weight_zero_is_as_good_as_absent(batch_size:
     assert evaluations[1].num_correct == close.sum()
 
 
-def test_all_weights_zero_is_nan_not_a_crash() -> None:
-    workload = workload_of(weights=lambda batch: torch.zeros_like(batch[1]))
-    evaluation = evaluate(workload, small_net().double(), batch_size=10)[0]
-    assert math.isnan(evaluation.value)
-    assert evaluation.num_examples == 0
-
-
 def test_correct_predictions_are_counted_for_zeros_and_ones_only() -> None:
     metrics = {"close": small_workload().metrics["close"], "error": lambda o, b: (o.squeeze(-1) - b[1]).abs()}
     found = {e.metric: e for e in evaluate(workload_of(metrics=metrics), small_net().double(), batch_size=10)}
@@ -156,7 +149,7 @@ def test_the_model_is_put_back_also_when_the_loss_raises() -> None:
 
     model = Sensitive().double().train()
     state = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="planted"):
+    with pytest.raises(WorkloadError, match="planted"):
         evaluate(workload_of(loss=raises), model, batch_size=10)
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
@@ -184,3 +177,44 @@ def test_an_evaluation_batch_below_the_training_batch_is_refused() -> None:
         TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32, eval_batch_size=16)
     assert TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32, eval_batch_size=32).evaluation_batch == 32
     assert TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32).evaluation_batch == 128
+
+
+def test_a_reduced_metric_is_called_by_its_name_and_place() -> None:
+    workload = workload_of(metrics={"acc": lambda outputs, batch: (outputs.squeeze(-1) == batch[1]).double().mean()})
+    with pytest.raises(
+        WorkloadError,
+        match=r"^workload 'small', in the batch of the validation split that begins with example 0: metric 'acc' has shape \(\)",
+    ):
+        evaluate(workload, small_net().double(), batch_size=8)
+
+
+def test_a_metric_that_raises_is_explained_with_its_place() -> None:
+    def metric(outputs: Tensor, batch: Any) -> Tensor:
+        return outputs[:, 0] if len(outputs) == 100 else {}["mask"]
+
+    workload = workload_of(metrics={"m": metric})
+    with pytest.raises(WorkloadError, match=r"begins with example 100: forward or loss raised KeyError: 'mask'"):
+        evaluate(workload, small_net().double(), batch_size=100)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (lambda batch: torch.ones(len(batch[1]), 1), r"weights\(batch\) has shape \(8, 1\).*squeeze"),
+        (lambda batch: 0 * batch[1], "gives 0 to all 103 examples of the validation split"),
+        (lambda batch: batch[1], "finite and at least 0"),
+    ],
+)
+def test_weights_that_give_no_mean_are_refused(weights: Any, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        evaluate(workload_of(weights=weights), small_net().double(), batch_size=8)
+
+
+def test_values_reach_the_host_before_they_become_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every device has float64; here every tensor counts as on such a device until `.cpu()`."""
+    order: list[str] = []
+    double, cpu = Tensor.double, Tensor.cpu
+    monkeypatch.setattr(Tensor, "double", lambda self: order.append("double") or double(self))
+    monkeypatch.setattr(Tensor, "cpu", lambda self: order.append("cpu") or cpu(self))
+    evaluate(workload_of(dtype=torch.float32, metrics={}), small_net(), batch_size=8, precision="float32")
+    assert order == ["cpu", "double"] * 2

@@ -15,6 +15,7 @@ from workbench.workloads.checks import (
     check_loss_shape,
     check_model,
     check_selection,
+    check_weights,
     scan_targets,
 )
 from workbench.workloads.helpers import classification
@@ -134,6 +135,39 @@ def test_a_loss_of_another_shape_is_explained(losses: object, said: str) -> None
 def test_a_loss_per_example_passes() -> None:
     check_loss_shape(torch.zeros(4), 4)
     check_loss_shape(torch.zeros(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (torch.tensor(1.0), r"^metric 'acc' has shape \(\), but.*averaged already: return the values before the mean"),
+        (torch.zeros(4, 1), r"^metric 'acc' has shape \(4, 1\).*squeeze"),
+        (1.0, "^metric 'acc' returned float"),
+    ],
+)
+def test_a_metric_of_another_shape_is_called_by_its_name(values: object, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check_loss_shape(values, 4, what="metric 'acc'")
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (torch.tensor([1.0, -0.5, 2.0]), r"gives -0\.5 to example 1 of here.*finite and at least 0"),
+        (torch.tensor([1.0, 2.0, float("nan")]), "gives nan to example 2 of here"),
+        (torch.tensor([float("inf"), 2.0]), "gives inf to example 0 of here"),
+        (torch.zeros(3), r"gives 0 to all 3 examples of here.*At least one"),
+        (torch.zeros(3, dtype=torch.bool), "gives 0 to all 3 examples"),
+    ],
+)
+def test_weights_without_a_mean_are_explained(weights: torch.Tensor, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check_weights(weights, where="here")
+
+
+@pytest.mark.parametrize("weights", [torch.tensor([0.0, 2.0]), torch.tensor([False, True]), torch.tensor([0, 3])])
+def test_weights_with_zeros_pass(weights: torch.Tensor) -> None:
+    check_weights(weights, where="here")
 
 
 def test_targets_are_counted() -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.train.batches import eval_batches
+from workbench.train.explain import explained
 from workbench.train.gradients import autocast, per_example
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
+from workbench.workloads.checks import check_loss_shape, check_weights
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -52,21 +53,33 @@ def evaluate(
     """
     device = device or next(model.parameters()).device
     start = time.perf_counter()
+    seen = 0
     values: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
     with torch.no_grad(), isolated_rng(), eval_mode(model):
         for batch, examples in eval_batches(workload, split, batch_size, device, precision):
-            with autocast(device, precision):
-                outputs, losses, weight = per_example(workload, model, batch, examples)
-            values.setdefault("loss", []).append(losses)
-            weights.append(torch.ones_like(losses) if weight is None else weight)
-            for name, metric in workload.metrics.items():
-                value = metric(outputs, batch)
-                check_loss_shape(value, examples)
-                values.setdefault(name, []).append(value)
-    weight_all = torch.cat(weights).double().cpu()
+            with explained(workload, f"in the batch of the {split} split that begins with example {seen}"):
+                with autocast(device, precision):
+                    outputs, losses, weight = per_example(workload, model, batch, examples)
+                values.setdefault("loss", []).append(losses)
+                weights.append(torch.ones_like(losses) if weight is None else weight)
+                for name, metric in workload.metrics.items():
+                    values.setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
+            seen += examples
+    weight_all = _on_host(weights)
+    if workload.weights is not None:
+        check_weights(weight_all, where=f"the {split} split")
     seconds = time.perf_counter() - start
-    return [_mean(name, torch.cat(parts).double().cpu(), weight_all, seconds) for name, parts in values.items()]
+    return [_mean(name, _on_host(parts), weight_all, seconds) for name, parts in values.items()]
+
+
+def _metric(name: str, value: Tensor, examples: int) -> Tensor:
+    check_loss_shape(value, examples, what=f"metric {name!r}")
+    return value
+
+
+def _on_host(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts).cpu().double()  # in this order: not every device has float64
 
 
 def _mean(name: str, values: Tensor, weights: Tensor, seconds: float) -> Evaluation:

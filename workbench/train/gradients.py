@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench.train.parameters import FlatParameters
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
+from workbench.workloads.checks import check_loss_shape, check_weights
 
 __all__ = ["BatchLoss", "LoopGradients", "autocast", "per_example"]
 
@@ -37,6 +37,8 @@ def per_example(workload: Workload, model: nn.Module, batch: Any, examples: int)
     losses = workload.loss(outputs, batch)
     check_loss_shape(losses, examples)
     weights = None if workload.weights is None else workload.weights(batch)
+    if weights is not None:
+        check_loss_shape(weights, examples, what="weights(batch)")
     return outputs, losses, weights
 
 
@@ -48,6 +50,7 @@ class LoopGradients:
     ) -> None:
         self._workload, self._model, self._flat = workload, model, flat
         self._device, self._precision = device, precision
+        self._weights_checked = False
 
     def __call__(self, micro_batches: Sequence[tuple[Any, int]]) -> BatchLoss:
         """Return the loss of one update; the gradient is left in the flat parameters."""
@@ -74,6 +77,9 @@ class LoopGradients:
             self._flat.collect(grads, add=number > 0)
             kept.append((losses.detach(), weights))
         losses, weights = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        if not self._weights_checked and self._workload.weights is not None:
+            check_weights(weights, where="the first batch of the train split")  # the values only once: it synchronises
+            self._weights_checked = True
         total = weights.sum()
         self._flat.grad.div_(total)
         loss = (weights * losses).sum() / total

@@ -26,6 +26,7 @@ from workbench.train.batches import train_batches
 from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, prune, save_checkpoint
 from workbench.train.clipping import clip_by_norm, global_norm
 from workbench.train.evaluation import evaluate
+from workbench.train.explain import explained
 from workbench.train.gradients import LoopGradients
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
@@ -105,7 +106,8 @@ class TrialRun:
             waiting = time.perf_counter()
             micro_batches = next(batches)
             data_wait_s = time.perf_counter() - waiting
-            batch = self.gradients(micro_batches)
+            with explained(self.workload, f"at step {step}"):
+                batch = self.gradients(micro_batches)
             grad, lr = state.flat.grad, state.lr[step]
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}

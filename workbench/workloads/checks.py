@@ -13,7 +13,15 @@ from workbench.config import TrainConfig
 from workbench.errors import DataError, UnknownNameError, WorkloadError, nearest
 from workbench.workloads.base import Workload, second_of_batch
 
-__all__ = ["check_data", "check_fresh", "check_loss_shape", "check_model", "check_selection", "scan_targets"]
+__all__ = [
+    "check_data",
+    "check_fresh",
+    "check_loss_shape",
+    "check_model",
+    "check_selection",
+    "check_weights",
+    "scan_targets",
+]
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
@@ -96,25 +104,49 @@ def check_fresh(first: nn.Module, second: nn.Module) -> None:
         )
 
 
-def check_loss_shape(losses: object, batch_examples: int) -> None:
-    """Check that a loss, or a metric, gave one value per example.
+def check_loss_shape(values: object, batch_examples: int, *, what: str = "the loss") -> None:
+    """Check that a loss, a metric or the weights have one value per example; the host alone is asked.
 
     Args:
-        losses: what the workload's `loss` returned.
+        values: what the workload's function returned.
         batch_examples: examples in the batch.
+        what: how the error calls it, for example "metric 'accuracy'".
 
     Raises:
         WorkloadError: the shape is another; the usual reason for that shape is named.
     """
-    if not isinstance(losses, Tensor):
-        raise WorkloadError(f"the loss returned {type(losses).__name__}, but must return a tensor ({batch_examples},).")
-    shape = tuple(losses.shape)
+    if not isinstance(values, Tensor):
+        raise WorkloadError(f"{what} returned {type(values).__name__}, but must return a tensor ({batch_examples},).")
+    shape = tuple(values.shape)
     if shape == (batch_examples,):
         return
     raise WorkloadError(
-        f"the loss has shape {shape}, but must have one value per example, shape ({batch_examples},). "
-        + _shape_advice(shape, batch_examples)
+        f"{what} has shape {shape}, but must have one value per example, shape ({batch_examples},). "
+        + _shape_advice(shape, batch_examples, is_loss=what == "the loss")
     )
+
+
+def check_weights(weights: Tensor, *, where: str) -> None:
+    """Check the values of the weights that one mean is taken over; reads them from their device.
+
+    Args:
+        weights: of all its examples, shape (examples,).
+        where: named in the error, for example "the first batch of the train split".
+
+    Raises:
+        WorkloadError: one is negative or not finite, or all are zero.
+    """
+    bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten()
+    if bad.numel():
+        raise WorkloadError(
+            f"weights(batch) gives {weights[bad[0]].item()} to example {int(bad[0])} of {where}, but a weight must be finite "
+            "and at least 0. Clamp or repair it in the function, and give 0 to an example that shall not count."
+        )
+    if not bool((weights > 0).any()):
+        raise WorkloadError(
+            f"weights(batch) gives 0 to all {weights.numel()} examples of {where}, so there is no mean to take. At least one "
+            "weight must be above 0: look at what the function compares, such as a padding value."
+        )
 
 
 def scan_targets(
@@ -161,9 +193,10 @@ def _size(workload: Workload, split: str, data: Any) -> int:
         ) from error
 
 
-def _shape_advice(shape: tuple[int, ...], batch_examples: int) -> str:
+def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool) -> str:
     if shape in ((), (1,)):
-        return 'It was averaged already: pass reduction="none" to the loss function.'
+        instead = 'pass reduction="none" to the loss function' if is_loss else "return the values before the mean"
+        return f"It was averaged already: {instead}."
     if shape == (batch_examples, 1):
         return "Drop the last axis with .squeeze(-1)."
     if shape == (batch_examples, batch_examples):
@@ -172,5 +205,5 @@ def _shape_advice(shape: tuple[int, ...], batch_examples: int) -> str:
             "make the shapes equal first, with outputs.squeeze(-1)."
         )
     if shape[:1] == (batch_examples,):
-        return "Average over the other axes: losses.flatten(1).mean(1)."
+        return "Average over the other axes, for example with .flatten(1).mean(1)."
     return "The first axis must be the examples, in the order of the batch."
