@@ -95,7 +95,9 @@ _STYLE: dict[str, Any] = {
     "savefig.facecolor": PAPER,
     "text.color": INK,
     "xtick.color": INK,
+    "xtick.minor.pad": 5.0,
     "ytick.color": INK,
+    "ytick.minor.pad": 5.0,
 }
 
 
@@ -207,7 +209,7 @@ class _PlainLog(LogFormatter):
         if not self.labelOnlyBase and self.axis is not None:
             low, high = sorted(self.axis.get_view_interval())
             if 10 * low < high <= 100 * low:
-                return text if f"{x:e}"[0] in "25" else ""
+                return text if f"{x:e}"[0] in "125" else ""
         return text if LogFormatter.__call__(self, x, pos) else ""
 
 
