@@ -116,3 +116,26 @@ def test_a_baseline_without_a_finite_value_is_named() -> None:
 def test_nan_is_never_the_best() -> None:
     result = compared(record({(0.1, 0): FALLING, (0.2, 0): [math.nan, 0.3, -math.inf, 0.1, math.nan]}), noise_sds=0.0)
     assert result["recommended"]["validation/loss"] == 0.1
+
+
+STEPS = np.arange(20_000) / 20_000
+
+
+@pytest.mark.parametrize("trend", [0.0, 30.0 * STEPS, -20.0 * STEPS + 10 * STEPS**2, 5 * np.exp(-3 * STEPS)])
+@pytest.mark.parametrize("sd", [0.01, 0.3])
+def test_the_noise_is_the_standard_deviation_around_the_trend(trend: Any, sd: float) -> None:
+    """White noise of known size, on trends many times as large: the second differences have 6 times its variance."""
+    rng = np.random.default_rng(0)
+    curves = [(trend + sd * rng.standard_normal(STEPS.size)).tolist() for _ in range(2)]
+    result = compared(record({(0.1, 0): curves[0], (0.2, 0): curves[1]}), noise_sds=1.0)
+    assert result["noise"] == pytest.approx(sd, rel=0.04)
+    assert result["baseline"]["noise"] == pytest.approx(sd, rel=0.04)
+    assert result["recommended"]["noise"] == pytest.approx(sd, rel=0.04)
+
+
+def test_single_outliers_are_no_noise() -> None:
+    rng = np.random.default_rng(1)
+    values = 0.1 * rng.standard_normal(STEPS.size)
+    values[::200] += 50.0
+    result = compared(record({(0.1, 0): FALLING, (0.2, 0): values.tolist()}), noise_sds=1.0)
+    assert result["recommended"]["noise"] == pytest.approx(0.1, rel=0.06)
