@@ -120,6 +120,79 @@ def test_an_iterable_that_promises_too_much_is_named() -> None:
         next(train_batches(workload, workload.config, CPU))
 
 
+class Stream(IterableDataset[Any]):
+    """Yields 0 ... 19; with `dealt`, deals them out among the worker processes itself, as iterable datasets may."""
+
+    def __init__(self, *, dealt: bool = False, fails_at: int | None = None) -> None:
+        self.dealt, self.fails_at = dealt, fails_at
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info() if self.dealt else None
+        for i in range(20) if info is None else range(info.id, 20, info.num_workers):
+            if i == self.fails_at:
+                raise ValueError("planted")
+            yield torch.tensor(i)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("dealt", [False, True])
+def test_an_epoch_of_iterable_data_repeats_nothing(num_workers: int, dealt: bool) -> None:
+    workload = small_workload(train_data=Stream(dealt=dealt), num_workers=num_workers, config={"batch_size": 5})
+    for first in (0, 2):
+        chosen = itertools.islice(train_batches(workload, workload.config, CPU, start_step=first), 8)
+        seen = [v for ((batch, _),) in chosen for v in _flat(batch)]
+        assert seen == (list(range(20)) * 3)[5 * first : 5 * first + 40]
+
+
+def test_iterable_data_leaves_the_global_random_state_alone() -> None:
+    workload = small_workload(train_data=Stream(), config={"batch_size": 5})
+    before = torch.get_rng_state()
+    list(itertools.islice(train_batches(workload, workload.config, CPU), 9))
+    assert torch.equal(torch.get_rng_state(), before), "or a resumed run would draw other dropout masks"
+
+
+class Fails(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 77:
+            raise ValueError("planted\nin two lines")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_an_item_that_raises_is_told_in_our_words_alone(num_workers: int, split: str) -> None:
+    workload = small_workload(**{f"{split}_data": Fails(80)}, num_workers=num_workers)
+    found = (
+        train_batches(workload, workload.config, CPU)
+        if split == "train"
+        else eval_batches(workload, split, 8, CPU, None)
+    )
+    with pytest.raises(DataError) as caught:
+        list(itertools.islice(found, 10))
+    assert str(caught.value).startswith(f"item 77 of the {split} split (Fails, 80 examples) raised ValueError: planted")
+    assert str(caught.value).endswith(f"{split}_data[77].")
+    assert ("Traceback" in str(caught.value.__cause__)) == (num_workers > 0), "where it was is kept"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_item_of_iterable_data_that_raises_is_counted(num_workers: int) -> None:
+    data = Stream(fails_at=13)
+    workload = small_workload(train_data=data, validation_data=data, num_workers=num_workers, config={"batch_size": 4})
+    for split in ("train", "validation"):
+        found = (
+            train_batches(workload, workload.config, CPU)
+            if split == "train"
+            else eval_batches(workload, split, 4, CPU, None)
+        )
+        with pytest.raises(
+            DataError, match=rf"^item 13 of the {split} split \(Stream, in its own order\) .*: planted\."
+        ):
+            list(itertools.islice(found, 10))
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 20, 50])
 @pytest.mark.parametrize("kind", ["tensors", "items"])
 def test_evaluation_sees_every_example_once_in_order(kind: str, batch_size: int) -> None:

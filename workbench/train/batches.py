@@ -1,7 +1,8 @@
 """The stream of batches: its order depends on the seed and the step alone, so a resumed run sees the same batches.
 
 Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch.
-An iterable dataset is read in its own order.
+An iterable dataset is read in its own order, and by one worker process at most, whatever `num_workers` says: two
+would both read all of it, unless it deals its items out among them itself, and nobody can tell from outside.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import IndexedDataset
+from workbench.workloads.indexed import CountedStream, IndexedDataset, item_error
 
 __all__ = ["eval_batches", "to_device", "train_batches"]
 
@@ -39,7 +40,7 @@ def train_batches(
     dtype = _dtype(config.precision)
     first = start_step * config.accumulate_steps
     if _in_its_own_order(data):
-        batches = _iterable(workload, micro, first)
+        batches = _iterable(workload, micro, first, seed=config.per_host_seed)
     elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
         batches = _tensors(data, micro, config, first, device)
     else:
@@ -59,7 +60,7 @@ def eval_batches(
     data, dtype = workload.data(split), _dtype(precision)
     batches: Iterator[Any]
     if _in_its_own_order(data):
-        batches = iter(DataLoader(data, batch_size=batch_size, collate_fn=workload.collate))
+        batches = iter(DataLoader(CountedStream(data, split=split), batch_size=batch_size, collate_fn=workload.collate))
     elif isinstance(data, TensorDataset) and workload.collate is None:
         batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
     else:
@@ -132,31 +133,17 @@ def _tensors(
 
 
 def _loader(workload: Workload, split: str, data: Any, order: Iterator[list[int]], *, seed: int) -> Iterator[Any]:
-    loader: DataLoader[Any] = DataLoader(
-        IndexedDataset(data, split=split),
-        batch_sampler=order,
-        collate_fn=workload.collate,
-        num_workers=workload.num_workers,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    batches = iter(loader)
-    try:
-        yield from batches
-    finally:  # a traceback may keep the iterator alive, and its worker processes with it
-        getattr(batches, "_shutdown_workers", lambda: None)()
+    data = IndexedDataset(data, split=split)
+    yield from _loaded(workload, data, workload.num_workers, seed=seed, batch_sampler=order)
 
 
-def _iterable(workload: Workload, micro: int, skip: int) -> Iterator[Any]:
-    while True:
-        loader: DataLoader[Any] = DataLoader(
-            workload.train_data,
-            batch_size=micro,
-            collate_fn=workload.collate,
-            num_workers=workload.num_workers,
-            drop_last=True,
-        )
+def _iterable(workload: Workload, micro: int, skip: int, *, seed: int) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other, the first `skip` left out."""
+    data = CountedStream(workload.train_data)
+    for epoch in itertools.count():
         empty = True
-        for batch in loader:
+        workers = min(1, workload.num_workers)
+        for batch in _loaded(workload, data, workers, seed=seed * 1_000_003 + epoch, batch_size=micro, drop_last=True):
             empty = False
             if skip:
                 skip -= 1
@@ -167,3 +154,20 @@ def _iterable(workload: Workload, micro: int, skip: int) -> Iterator[Any]:
                 f"train_data of {workload.name!r} yields fewer than one batch of {micro} examples, though its length is "
                 f"{len(workload.train_data)}. An iterable dataset must yield as many examples as its __len__ says."
             )
+
+
+def _loaded(workload: Workload, data: Dataset[Any], workers: int, *, seed: int, **batching: Any) -> Iterator[Any]:
+    """Yield what a `DataLoader` does, without touching the global random state or leaving a process behind."""
+    generator = torch.Generator().manual_seed(seed)
+    loader: DataLoader[Any] = DataLoader(
+        data, collate_fn=workload.collate, num_workers=workers, generator=generator, **batching
+    )
+    batches = iter(loader)
+    try:
+        yield from batches
+    except DataError as error:
+        if not workers:
+            raise
+        raise item_error(error) from error
+    finally:  # a traceback may keep the iterator alive, and its worker processes with it
+        getattr(batches, "_shutdown_workers", lambda: None)()

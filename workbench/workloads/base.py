@@ -46,7 +46,7 @@ class Workload:
         forward: `(model, batch) -> outputs`; the default is `model(batch[0])`.
         metrics: name -> `(outputs, batch) -> (batch,)`, one value per example.
         collate: list of items -> batch; None is PyTorch's default.
-        num_workers: processes that load data; 0 loads in the training process.
+        num_workers: processes that load data; 0 loads in the training process. Iterable data is read by one at most.
         config: the baseline that the person trains with today.
         source: the name that `load_workload` found it by; None for one that was built in place.
 

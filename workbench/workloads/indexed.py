@@ -1,15 +1,15 @@
-"""`IndexedDataset`: when an item raises, the error says which one."""
+"""`IndexedDataset` and `CountedStream`: when an item raises, the error says which one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from workbench.errors import DataError
 
-__all__ = ["IndexedDataset"]
+__all__ = ["CountedStream", "IndexedDataset", "item_error"]
 
 
 class IndexedDataset(Dataset[Any]):
@@ -63,3 +63,38 @@ class IndexedDataset(Dataset[Any]):
                 f"{type(error).__name__}: {error}, together but not one by one. Look at its __getitems__."
             ) from error
         return items
+
+
+class CountedStream(IterableDataset[Any]):
+    """An iterable dataset that passes items on unchanged, and names the place of one that raises.
+
+    Args:
+        data: the iterable to wrap.
+        split: named in the error.
+    """
+
+    def __init__(self, data: Any, *, split: str = "train") -> None:
+        self.data = data
+        self.split = split
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the items.
+
+        Raises:
+            DataError: the wrapped dataset raised; its error is the cause.
+        """
+        place = 0
+        try:
+            for item in self.data:
+                yield item
+                place += 1
+        except Exception as error:
+            raise DataError(
+                f"item {place} of the {self.split} split ({type(self.data).__name__}, in its own order) raised "
+                f"{type(error).__name__}: {error}. Look at it alone: iterate over {self.split}_data."
+            ) from error
+
+
+def item_error(error: DataError) -> DataError:
+    """Return an error that a worker process sent without what the loader wrapped it in: our sentence alone."""
+    return DataError(str(error).rsplit(f"{DataError.__module__}.{DataError.__qualname__}: ", 1)[-1].strip())
