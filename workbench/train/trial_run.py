@@ -13,14 +13,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
 from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted, WorkloadError
-from workbench.record import select_best
+from workbench.errors import RecordError, StudyInterrupted, WorkloadError
+from workbench.record import TrialRecord, select_best
 from workbench.record_writer import TrialWriter
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, prune, save_checkpoint
@@ -83,18 +84,31 @@ class TrialRun:
             with contextlib.suppress(Exception):  # the first error is the one to report
                 self.log.flush()
                 self.writer.study.flush()
-            self.writer.event(
-                "ended", state="stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}"
-            )
+            with contextlib.suppress(RecordError):
+                self.writer.event(
+                    "ended", state="stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}"
+                )
+            for later in self._end(started):
+                error.add_note(f"Then a hook's on_end raised {type(later).__name__}: {later}")
             raise
-        finally:
-            for hook in started:
-                hook.on_end(self.writer.record)
+        for first in self._end(started):
+            raise first
         if self._left() and self.log.diverged_at is None:
             raise StudyInterrupted(
                 f"stopped after step {self.state.step} of {self.config.total_steps}; everything is saved in "
                 f"{self.writer.study.path}, and the same call goes on from there."
             )
+
+    def _end(self, started: Sequence[Hook]) -> list[Exception]:
+        """Call `on_end` of every hook that was started, whatever the others do, and return what they raised."""
+        errors: list[Exception] = []
+        record = TrialRecord(self.writer.study.path, self.writer.number)
+        for hook in started:
+            try:
+                hook.on_end(record)
+            except Exception as error:
+                errors.append(error)
+        return errors
 
     def _train(self, run: Run, stop: StopRequest) -> None:
         state, config = self.state, self.config
@@ -178,7 +192,7 @@ class TrialRun:
             if (row["split"], row["metric"]) == (selected, metric):
                 self.selected[step] = float(str(row["value"]))
             for hook in self.hooks:
-                hook.on_evaluation(row)
+                hook.on_evaluation(MappingProxyType(row))
         self.writer.study.evals.add(_columns(rows))
         self.state.evaluated = True
 

@@ -3,7 +3,9 @@
 on_start(run)                 after the model is built, before step 0 (or the step that a resumed run goes on with)
 on_step(step)                 once an update: gradient known, update computed, not yet applied
 on_evaluation(row)            after each evaluated metric
-on_end(record)                always, also after an error or an interrupt
+on_end(record)                always, also after an error or an interrupt, and when another hook's on_end raised
+
+What a hook is given is live, not a copy: a tensor changed in place would change the training. Clone what you alter.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ class Run:
 class Step:
     """One step as a hook sees it: device tensors, lane axis first, measured before the update is applied.
 
+    The tensors are the trainer's own and must not be changed in place; `params` and `grad` hold other values a step later,
+    so clone what you keep.
+
     Attributes:
         index: the step, from 0.
         loss: shape (lanes,).
@@ -93,7 +98,10 @@ class Hook:
         """Look at one step; keep values on the device, `step.record(name, value)` stores them."""
 
     def on_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Look at one row of `.evals`."""
+        """Look at one row of `.evals`; it cannot be changed."""
 
     def on_end(self, record: TrialRecord) -> None:
-        """Detach whatever `on_start` attached; called exactly once for each `on_start`."""
+        """Detach whatever `on_start` attached; called exactly once for each `on_start`.
+
+        An error raised here reaches the caller after all hooks were called, unless training itself raised one before.
+        """
