@@ -26,4 +26,8 @@ def resolve_device(device: str) -> torch.device:
             f"device={device!r} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices "
             "here. Use device='cpu' or 'auto', or install a CUDA build of torch."
         )
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError(
+            f"device={device!r} was asked for, but torch {torch.__version__} has none here. Use 'cpu' or 'auto'."
+        )
     return resolved

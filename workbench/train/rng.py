@@ -27,6 +27,8 @@ def capture_rng() -> dict[str, Tensor]:
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda/{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        tensors["mps"] = torch.mps.get_rng_state()
     _, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     tensors["python"] = torch.tensor(words, dtype=torch.int64)
@@ -42,6 +44,8 @@ def restore_rng(tensors: Mapping[str, Tensor]) -> None:
     for name, state in tensors.items():
         if name.startswith("cuda/") and torch.cuda.is_available():
             torch.cuda.set_rng_state(state, int(name.split("/")[1]))
+    if "mps" in tensors and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(tensors["mps"])
     gauss = tensors["python_gauss"].tolist()
     random.setstate((3, tuple(tensors["python"].tolist()), gauss[0] if gauss else None))
     *keys, position, has_gauss = tensors["numpy"].tolist()

@@ -57,7 +57,7 @@ class TrialState:
         self.flat = FlatParameters(self.model)
         self.updater: Updater = make_updater(config, self.flat.values, self.flat.parameters)
         self.lrs = lr_values(config)
-        self.lr = torch.as_tensor(self.lrs, dtype=self.flat.values.dtype, device=device).view(-1, 1, 1)
+        self.lr = torch.as_tensor(self.lrs, dtype=self.flat.values.dtype).to(device).view(-1, 1, 1)
         self.step = 0
         self.evaluated = False
         seed_all(config.shared_seed, config.per_host_seed)
