@@ -20,7 +20,16 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload, squared
-from workbench.errors import ConfigError, DataError, DeviceError, StudyInterrupted, UnknownNameError, WorkloadError
+from workbench.errors import (
+    ConfigError,
+    DataError,
+    DeviceError,
+    RecordError,
+    StudyInterrupted,
+    UnknownNameError,
+    UsageError,
+    WorkloadError,
+)
 from workbench.record import TrialRecord, open_record
 from workbench.record_parts import read_parts
 from workbench.train.batches import train_batches
@@ -415,6 +424,81 @@ def test_hooks_and_cadences_are_checked() -> None:
         Norms(every=0)
     with pytest.raises(ConfigError, match="gradients='fast'"):
         Trainer(gradients="fast")
+
+
+class Ends(Hook):
+    """Writes down that it ended, and raises where it is told to."""
+
+    def __init__(self, log: list[str], name: str, *, on_end: str = "", on_step: str = "") -> None:
+        self.log, self.name, self.end, self.step = log, name, on_end, on_step
+
+    def on_step(self, step: Step) -> None:
+        if self.step and step.index == 3:
+            raise RuntimeError(self.step)
+
+    def on_end(self, record: TrialRecord) -> None:
+        self.log.append(f"{self.name} {record.state} {len(record.steps)}")
+        if self.end:
+            raise ValueError(self.end)
+
+
+def test_every_hook_ends_when_another_one_fails_to(tmp_path: Path) -> None:
+    log: list[str] = []
+    hooks = [Ends(log, "a", on_end="first"), Ends(log, "b", on_end="second"), Ends(log, "c")]
+    with pytest.raises(ValueError, match="first"):
+        Trainer(hooks=hooks).run(small_workload(), out=tmp_path / "run")
+    assert log == ["a complete 40", "b complete 40", "c complete 40"]
+    assert open_record(tmp_path / "run").state == "complete"
+
+
+def test_what_stopped_training_is_reported_before_what_a_hook_raised_at_the_end(tmp_path: Path) -> None:
+    log: list[str] = []
+    hooks = [Ends(log, "a", on_end="late"), Ends(log, "b", on_step="planted"), Ends(log, "c")]
+    with pytest.raises(RuntimeError, match="planted") as caught:
+        Trainer(hooks=hooks).run(small_workload(), out=tmp_path / "run")
+    assert caught.value.__notes__ == ["Then a hook's on_end raised ValueError: late"]
+    assert log == ["a failed 3", "b failed 3", "c failed 3"]
+
+
+def test_every_hook_ends_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Fills(Hook):
+        def on_step(self, step: Step) -> None:
+            def full(*_: Any) -> None:
+                raise OSError(28, "No space left on device")
+
+            if step.index == 3:
+                monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(RecordError, match="No space left"):
+        Trainer(hooks=[Ends(log, "a"), Fills(), Ends(log, "b")]).run(small_workload(), out=tmp_path / "run")
+    monkeypatch.undo()
+    assert [line[0] for line in log] == ["a", "b"]
+
+
+def test_a_hook_cannot_change_a_row_that_is_stored(tmp_path: Path) -> None:
+    class Forges(Hook):
+        def on_evaluation(self, row: Any) -> None:
+            row["value"] = -1.0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        Trainer(hooks=[Forges()]).run(small_workload(), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("given", [{"peak_lr": 0.1}, {}, 3])
+def test_a_config_of_another_type_is_refused(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"must be a TrainConfig, not {type(given).__name__}.*TrainConfig\(peak_lr"):
+        Trainer().run(small_workload(), given, out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"workload must be a Workload, not str \(digits_mlp\)"):
+        Trainer().run("digits_mlp", out=tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="an MPS device is here")
+def test_mps_asked_for_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"device='mps' was asked for.*Use 'cpu' or 'auto'"):
+        Trainer(device="mps").run(small_workload(), out=tmp_path / "run")
 
 
 def test_a_metric_nobody_listed_is_refused(tmp_path: Path) -> None:

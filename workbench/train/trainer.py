@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, UsageError
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.device import resolve_device
@@ -70,11 +70,12 @@ class Trainer:
             progress: show a progress bar.
 
         Raises:
+            ConfigError: `config` is no `TrainConfig`.
             WorkloadError: model, data or loss are broken; what was saved is kept.
             RecordError: the folder cannot be used.
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
-        config = config or workload.config
+        config = _checked(workload, config)
         device = resolve_device(self.device)
         check_data(workload, config)
         check_selection(workload, config)
@@ -133,3 +134,17 @@ class Trainer:
     def _all_hooks(self) -> list[Hook]:
         given = {type(hook) for hook in self.hooks}
         return [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)
+
+
+def _checked(workload: object, config: object) -> TrainConfig:
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
+            "Load one by name with workbench.load_workload(...)."
+        )
+    if config is not None and not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config must be a TrainConfig, not {type(config).__name__} ({str(config)[:60]}). Write "
+            "TrainConfig(peak_lr=..., total_steps=..., batch_size=...), or workload.config.replace(peak_lr=...)."
+        )
+    return workload.config if config is None else config
