@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from workbench.plots._frames import Record, curve, lr_of
-from workbench.plots._style import BAD, PALETTE, STYLES, draw_curve, drawable, legend, log_scale, short
+from workbench.plots._style import BAD, LARGEST, PALETTE, STYLES, draw_curve, drawable, legend, log_scale, short
 
 __all__ = ["draw_trial_loss", "fit_y", "loss_axes"]
 
@@ -54,7 +54,9 @@ def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:
     legend(ax)
 
 
-def fit_y(ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: float = 1e-12) -> None:
+def fit_y(
+    ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: float = 1e-12, margin: float = 0.05
+) -> None:
     """Choose scale and range of the y axis, so that one curve's extremes do not flatten the others.
 
     Logarithmic where no value is below 0; a value of 0, or below the depth, is drawn at the lower edge, and the axis
@@ -67,6 +69,7 @@ def fit_y(ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: f
         headroom: upper end of the axis over the largest initial value (rule of thumb).
         depth: lower end of a logarithmic axis over the largest initial value (rule of thumb; far below what float32
             losses resolve).
+        margin: space above and below, as a share of the axis.
     """
     shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]
     values = np.concatenate([y[np.isfinite(y)] for y in shown] or [np.empty(0)])
@@ -80,8 +83,19 @@ def fit_y(ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: f
     else:
         _raise_to_floor(ax, curves, float(values[values >= depth * start].min(initial=top)))
         log_scale(ax, "y")
+    low, high = ax.dataLim.minposy if values.min() >= 0 else ax.dataLim.y0, min(ax.dataLim.y1, top)
+    if low < high:
+        ax.set_ylim(*_with_margin(ax, low, high, margin))
     if values.max() > top:
-        _cut(ax, curves, top)
+        ax.set_ylim(top=top)
+        _mark_exits(ax, curves, top)
+
+
+def _with_margin(ax: Axes, low: float, high: float, margin: float) -> Floats:
+    """The range with `margin` of its height added on either side, as it looks on the axis."""
+    to_axis = ax.yaxis.get_transform()
+    ends = to_axis.transform(np.array([low, high]))
+    return np.asarray(to_axis.inverted().transform(ends + margin * np.ptp(ends) * np.array([-1, 1])), dtype=np.float64)
 
 
 def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
@@ -94,19 +108,18 @@ def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
     for end in _ends(ax):
         end.set_ydata(np.maximum(np.asarray(end.get_ydata(), dtype=np.float64), floor))
     ax.relim()
-    ax.set_ylim(bottom=0.7 * floor)
-    ax.set_ylabel(f"{ax.get_ylabel()} (lower edge: {short(floor)} or less)", parse_math=False)
+    ax.set_ylabel(f"{ax.get_ylabel()}\n(lower edge: {short(floor)} or less)", parse_math=False)
 
 
-def _cut(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
-    """End the y axis at `top`; mark where each curve first leaves it and say in its label how far it goes."""
-    ax.set_ylim(top=top)
+def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
+    """Mark where each curve first rises above `top`, and say in its label how far it goes."""
     for line in curves:
         x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
         beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
         if beyond.size:
-            label = str(line.get_label())
-            line.set_label(f"{label}, leaves at ▲" + ("" if "at most" in label else f", up to {short(np.nanmax(y))}"))
+            label, peak = str(line.get_label()), float(np.nanmax(y))
+            reach = f", up to {short(peak)}" + (" and more" if peak >= LARGEST else "")
+            line.set_label(f"{label}, leaves at ▲" + ("" if "at most" in label else reach))
             ax.plot(x[beyond[0]], top, "^", color=line.get_color(), markersize=8, clip_on=False, zorder=6)
     for end in _ends(ax):
         end.set_ydata(np.minimum(np.asarray(end.get_ydata(), dtype=np.float64), top))

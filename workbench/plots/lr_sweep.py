@@ -80,11 +80,11 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
         lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
+        axes.margins(y=0.12)
         if not curves:
             axes.set_yticks([])
         elif min(p.loss for p in points if p.feasible) >= 0:
-            fit_y(axes, curves, headroom=np.inf)
-        axes.margins(y=0.12)
+            fit_y(axes, curves, headroom=np.inf, margin=0.12)
         legend(axes)
     return axes
 
