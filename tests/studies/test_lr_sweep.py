@@ -340,6 +340,9 @@ def test_the_baseline_is_a_point_of_the_sweep_and_is_not_trained_again(tmp_path:
     assert same["stage"].tolist() == ["baseline"]
     (point,) = [p for p in diagnosis["lr.best"].evidence["points"] if p["lr"] == pytest.approx(1.0)]
     assert point["trials"] == [0]
+    swept = record.trials["stage"].isin(["baseline", "lr_sweep"])
+    tried = np.log2(record.trials["peak_lr"][swept].to_numpy())
+    assert tried == pytest.approx(np.round(tried), abs=1e-9), "1.0 is one of a grid by factors of 2"
     if steps == LONG:
         assert (record.trials["stage"] == "lr_range").sum() >= 4
 
