@@ -19,6 +19,7 @@ from torch import nn
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, RecordError
 from workbench.record import TrialRecord, open_record
+from workbench.train import trial_run
 from workbench.train.checkpoint import (
     Checkpoint,
     best_steps,
@@ -29,6 +30,7 @@ from workbench.train.checkpoint import (
     save_checkpoint,
 )
 from workbench.train.hooks.base import Hook, Step
+from workbench.train.state import TrialState
 from workbench.train.trainer import Trainer
 
 NAN, INF = math.nan, math.inf
@@ -209,6 +211,45 @@ def test_a_full_disk_leaves_the_checkpoint_whole_or_absent(tmp_path: Path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_a_full_disk_is_noticed_without_waiting_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(
+        RecordError, match=r"step-00000002: No space left on device\. Nothing that was saved before is lost"
+    ):
+        save_checkpoint(tmp_path, checkpoint(2), sync=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("sync", "waits"), [(True, 3), (False, 0)])
+def test_only_a_synced_checkpoint_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool, waits: int
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    load_checkpoint(save_checkpoint(tmp_path, checkpoint(2), sync=sync))
+    assert len(calls) == waits
+
+
+@pytest.mark.parametrize(("seconds", "synced"), [(math.inf, [40]), (-1.0, [0, 5, 10, 15, 20, 25, 30, 35, 40])])
+def test_the_last_checkpoint_is_synced_and_the_others_after_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, synced: list[int]
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def spy(folder: Path, saved: Checkpoint, *, sync: bool) -> Path:
+        seen.append((saved.step, sync))
+        return save_checkpoint(folder, saved, sync=sync)
+
+    monkeypatch.setattr(trial_run, "save_checkpoint", spy)
+    monkeypatch.setattr(trial_run, "SYNC_SECONDS", seconds)
+    Trainer().run(small_workload(config={"eval_every_steps": 5}), out=tmp_path / "run")
+    assert [step for step, sync in seen if sync] == synced
+    assert [step for step, _ in seen] == list(range(0, 41, 5))
+
+
 def test_saving_twice_keeps_the_first(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, checkpoint(1))
     before = (path / "model.safetensors").stat().st_mtime_ns
@@ -235,5 +276,9 @@ def test_a_workload_whose_model_changed_meanwhile_is_told(tmp_path: Path) -> Non
     wider = small_workload(
         build_model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Dropout(0.0), nn.Linear(9, 1))
     )
-    with pytest.raises(CheckpointError, match="does not fit the model.*The code of the workload has changed since"):
+    with pytest.raises(RecordError, match="the workload's code or data has changed since"):
         Trainer().run(wider, out=tmp_path / "run")
+    latest = open_record(tmp_path / "run").checkpoints[-1]
+    state = TrialState(wider, wider.config, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="does not fit the model.*The code of the workload has changed since"):
+        state.load(load_checkpoint(latest))

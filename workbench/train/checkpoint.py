@@ -18,10 +18,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from workbench.errors import CheckpointError
+from workbench.errors import CheckpointError, RecordError
 from workbench.plain import dumps
 from workbench.record import select_best
-from workbench.record_parts import write_atomic
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "load_model", "prune", "save_checkpoint"]
 
@@ -44,8 +43,13 @@ class Checkpoint(NamedTuple):
     meta: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
     """Write `folder/step-<n>` whole or not at all, and return it.
+
+    Args:
+        folder: the trial's checkpoints.
+        checkpoint: what to write.
+        sync: wait until the disk has it, which is what a power cut asks for; the rename alone outlives a killed process.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -58,14 +62,28 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     meta = {"step": checkpoint.step, **checkpoint.meta}
     meta["crc32"] = {name: zlib.crc32(content) for name, content in zip(_FILES, contents, strict=True)}
     try:
+        temporary.mkdir(parents=True, exist_ok=True)
         for name, content in zip(_FILES, contents, strict=True):
-            write_atomic(temporary / name, content)
-        write_atomic(temporary / "meta.json", dumps(meta).encode())
+            _write(temporary / name, content, sync=sync)
+        _write(temporary / "meta.json", dumps(meta).encode(), sync=sync)
         temporary.rename(target)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {target}: {error.strerror or error}. Nothing that was saved before is lost; free some space or "
+            "choose another folder with out=..., then run the same call again to go on."
+        ) from error
     finally:
         if temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _write(path: Path, content: bytes, *, sync: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

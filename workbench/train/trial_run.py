@@ -42,6 +42,9 @@ FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged 
 FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
 
 
+SYNC_SECONDS = 5.0  # rule of thumb: what a power cut, unlike a killed process, may cost in checkpoints
+
+
 class TrialRun:
     """One trial from its first step, or its checkpoint, to its end."""
 
@@ -63,7 +66,7 @@ class TrialRun:
         self.checkpoints = writer.folder / "checkpoints"
         self.selected: dict[int, float] = {}
         self.seconds_before = 0.0
-        self.last_flush = self.began = time.perf_counter()
+        self.last_flush = self.last_sync = self.began = time.perf_counter()
 
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
@@ -198,7 +201,11 @@ class TrialRun:
 
     def _checkpoint(self) -> None:
         self.writer.study.flush()
-        save_checkpoint(self.checkpoints, self.state.checkpoint(seconds=self._seconds()))
+        now = time.perf_counter()
+        sync = not self._left() or now - self.last_sync > SYNC_SECONDS
+        if sync:
+            self.last_sync = now
+        save_checkpoint(self.checkpoints, self.state.checkpoint(seconds=self._seconds()), sync=sync)
         prune(self.checkpoints, self.selected, keep_best=self.config.keep_best, mode=self.config.select_mode)
 
     def _saved(self) -> set[int]:
