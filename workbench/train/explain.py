@@ -24,7 +24,7 @@ _ADVICE = {
 _USUAL = "Check what the model takes and what the loss compares; the error above this one shows the line."
 
 
-class explained:  # reads as a word in `with explained(...)`, and costs a training step nothing
+class explained:
     """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front.
 
     Args:

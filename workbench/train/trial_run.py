@@ -123,8 +123,11 @@ class TrialRun:
             waiting = time.perf_counter()
             micro_batches = next(batches)
             data_wait_s = time.perf_counter() - waiting
-            with explained(self.workload, f"at step {step}"):
+            try:
                 batch = self.gradients(micro_batches)
+            except Exception:
+                with explained(self.workload, f"at step {step}"):  # only now: a step that succeeds pays nothing for it
+                    raise
             grad, lr = state.flat.grad, state.lr[step]
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
