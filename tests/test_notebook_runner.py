@@ -135,7 +135,7 @@ def test_verdicts_are_read_back(tmp_path: Path) -> None:
 
     def expected(status: Any) -> dict[str, Any]:
         finding = Finding(code="lr.best", status=status, summary="s", value=float("inf"))
-        return Diagnosis(findings=(finding,), workload="w").to_dict()
+        return Diagnosis(findings=(finding,), workload="w").rows()
 
     assert read_verdict(done) == [expected("warn"), expected("ok")]
 

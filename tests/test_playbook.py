@@ -319,10 +319,7 @@ def call_of(name: str, out: Path, *, diagnose: bool) -> Callable[[], object]:
     return lambda: LRSweep(lrs=(0.1,)).run(wb.load_workload(name), wb.Trainer(device="cpu"), out=out)
 
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="the command leaves out sweep= and instability=")
-
-
-@pytest.mark.parametrize("settings", [pytest.param({}, id="plain"), pytest.param(QUICK, id="settings", marks=NOT_YET)])
+@pytest.mark.parametrize("settings", [pytest.param({}, id="plain"), pytest.param(QUICK, id="settings")])
 def test_the_command_of_a_workload_from_a_file_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:

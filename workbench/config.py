@@ -28,8 +28,8 @@ SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 class TrainConfig:
     """How one trial is trained. Only `peak_lr`, `total_steps` and `batch_size` are required.
 
-    The defaults of the optimizer constants are those of `torch.optim` (momentum 0.9 is the value of the
-    playbook's figures); the source of the update rules gives none (F7.7).
+    The defaults of the optimizer constants are those of `torch.optim`, except momentum 0.9 (common practice) and rho
+    0.9 (RMSProp's first description), both rules of thumb: the update rules come without constants (F7.7).
 
     Attributes:
         optimizer: one of `OPTIMIZERS`, or a factory `(params, lr) -> torch.optim.Optimizer`.
@@ -42,9 +42,9 @@ class TrainConfig:
         rules: "torch" or "playbook" where the two differ (F7).
         peak_lr: learning rate at the top of the schedule.
         schedule: "constant", "linear", "cosine", or a function of progress in [0, 1] that returns a factor.
-        warmup_steps: lr(k) = peak_lr * k / warmup_steps for k < warmup_steps; the schedule runs over the rest.
+        warmup_steps: length of a linear ramp from 0 at step 0 to peak_lr; the schedule has the remaining steps to itself.
         total_steps: every update, warmup included.
-        batch_size: examples per update, over all micro-batches and hosts.
+        batch_size: examples that one update sees in all, however they are split.
         accumulate_steps: micro-batches per update.
         max_grad_norm: clipping threshold on the global L2 norm; None is off.
         precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast).
@@ -56,7 +56,7 @@ class TrainConfig:
         checkpoint_every_steps: None is with every evaluation.
         bn_stat_examples: examples in a batch-norm statistic; None is as the model does.
         shared_seed: model initialisation, equal on all hosts (P7.5).
-        per_host_seed: data order and preprocessing, combined with the host's rank (P7.6).
+        per_host_seed: mixed with each host's rank; decides order and preprocessing of the data (P7.6).
     """
 
     peak_lr: float

@@ -61,8 +61,8 @@ def diagnose(
 ) -> Diagnosis:
     """Walk the playbook for a workload: verdict, evidence, and a recommended config, in one folder.
 
-    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs), and a comparison with the
-    baseline by retrospective checkpoint selection (F3.12, P4.7). The same call on the same folder goes on where an
+    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs), then baseline and
+    candidates held against each other by their selected checkpoints (F3.12, P4.7). The same call on the same folder goes on where an
     interrupted one stopped, and answers from disk when all is there.
 
     Args:
@@ -95,7 +95,9 @@ def diagnose(
         name=study,
         note=note,
         command=command,
-        call=call_on(workload, f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r})"),
+        call=call_on(
+            workload, f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability)})"
+        ),
         progress=progress,
     ) as session:
         walk.run(session)
@@ -106,6 +108,12 @@ def diagnose(
 
     write_report(open_record(record.path), diagnosis, record.path / "report.html")
     return diagnosis
+
+
+def _settings(sweep: LRSweep | None, instability: InstabilityStudy | None) -> str:
+    """Return the arguments that were given, as source."""
+    given = {"sweep": sweep, "instability": instability}
+    return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
 
 
 def diagnose_record(record: StudyRecord) -> Diagnosis:

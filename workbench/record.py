@@ -88,7 +88,7 @@ class StudyRecord:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """One row an evaluated metric; step 0 is the initial model, step total_steps the final one."""
+        """One row an evaluated metric; at step k, k updates have been made: 0 is before training."""
         return self._rows("evals", EVAL_COLUMNS)
 
     def _rows(self, folder: str, columns: list[str]) -> pd.DataFrame:

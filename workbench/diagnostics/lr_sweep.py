@@ -124,7 +124,7 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
     return Finding(
         code="lr.best", status="ok", value=best.lr, unit="lr", clause=_CLAUSE["lr.best"],
-        summary=f"The best learning rate is {best.lr:.4g} ({best.low:.4g} to {best.high:.4g} are as good){note}.",
+        summary=f"The best learning rate is {best.lr:.4g}{_interval(best)}{note}.",
         evidence={
             "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
             "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,
@@ -133,6 +133,12 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
             "objective": "mean training loss of the last tenth of the steps", "points": _rows(table),
         },
     )  # fmt: skip
+
+
+def _interval(best: BestLR) -> str:
+    if best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
+        return f", but the bowl is nearly flat: everything from {best.low:.4g} to {best.high:.4g} trains as well"
+    return f" ({best.low:.4g} to {best.high:.4g} are as good)"
 
 
 def _grid_edge(table: SweepTable, best: BestLR) -> Finding:
@@ -193,7 +199,8 @@ def _too_low(table: SweepTable, best: BestLR, baseline: float, *, ratio: float, 
     if value <= ratio * (1 + 1e-9) or baseline >= best.low:
         summary = f"The baseline's lr {baseline:.4g} is not far below lr* = {best.lr:.4g}."
         return Finding(status="ok", summary=summary, **known)
-    shown = f"The baseline's lr {baseline:.4g} is {value:.3g} times below lr* = {best.lr:.4g}"
+    times = f"{value:.3g}" if value < 1000 else "more than 1,000"
+    shown = f"The baseline's lr {baseline:.4g} is {times} times below lr* = {best.lr:.4g}"
     if lost is not None and lost <= material_frac:
         summary = f"{shown}, but learns all but {100 * max(lost, 0.0):.2g} % of what lr* does: harmless."
         return Finding(status="ok", summary=summary, **known)

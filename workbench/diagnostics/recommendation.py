@@ -68,6 +68,7 @@ def _changes(record: RecordLike, trial: int, fields: Mapping[str, Any], own: Map
     """Return what a trial changed, its warmup stretched to the workload's own length."""
     row = record.trials[record.trials["trial"] == trial].iloc[0]
     stored = {name: _plain(row[name]) for name in _CHANGEABLE}
+    stored |= {name: int(stored[name]) for name in ("warmup_steps", "total_steps")}  # pandas may hold them as floats
     changes = {n: v for n, v in stored.items() if n != "total_steps" and not _equal(v, fields[n])}
     if "warmup_steps" in changes:
         added = round((stored["warmup_steps"] - fields["warmup_steps"]) * own["total_steps"] / fields["total_steps"])
@@ -92,11 +93,9 @@ def _trials_with(record: RecordLike, fields: Mapping[str, Any]) -> list[int]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell of a frame as the config had it: pandas writes None as NaN and mixes integers into floats."""
+    """Return a cell of a frame as the config had it: pandas writes None as NaN."""
     value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1 else value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _equal(one: Any, other: Any) -> bool:

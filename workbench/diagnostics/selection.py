@@ -56,7 +56,7 @@ def compare_selected(
     end = "Adopted." if adopted else "Not adopted: not better by more than the noise."
     reason = (
         f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
-        f"at step {theirs['best_step']} ({name}): {'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, noise {noise:.2g}. {end}"
+        f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}. {end}"
     )
     return {
         "baseline": ours,
@@ -67,6 +67,14 @@ def compare_selected(
         "adopted": adopted,
         "reason": reason,
     }
+
+
+def _by(gain: float, noise: float) -> str:
+    """Return the difference in words; a noise of 0 means that there were too few evaluations to see it."""
+    if gain == 0:
+        return "equally good"
+    known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
+    return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
 
 
 def _selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written to a temporary name and renamed; loading never unpickles.
+"""Checkpoints: safetensors and JSON, whole or absent after a crash, and no code runs when one is read.
 
 `model.safetensors` is a plain state dict, `trainer.safetensors` optimizer and random state, `meta.json` the rest.
 """

@@ -37,7 +37,7 @@ class Workload:
 
     Attributes:
         name: how records and reports call it.
-        build_model: returns a fresh model; called under the trial's init seed.
+        build_model: builds a new model each time; its random numbers come from shared_seed.
         train_data: a map-style dataset (anything with `__len__` and `__getitem__`), or an iterable one with `__len__`.
         validation_data: what decides between trials and checkpoints.
         test_data: never used for a decision; None when there is none.

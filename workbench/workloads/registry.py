@@ -40,8 +40,8 @@ def load_workload(name: str) -> Workload:
     """Return the workload that `name` stands for.
 
     Args:
-        name: a bundled name (`list_workloads`), `package.module:attribute` or `path/to/file.py:attribute`. The
-            attribute is a `Workload`, or a function without arguments that returns one.
+        name: a bundled name (`list_workloads`), `package.module:attribute` or `path/to/file.py:attribute`. It
+            names a `Workload`, or a function that makes one when called with nothing.
 
     Raises:
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
