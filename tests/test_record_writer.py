@@ -18,8 +18,8 @@ from workbench import record_writer
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, UsageError
 from workbench.record import StudyRecord, open_record
+from workbench.record_folder import default_folder
 from workbench.record_writer import StudyWriter
-from workbench.record_writer import _default_folder as default_folder
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 

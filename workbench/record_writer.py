@@ -6,11 +6,8 @@ One process writes a study at a time. The same call again goes on where it was; 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
-import math
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -23,31 +20,13 @@ from workbench import repro
 from workbench.errors import RecordError, UsageError
 from workbench.plain import dumps
 from workbench.record import StudyRecord, TrialRecord, read_events, read_json
+from workbench.record_folder import check_fingerprint, check_folder, default_folder, lock, unfinished
 from workbench.record_parts import PartWriter, write_atomic
 
 __all__ = ["StudyWriter", "TrialWriter"]
 
 SCHEMA = 1
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
-_IDENTITY = ("workload", "config", "settings")
-
-
-def _default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
-    """Return a new folder `root/<workload>-<stem>-<time>` that does not exist yet."""
-    base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    candidates = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
-    return next(path for path in candidates if not path.exists())
-
-
-def _unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:
-    """Return the newest folder under `root` in which this very study was begun and not finished, if there is one."""
-    for path in sorted(Path(root).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
-        with contextlib.suppress(RecordError):
-            study = read_json(path)
-            same = isinstance(study, dict) and all(study.get(key) == wanted[key] for key in _IDENTITY)
-            if same and "finished" not in study and not _locked(path.parent):
-                return path.parent
-    return None
 
 
 class StudyWriter:
@@ -62,7 +41,7 @@ class StudyWriter:
 
     def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
         self.path = path
-        self._lock = lock
+        self.lock = lock
         self.created = created
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
@@ -103,9 +82,9 @@ class StudyWriter:
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
         wanted = json.loads(dumps(wanted))
         if path is None:
-            path = _unfinished(workload, kind, wanted) or _default_folder(workload, kind)
-        _check_folder(path, wanted)
-        lock = _lock(path)
+            path = unfinished(workload, kind, wanted) or default_folder(workload, kind)
+        check_folder(path, wanted)
+        held = lock(path)
         created = not (path / "study.json").exists()
         if created:
             commit, patch = repro.git_state(Path.cwd())
@@ -125,7 +104,7 @@ class StudyWriter:
                 "facts": {},
             }
             write_atomic(path / "study.json", dumps(study).encode())
-        return cls(path, lock, created=created)
+        return cls(path, held, created=created)
 
     @property
     def record(self) -> StudyRecord:
@@ -142,7 +121,7 @@ class StudyWriter:
         study = read_json(self.path / "study.json")
         wanted = json.loads(dumps(dict(fingerprint)))
         if "fingerprint" in study:
-            _check_fingerprint(self.path, study["fingerprint"], wanted)
+            check_fingerprint(self.path, study["fingerprint"], wanted)
         else:
             write_atomic(self.path / "study.json", dumps(study | {"fingerprint": wanted}).encode())
 
@@ -196,7 +175,7 @@ class StudyWriter:
         from workbench import ledger
 
         if not (self.path / "study.json").exists():
-            self._lock.close()
+            self.lock.close()
             return
         try:
             self.steps.merge()
@@ -206,7 +185,7 @@ class StudyWriter:
             except RecordError as error:  # an index can be made again; what was trained must not seem lost
                 logging.getLogger(__name__).warning("%s", error)
         finally:
-            self._lock.close()
+            self.lock.close()
 
 
 class TrialWriter:
@@ -253,80 +232,3 @@ class TrialWriter:
 
 def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
     return (table["trial"] != trial) | (table["step"] <= last)
-
-
-def _check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
-    if path.is_file():
-        raise RecordError(f"out={str(path)!r} is a file, and a study needs a folder. Give another name with out=...")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"out={str(path)!r} cannot be created: {error.strerror}. Give a folder that is writable."
-        ) from error
-    if not os.access(path, os.W_OK):
-        raise RecordError(f"out={str(path)!r} is not writable. Give another folder with out=...")
-    if (path / "study.json").exists():
-        stored = read_json(path / "study.json")
-        for key in _IDENTITY:
-            if stored.get(key) != wanted[key]:
-                raise RecordError(
-                    f"out={str(path)!r} holds another study ({_difference(key, stored.get(key), wanted[key])}). "
-                    "Give a new folder; nothing in this one was touched."
-                )
-    elif any(not _left_by_a_crash(p.name) for p in path.iterdir()):
-        raise RecordError(f"out={str(path)!r} holds other files and no study.json. Give a new or empty folder.")
-
-
-def _check_fingerprint(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare what the workload's code and data gave; numbers to 0.1 %, because processors differ (rule of thumb)."""
-    for key in [k for k in stored if k in wanted]:
-        one, other = stored[key], wanted[key]
-        numbers = isinstance(one, float) and isinstance(other, float)
-        if not (math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12) if numbers else one == other):
-            raise RecordError(
-                f"the workload's code or data has changed since {path} was begun ({key}: there {one!r}, here {other!r}), so "
-                "its trials and new ones do not belong together. Give a new folder; nothing in this one was touched."
-            )
-
-
-def _left_by_a_crash(name: str) -> bool:
-    """Tell whether a file is one that is written before `study.json`."""
-    return name in (".lock", "repro.patch") or (
-        name.startswith((".study.json.", ".repro.patch.")) and name[-4:] == ".tmp"
-    )
-
-
-def _difference(key: str, stored: Any, wanted: Any) -> str:
-    if isinstance(stored, dict) and isinstance(wanted, dict):
-        names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
-        return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
-    return f"{key}: there {stored!r}, here {wanted!r}"
-
-
-def _locked(path: Path) -> bool:
-    """Tell whether another process is writing this study now."""
-    try:
-        _lock(path).close()
-    except RecordError:
-        return True
-    return False
-
-
-def _lock(path: Path) -> IO[str]:
-    try:
-        file = (path / ".lock").open("w")
-    except OSError as error:
-        raise RecordError(
-            f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=..."
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            file.close()
-        raise RecordError(
-            f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
-            "a running study can be read with workbench.open()."
-        ) from error
-    return file

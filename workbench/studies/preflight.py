@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches, train_batches
+from workbench.train.explain import explained
 from workbench.train.gradients import LoopGradients, autocast, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.state import TrialState, build_model
@@ -69,9 +68,10 @@ def _scan(
             if bad and first_bad is None:
                 first_bad = seen
             nonfinite += bad
-            with _explained(workload, split, seen), autocast(device, config.precision):
+            where = f"in the batch of the {split} split that begins with example {seen}"
+            with explained(workload, where), autocast(device, config.precision):
                 outputs, losses, _ = per_example(workload, state.model, batch, examples)
-            losses_seen.append(losses.double().cpu())
+            losses_seen.append(losses.cpu().double())
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and isinstance(outputs, Tensor):
                 classes = int(outputs.shape[-1] if isinstance(workload.loss, TokenCrossEntropy) else outputs.shape[1])
                 counts = _add_counts(counts, workload.loss.targets(batch), classes)
@@ -87,21 +87,6 @@ def _scan(
         "classes": classes,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
     }
-
-
-@contextmanager
-def _explained(workload: Workload, split: str, first: int) -> Iterator[None]:
-    """Say where it was that the person's own code raised, or met a class that does not exist."""
-    where = f"workload {workload.name!r}, in the batch of the {split} split that begins with example {first}"
-    try:
-        yield
-    except WorkloadError as error:
-        raise type(error)(f"{where}: {error}") from error
-    except Exception as error:
-        raise WorkloadError(
-            f"{where}: forward or loss raised {type(error).__name__}: {error}. Check what the model takes and what the loss "
-            "compares; the error above this one shows the line."
-        ) from error
 
 
 def _floats(batch: Any) -> list[Tensor]:
@@ -126,15 +111,8 @@ def _first_step(workload: Workload, state: TrialState, config: TrainConfig, devi
     """Take one step: which parameters get a gradient, and which ones move."""
     state.model.train()
     gradients = LoopGradients(workload, state.model, state.flat, device, config.precision)
-    try:
+    with explained(workload, "at the first step"):
         loss = float(gradients(next(train_batches(workload, config, device))).loss)
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-        raise WorkloadError(
-            f"workload {workload.name!r}: the loss does not depend on any trained parameter. Look for .detach(), .item(), "
-            "torch.no_grad() or an argmax between the model and the loss."
-        ) from error
     if not math.isfinite(loss):
         raise WorkloadError(
             f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. Look at the data (NaN or infinite "
