@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 import workbench as wb
 
 CPU = torch.device("cpu")
-STEPS = {"digits_mlp": 4000, "digits_cnn": 1500, "source_text": 600}
+STEPS = {"digits_mlp": 4000, "digits_cnn": 4000, "source_text": 1500}
 BUDGET = {"digits_mlp": 1.15, "digits_cnn": 1.03, "source_text": 1.03}
 
 
@@ -111,7 +111,7 @@ def compare(name: str, runs: Path) -> None:
             "ours, steps": lambda: ours(few, alone, runs),
             "ours, whole": lambda: ours(workload, whole, runs),
         },
-        count=7,
+        count=5,
     )
     print(f"{name}: {steps} steps, {threads} thread(s), bare {1e3 * median(seconds['bare']) / steps:.3f} ms a step")
     for mine, theirs in (
