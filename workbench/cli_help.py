@@ -96,7 +96,7 @@ command that reproduces it.""",
         epilog="""\
 examples:
   workbench studies
-  workbench studies --rebuild shared/runs    # after folders were copied or deleted
+  workbench studies --rebuild team/runs      # after folders were copied or deleted
 
 The folders are the truth; the index runs/ledger.db can always be made again.""",
     ),
