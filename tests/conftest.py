@@ -1,8 +1,9 @@
-"""What holds for every test: no page is looking, one thread, no window."""
+"""What holds for every test: no page is looking, one thread, no window, and Ctrl-C reaches whoever it is sent to."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 # Before NumPy or torch start their thread pools; kernels and subprocesses inherit these.
 os.environ["WORKBENCH_LIVE"] = "0"
@@ -11,3 +12,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ.pop("WORKBENCH_DEBUG", None)
+
+# A shell that starts a job in the background lets it ignore SIGINT, and all that the job starts inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
