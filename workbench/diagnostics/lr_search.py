@@ -67,7 +67,14 @@ class UnstableBracket:
         return self.upper if self.lower is None else math.sqrt(self.lower * self.upper)
 
 
-def tied(table: SweepTable, point: LRPoint, *, noise_sds: float = 2.0, loss_tolerance: float = 0.02) -> bool:
+def tied(
+    table: SweepTable,
+    point: LRPoint,
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    progress_tolerance: float = 1e-3,
+) -> bool:
     """Tell whether a point is as good as the best, by the paired difference.
 
     Args:
@@ -75,9 +82,12 @@ def tied(table: SweepTable, point: LRPoint, *, noise_sds: float = 2.0, loss_tole
         point: one of its points.
         noise_sds: standard errors of the paired difference that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
+        progress_tolerance: on minibatches, a difference below this share of what was learned counts as equal too (rule
+            of thumb): once a network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5.
     """
     se = point.above_best_se if math.isfinite(point.above_best_se) else 0.0
-    return point.above_best <= max(noise_sds * se, loss_tolerance * table.loss_scale)
+    rounding = 0.0 if table.noise_free else progress_tolerance * table.progress
+    return point.above_best <= max(noise_sds * se, loss_tolerance * table.loss_scale, rounding)
 
 
 def lr_best(
