@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class Session:
         record = self.trainer.run_trial(self.workload, config, self.writer, stage=stage, progress=self._bar.advance)
         self._seen.add(record.number)
         return record
+
+    def trials(self, configs: Sequence[TrainConfig], *, stage: str) -> list[TrialRecord]:
+        """Run trials that do not depend on each other, and return their records in the order of `configs`."""
+        return [self.trial(config, stage=stage) for config in configs]
 
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""

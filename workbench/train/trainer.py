@@ -125,6 +125,18 @@ class Trainer:
             run.train()
         return writer.record
 
+    def run_trials(
+        self,
+        workload: Workload,
+        configs: Sequence[TrainConfig],
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> list[TrialRecord]:
+        """Train trials of a study that do not depend on each other; those that are finished already are returned."""
+        return [self.run_trial(workload, config, study, stage=stage, progress=progress) for config in configs]
+
     def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
         """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
         if self.hooks or config.has_callables:
