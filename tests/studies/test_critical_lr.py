@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.studies.critical_lr import CriticalLR, measure_critical_lr
-from workbench.train.state import build_model
+from workbench.train.lanes import build_model
 from workbench.workloads.quadratic import eigenvalues, quadratic
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from workbench.record import TrialRecord
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.train.checkpoint import load_model
-from workbench.train.state import build_model
+from workbench.train.lanes import build_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.catapult import catapult

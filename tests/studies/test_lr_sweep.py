@@ -28,7 +28,7 @@ from workbench.record_writer import StudyWriter
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.train.hooks.base import Hook, Step
-from workbench.train.state import build_model
+from workbench.train.lanes import build_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.quadratic import eigenvalues, quadratic

@@ -19,7 +19,7 @@ from torch import nn
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, RecordError
 from workbench.record import TrialRecord, open_record
-from workbench.train import trial_run
+from workbench.train import checkpoint_store
 from workbench.train.checkpoint import (
     Checkpoint,
     best_steps,
@@ -29,8 +29,8 @@ from workbench.train.checkpoint import (
     prune,
     save_checkpoint,
 )
+from workbench.train.checkpoint_store import CheckpointStore
 from workbench.train.hooks.base import Hook, Step
-from workbench.train.state import TrialState
 from workbench.train.trainer import Trainer
 
 NAN, INF = math.nan, math.inf
@@ -94,6 +94,7 @@ def test_the_same_through_the_trainer(tmp_path: Path, series: list[float], monke
         def on_step(self, step: Step) -> None:
             looked.append(steps_in(tmp_path / "run" / "trials" / "0" / "checkpoints"))
 
+    monkeypatch.setattr(checkpoint_store, "WRITE_SECONDS", -1.0)  # nothing waits in memory
     config = {"total_steps": 7, "eval_every_steps": 1, "select": "validation/script", "keep_best": 3}
     workload = small_workload(metrics={"script": scripted}, config=config)
     record = Trainer(hooks=[Looks()]).run(workload, out=tmp_path / "run")
@@ -233,9 +234,9 @@ def test_only_a_synced_checkpoint_waits_for_the_disk(
     assert len(calls) == waits
 
 
-@pytest.mark.parametrize(("seconds", "synced"), [(math.inf, [40]), (-1.0, [0, 5, 10, 15, 20, 25, 30, 35, 40])])
-def test_the_last_checkpoint_is_synced_and_the_others_after_some_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, synced: list[int]
+@pytest.mark.parametrize("seconds", [math.inf, -1.0])
+def test_what_is_superseded_within_seconds_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     seen: list[tuple[int, bool]] = []
 
@@ -243,11 +244,26 @@ def test_the_last_checkpoint_is_synced_and_the_others_after_some_time(
         seen.append((saved.step, sync))
         return save_checkpoint(folder, saved, sync=sync)
 
-    monkeypatch.setattr(trial_run, "save_checkpoint", spy)
-    monkeypatch.setattr(trial_run, "SYNC_SECONDS", seconds)
-    Trainer().run(small_workload(config={"eval_every_steps": 5}), out=tmp_path / "run")
-    assert [step for step, sync in seen if sync] == synced
-    assert [step for step, _ in seen] == list(range(0, 41, 5))
+    monkeypatch.setattr(checkpoint_store, "save_checkpoint", spy)
+    monkeypatch.setattr(checkpoint_store, "WRITE_SECONDS", seconds)
+    record = Trainer().run(small_workload(config={"eval_every_steps": 5}), out=tmp_path / "run")
+    values = record.evals[record.evals["metric"] == "loss"].set_index("step")["value"]
+    best = sorted(values.nsmallest(3).index)
+    kept = sorted({*best, 40})
+    assert sorted(int(path.name.removeprefix("step-")) for path in record.checkpoints) == kept
+    assert [step for step, _ in seen] == (kept if seconds == math.inf else list(range(0, 41, 5)))
+    assert all(sync for _, sync in seen)
+
+
+def test_large_checkpoints_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_store, "WAITING_BYTES", 10)
+    store = CheckpointStore(tmp_path, keep_best=1, mode="min")
+    assert not store.due
+    store.add(checkpoint(3), {3: 1.0})
+    assert store.due
+    store.write({3: 1.0})
+    assert not store.due
+    assert store.latest == 3
 
 
 def test_saving_twice_keeps_the_first(tmp_path: Path) -> None:
@@ -278,7 +294,8 @@ def test_a_workload_whose_model_changed_meanwhile_is_told(tmp_path: Path) -> Non
     )
     with pytest.raises(RecordError, match="the workload's code or data has changed since"):
         Trainer().run(wider, out=tmp_path / "run")
-    latest = open_record(tmp_path / "run").checkpoints[-1]
-    state = TrialState(wider, wider.config, torch.device("cpu"))
+    study = json.loads((tmp_path / "run" / "study.json").read_text())
+    del study["fingerprint"]  # as if the change had gone unseen
+    (tmp_path / "run" / "study.json").write_text(json.dumps(study))
     with pytest.raises(CheckpointError, match="does not fit the model.*The code of the workload has changed since"):
-        state.load(load_checkpoint(latest))
+        Trainer().run(wider, out=tmp_path / "run")

@@ -15,7 +15,7 @@ from workbench.errors import WorkloadError
 from workbench.train import gradients
 from workbench.train.batches import train_batches
 from workbench.train.gradients import LoopGradients
-from workbench.train.state import TrialState
+from workbench.train.lanes import LaneStack
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -31,9 +31,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def first_update(workload: Workload) -> tuple[LoopGradients, list[Any]]:
-    state = TrialState(workload, workload.config, CPU)
-    chunk = next(train_batches(workload, workload.config, CPU))
-    return LoopGradients(workload, state.model, state.flat, CPU, workload.config.precision), chunk
+    stack = LaneStack(workload, [workload.config], CPU)
+    return LoopGradients(workload, stack), [next(train_batches(workload, workload.config, CPU))]
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -18,7 +18,6 @@ from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpo
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.torch_optimizer import TorchOptimizer
 from workbench.train.trainer import Trainer
-from workbench.train.update_rules import make_updater
 
 
 class Counting(torch.optim.Optimizer):
@@ -54,8 +53,7 @@ def updater_of(factory: Callable[[Any, float], Any]) -> tuple[Tensor, TorchOptim
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     for i, p in enumerate(parameters):
         p.data, p.grad = flat[0, 2 * i : 2 * i + 2], torch.ones(2)
-    updater = make_updater(config(optimizer=factory), flat, parameters)
-    assert isinstance(updater, TorchOptimizer)
+    updater = TorchOptimizer(config(optimizer=factory), parameters)
     return flat, updater
 
 

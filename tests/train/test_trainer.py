@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -39,7 +40,7 @@ from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.hooks.update_ratios import UpdateRatios
-from workbench.train.state import build_model
+from workbench.train.lanes import build_model
 from workbench.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -179,7 +180,7 @@ def test_activations_detach_also_after_an_error_and_attach_once(tmp_path: Path) 
         Trainer(hooks=[watcher, Breaks()]).run(small_workload(build_model=build), out=tmp_path / "run")
     assert all(not module._forward_hooks for model in models for module in model.modules())
     workload = small_workload()
-    run = Run(models[0], workload, workload.config, CPU, {}, 0)
+    run = Run([models[0]], workload, [workload.config], CPU, {})
     watcher.on_start(run)
     watcher.on_start(run)
     assert sum(len(m._forward_hooks) for m in models[0].modules()) == 4
@@ -205,6 +206,8 @@ sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload, small_net
 from workbench.train.trainer import Trainer
 from workbench.train.hooks.base import Hook
+from workbench.train import checkpoint_store
+checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint is on disk at once
 import random, torch
 class Noisy(torch.utils.data.Dataset):
     def __init__(self, data): self.data = data
@@ -231,6 +234,8 @@ Trainer(hooks=[Dies()]).run(w, out=sys.argv[2])
     assert open_record(tmp_path / "killed").state == "running", "what is there must be readable"
     assert train("killed", 27) == -signal.SIGKILL
     assert train("killed", -1) == 0
+    events = [json.loads(line) for line in (tmp_path / "killed/trials/0/events.jsonl").read_text().splitlines()]
+    assert [e.get("step") for e in events if e["event"] == "resumed"] == [6, 24]
     whole, killed = (open_record(tmp_path / name) for name in ("whole", "killed"))
     assert killed.steps["step"].tolist() == list(range(40))
     for column in ("loss", "grad_norm", "lr", "loss_se"):

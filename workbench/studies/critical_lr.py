@@ -10,8 +10,9 @@ import torch
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.gradients import LoopGradients, autocast, per_example
+from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
-from workbench.train.state import TrialState
+from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 
 __all__ = ["CriticalLR", "measure_critical_lr"]
@@ -61,24 +62,25 @@ def measure_critical_lr(
     """
     config = config.replace(warmup_steps=0, schedule="constant")
     with isolated_rng():
-        state = TrialState(workload, config, device)
-        state.model.train()
+        stack = LaneStack(workload, [config], device)
+        stack.models[0].train()
         batches = next(train_batches(workload, config, device))
-        start = float(LoopGradients(workload, state.model, state.flat, device, config.precision)(batches).loss)
-        origin = state.flat.values.clone()
+        start = float(LoopGradients(workload, stack)([batches]).loss)
+        origin = stack.values.clone()
         lr = torch.full((1, 1), config.peak_lr, dtype=origin.dtype, device=device)
-        direction = state.updater.update(state.flat.values, state.flat.grad, lr, 0) / config.peak_lr
-        slope = float((state.flat.grad * direction).sum())
+        updater = make_updater([config], stack.values, stack.parameters)
+        direction = updater.update(stack.values, stack.grad, lr, 0) / config.peak_lr
+        slope = float((stack.grad * direction).sum())
         if not math.isfinite(slope) or slope <= 0 or not math.isfinite(start):
             return CriticalLR(0.0, math.inf, 0)
 
         def raises(step: float) -> bool:
-            state.flat.values.copy_(origin - step * direction)
+            stack.values.copy_(origin - step * direction)
             total = weight = 0.0
             with torch.no_grad(), isolated_rng():
                 for batch, examples in batches:
                     with autocast(device, config.precision):
-                        _, losses, weights = per_example(workload, state.model, batch, examples)
+                        _, losses, weights = per_example(workload, stack.models[0], batch, examples)
                     weights = torch.ones_like(losses) if weights is None else weights
                     total, weight = total + float((weights * losses).sum()), weight + float(weights.sum())
             return not total / weight < start

@@ -13,8 +13,9 @@ from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.explain import explained
 from workbench.train.gradients import LoopGradients, autocast, per_example
+from workbench.train.lanes import LaneStack, build_model
 from workbench.train.rng import isolated_rng
-from workbench.train.state import TrialState, build_model
+from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy
@@ -44,16 +45,16 @@ def collect_preflight(
             "about noise or about validation from one. Repeat it if a single example is what you mean to fit."
         )
     with isolated_rng():
-        state = TrialState(workload, config, device)
-        check_fresh(state.model, build_model(workload, config, device))
+        stack = LaneStack(workload, [config], device)
+        check_fresh(stack.models[0], build_model(workload, config, device))
         facts: dict[str, Any] = {"examples": sizes}
         for split in ("train", "validation"):
-            facts[split] = _scan(workload, state, split, config=config, device=device, max_examples=max_examples)
-        return facts | _first_step(workload, state, config, device)
+            facts[split] = _scan(workload, stack, split, config=config, device=device, max_examples=max_examples)
+        return facts | _first_step(workload, stack, config, device)
 
 
 def _scan(
-    workload: Workload, state: TrialState, split: str, *, config: TrainConfig, device: torch.device, max_examples: int
+    workload: Workload, stack: LaneStack, split: str, *, config: TrainConfig, device: torch.device, max_examples: int
 ) -> dict[str, Any]:
     """Read a split once: non-finite values, losses of the untrained model, classes."""
     seen = nonfinite = 0
@@ -61,7 +62,7 @@ def _scan(
     losses_seen: list[Tensor] = []
     counts: Tensor | None = None
     classes: int | None = None
-    state.model.eval()
+    stack.models[0].eval()
     with torch.no_grad():
         for batch, examples in eval_batches(workload, split, config.evaluation_batch, device, config.precision):
             bad = sum(int((~torch.isfinite(t)).sum()) for t in _floats(batch))
@@ -70,7 +71,7 @@ def _scan(
             nonfinite += bad
             where = f"in the batch of the {split} split that begins with example {seen}"
             with explained(workload, where), autocast(device, config.precision):
-                outputs, losses, _ = per_example(workload, state.model, batch, examples)
+                outputs, losses, _ = per_example(workload, stack.models[0], batch, examples)
             losses_seen.append(losses.cpu().double())
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and isinstance(outputs, Tensor):
                 classes = int(outputs.shape[-1] if isinstance(workload.loss, TokenCrossEntropy) else outputs.shape[1])
@@ -107,27 +108,27 @@ def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | N
     return found if counts is None else counts + found
 
 
-def _first_step(workload: Workload, state: TrialState, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Take one step: which parameters get a gradient, and which ones move."""
-    state.model.train()
-    gradients = LoopGradients(workload, state.model, state.flat, device, config.precision)
+    stack.models[0].train()
+    gradients = LoopGradients(workload, stack)
     with explained(workload, "at the first step"):
-        loss = float(gradients(next(train_batches(workload, config, device))).loss)
+        loss = float(gradients([next(train_batches(workload, config, device))]).loss)
     if not math.isfinite(loss):
         raise WorkloadError(
             f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. Look at the data (NaN or infinite "
             "inputs), at the model's initialisation, and at logarithms or divisions in the loss."
         )
-    lr = torch.full((1, 1), config.peak_lr, dtype=state.flat.values.dtype, device=device)
-    update = state.updater.update(state.flat.values, state.flat.grad, lr, 0)
-    parts = list(zip(state.flat.names, state.flat.slices, strict=True))
-    frozen = [name for name, p in state.model.named_parameters() if not p.requires_grad]
+    lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
+    update = make_updater([config], stack.values, stack.parameters).update(stack.values, stack.grad, lr, 0)
+    parts = list(zip(stack.names, stack.slices, strict=True))
+    frozen = [name for name, p in stack.models[0].named_parameters() if not p.requires_grad]
     return {
         "first_loss": loss,
-        "parameters": int(state.flat.values.numel()),
+        "parameters": int(stack.values.numel()),
         "tensors": len(parts),
         "frozen": frozen,
-        "no_gradient": [name for name, where in parts if not bool(state.flat.grad[0, where].any())],
+        "no_gradient": [name for name, where in parts if not bool(stack.grad[0, where].any())],
         "no_update": [name for name, where in parts if not bool(update[0, where].any())],
-        "nonfinite_gradient": [name for name, w in parts if not bool(torch.isfinite(state.flat.grad[0, w]).all())],
+        "nonfinite_gradient": [name for name, w in parts if not bool(torch.isfinite(stack.grad[0, w]).all())],
     }

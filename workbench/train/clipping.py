@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["clip_by_norm", "global_norm"]
+from workbench.config import TrainConfig
+
+__all__ = ["clip_by_norm", "clip_thresholds", "global_norm"]
 
 
 def global_norm(grad: Tensor) -> Tensor:
@@ -28,3 +33,11 @@ def clip_by_norm(grad: Tensor, norm: Tensor, max_grad_norm: float | Tensor) -> t
     clipped = torch.isfinite(norm) & (norm > max_grad_norm)
     scale = torch.where(clipped, max_grad_norm / norm, 1.0).to(grad.dtype)
     return grad * scale.unsqueeze(1), clipped
+
+
+def clip_thresholds(configs: Sequence[TrainConfig], like: Tensor) -> Tensor | None:
+    """Return the threshold of each lane, shape (lanes,), infinite where a lane does not clip; None where none does."""
+    if all(config.max_grad_norm is None for config in configs):
+        return None
+    values = [math.inf if config.max_grad_norm is None else config.max_grad_norm for config in configs]
+    return torch.tensor(values, dtype=like.dtype, device=like.device)

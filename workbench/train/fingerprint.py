@@ -11,8 +11,8 @@ import torch
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.gradients import autocast, per_example
+from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng, seed_all
-from workbench.train.state import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data
 

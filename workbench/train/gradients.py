@@ -1,27 +1,50 @@
-"""Loss and gradient of one batch by plain autograd, one lane after the other (`gradients="loop"`)."""
+"""Loss and gradient of one step for all lanes; `LoopGradients` takes them by plain autograd, one lane after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from workbench.train.parameters import FlatParameters
+from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
-__all__ = ["BatchLoss", "LoopGradients", "autocast", "per_example"]
+__all__ = ["Gradients", "LaneLoss", "LoopGradients", "MicroBatches", "autocast", "per_example"]
+
+MicroBatches = Sequence[tuple[Any, int]]
+"""The micro-batches of one update, each with its number of examples."""
 
 
-class BatchLoss(NamedTuple):
-    """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape ()."""
+class LaneLoss(NamedTuple):
+    """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape (lanes,)."""
 
     loss: Tensor
     squared_se: Tensor
+
+
+class Gradients(Protocol):
+    """A way to the gradients of all lanes of a `LaneStack`."""
+
+    def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
+        """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses.
+
+        Args:
+            batches: for each stream of the stack, the micro-batches of this update.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it is done, as JSON values for the record."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and settings; afterwards it is not called again."""
+        ...
 
 
 def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
@@ -43,49 +66,70 @@ def per_example(workload: Workload, model: nn.Module, batch: Any, examples: int)
 
 
 class LoopGradients:
-    """Fills `FlatParameters.grad` with the gradient of the weighted mean loss over all micro-batches."""
+    """Plain autograd, one lane after the other: for every model, and the measure of every other way.
 
-    def __init__(
-        self, workload: Workload, model: nn.Module, flat: FlatParameters, device: torch.device, precision: str | None
-    ) -> None:
-        self._workload, self._model, self._flat = workload, model, flat
-        self._device, self._precision = device, precision
+    Attributes:
+        lane: the lane in progress, to say where an error came from.
+    """
+
+    def __init__(self, workload: Workload, stack: LaneStack) -> None:
+        self._workload, self._stack = workload, stack
         self._weights_checked = False
+        self.lane = 0
 
-    def __call__(self, micro_batches: Sequence[tuple[Any, int]]) -> BatchLoss:
-        """Return the loss of one update; the gradient is left in the flat parameters."""
-        if len(micro_batches) == 1 and self._workload.weights is None:
-            return self._single(*micro_batches[0])
-        return self._weighted(micro_batches)
+    def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
+        """Return the losses of one update; the gradients are left in the stack."""
+        stack = self._stack
+        parts = []
+        for self.lane, stream in enumerate(stack.streams):
+            micro_batches = batches[stream]
+            with stack.rng.lane(self.lane):
+                plain = len(micro_batches) == 1 and self._workload.weights is None
+                parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
+        loss, squared_se = zip(*parts, strict=True)
+        return LaneLoss(torch.stack(loss), torch.stack(squared_se))
 
-    def _single(self, batch: Any, examples: int) -> BatchLoss:
-        with autocast(self._device, self._precision):
-            _, losses, _ = per_example(self._workload, self._model, batch, examples)
+    def describe(self) -> dict[str, Any]:
+        """Return how it is done."""
+        return {"gradients": "loop"}
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+    def _forward(self, batch: Any, examples: int) -> tuple[Tensor, Tensor | None]:
+        with autocast(self._stack.device, self._stack.precision):
+            _, losses, weights = per_example(self._workload, self._stack.models[self.lane], batch, examples)
+        return losses, weights
+
+    def _differentiate(self, value: Tensor, *, add: bool) -> None:
+        grads = torch.autograd.grad(value, self._stack.parameters[self.lane], allow_unused=True)
+        self._stack.collect(self.lane, grads, add=add)
+
+    def _single(self, batch: Any, examples: int) -> tuple[Tensor, Tensor]:
+        losses, _ = self._forward(batch, examples)
         loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
-        self._flat.collect(torch.autograd.grad(loss, self._flat.parameters, allow_unused=True), add=False)
+        self._differentiate(loss, add=False)
         detached = losses.detach()
         spread = detached.float().var() if detached.dtype == torch.bfloat16 else _variance(detached, examples)
-        return BatchLoss(loss.detach(), spread / examples)
+        return loss.detach(), spread / examples
 
-    def _weighted(self, micro_batches: Sequence[tuple[Any, int]]) -> BatchLoss:
+    def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor]:
         kept: list[tuple[Tensor, Tensor]] = []
         for number, (batch, examples) in enumerate(micro_batches):
-            with autocast(self._device, self._precision):
-                _, losses, weights = per_example(self._workload, self._model, batch, examples)
-            weights = torch.ones_like(losses) if weights is None else weights.to(losses.dtype)
-            grads = torch.autograd.grad((weights * losses).sum(), self._flat.parameters, allow_unused=True)
-            self._flat.collect(grads, add=number > 0)
+            losses, given = self._forward(batch, examples)
+            weights = torch.ones_like(losses) if given is None else given.to(losses.dtype)
+            self._differentiate((weights * losses).sum(), add=number > 0)
             kept.append((losses.detach(), weights))
         losses, weights = (torch.cat(parts) for parts in zip(*kept, strict=True))
         if not self._weights_checked and self._workload.weights is not None:
             check_weights(weights, where="the first batch of the train split")  # the values only once: it synchronises
             self._weights_checked = True
         total = weights.sum()
-        self._flat.grad.div_(total)
+        self._stack.grad[self.lane].div_(total)
         loss = (weights * losses).sum() / total
         n = losses.numel()
         squared_se = ((weights * (losses - loss)) ** 2).sum() / total**2 * (n / (n - 1) if n > 1 else math.nan)
-        return BatchLoss(loss, squared_se)
+        return loss, squared_se
 
 
 def _variance(losses: Tensor, examples: int) -> Tensor:

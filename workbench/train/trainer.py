@@ -1,25 +1,29 @@
-"""`Trainer`: where a trial is trained; the loop itself is in `trial_run.py`."""
+"""`Trainer`: where trials are trained, one alone or many together; the loop itself is in `lane_run.py`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record_writer import StudyWriter, TrialWriter
+from workbench.train.choice import choose_gradients
 from workbench.train.device import resolve_device
 from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks.base import Hook
 from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
+from workbench.train.lane import Lane
+from workbench.train.lane_groups import check_lanes, group_lanes
+from workbench.train.lane_run import LaneRun
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
-from workbench.train.trial_run import TrialRun
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 from workbench.workloads.registry import call_on
@@ -108,22 +112,7 @@ class Trainer:
         progress: Progress | None = None,
     ) -> TrialRecord:
         """Train one trial of a study, or return the finished one that is there already."""
-        device = resolve_device(self.device)
-        sizes = check_data(workload, config)
-        check_selection(workload, config)
-        writer = study.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
-        if writer.finished:
-            return writer.record
-        with isolated_rng():
-            try:
-                run = TrialRun(
-                    workload, config, writer=writer, device=device, hooks=self._all_hooks(), progress=progress
-                )
-            except Exception as error:
-                writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
-                raise
-            run.train()
-        return writer.record
+        return self.run_trials(workload, [config], study, stage=stage, progress=progress)[0]
 
     def run_trials(
         self,
@@ -134,8 +123,43 @@ class Trainer:
         stage: str,
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
-        """Train trials of a study that do not depend on each other; those that are finished already are returned."""
-        return [self.run_trial(workload, config, study, stage=stage, progress=progress) for config in configs]
+        """Train trials that do not depend on each other as lanes of one program; finished ones are only returned.
+
+        Args:
+            workload: what to train.
+            configs: how, trial by trial; they may differ in anything, and train together where batches are alike.
+            study: where they are recorded.
+            stage: what they are for.
+            progress: called with the number of updates made.
+
+        Raises:
+            UsageError: `configs` is empty.
+            ConfigError: two are the same, or one cannot be trained; it is named.
+            WorkloadError: model, data or loss are broken; what was saved is kept.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+        """
+        device = resolve_device(self.device)
+        sizes = check_lanes(workload, configs)
+        writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
+        with isolated_rng():
+            lanes = []
+            for config, writer in zip(configs, writers, strict=True):
+                if not writer.finished:
+                    with _noted(writer):
+                        lanes.append(Lane(config, writer))
+            for group in group_lanes(lanes):
+                with _noted(*(lane.writer for lane in group)):
+                    run = LaneRun(
+                        workload,
+                        group,
+                        study=study,
+                        device=device,
+                        hooks=self._all_hooks(),
+                        choose=partial(choose_gradients, workload, wanted=self.gradients),
+                        progress=progress,
+                    )
+                run.train()
+        return [writer.record for writer in writers]
 
     def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
         """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
@@ -146,6 +170,17 @@ class Trainer:
     def _all_hooks(self) -> list[Hook]:
         given = {type(hook) for hook in self.hooks}
         return [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)
+
+
+@contextlib.contextmanager
+def _noted(*writers: TrialWriter) -> Iterator[None]:
+    """Record trials that could not even begin as failed."""
+    try:
+        yield
+    except Exception as error:
+        for writer in writers:
+            writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
+        raise
 
 
 def _checked(workload: object, config: object) -> TrainConfig:

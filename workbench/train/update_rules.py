@@ -7,7 +7,7 @@ are kept where the playbook's FAQ and `torch.optim` differ (F7): "playbook" is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -119,9 +119,9 @@ RULES: dict[tuple[str, str], Rule] = {
 
 
 class Updater(Protocol):
-    """What the trainer asks of an optimizer: one update, and a state that can be saved."""
+    """What the trainer asks of an optimizer: one update of all lanes, and a state that can be saved lane by lane."""
 
-    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: float | None = None) -> Tensor:
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: Any = None) -> Tensor:
         """Return the update (lanes, parameters) that step `step` (from 0) subtracts.
 
         Args:
@@ -129,20 +129,24 @@ class Updater(Protocol):
             grad: flat gradient after clipping, same shape.
             lr: shape (lanes, 1), on the device.
             step: from 0.
-            host_lr: the lr as a number, for who needs one: reading it from `lr` would make the device wait.
+            host_lr: the lrs as numbers, for who needs them: reading them from `lr` would make the device wait.
         """
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the state tensors by name."""
+    def state(self, lane: int) -> dict[str, Tensor]:
+        """Return the state tensors of one lane by name."""
         ...
 
-    def plain_state(self) -> dict[str, Any]:
-        """Return the rest of the state as JSON values."""
+    def plain_state(self, lane: int) -> dict[str, Any]:
+        """Return the rest of its state as JSON values."""
         ...
 
-    def load(self, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
         """Put a saved state back."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all lanes but these."""
         ...
 
 
@@ -190,14 +194,49 @@ class UpdateRule:
             tensor.copy_(state[key])
 
 
-def make_updater(config: TrainConfig, params: Tensor, parameters: list[torch.nn.Parameter]) -> Updater:
-    """Return the updater of `config`: a rule by name, or the user's own torch optimizer.
+class LaneUpdaters:
+    """One updater per lane."""
+
+    def __init__(self, configs: Sequence[TrainConfig], params: Tensor, parameters: Sequence[list[torch.nn.Parameter]]):
+        self._lanes = [
+            TorchOptimizer(config, own) if callable(config.optimizer) else UpdateRule(config, params[lane : lane + 1])
+            for lane, (config, own) in enumerate(zip(configs, parameters, strict=True))
+        ]
+
+    def update(self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: Any = None) -> Tensor:
+        """Return the update of all lanes."""
+        return torch.cat([
+            updater.update(
+                params[k : k + 1], grad[k : k + 1], lr[k : k + 1], step, None if host_lr is None else float(host_lr[k])
+            )
+            for k, updater in enumerate(self._lanes)
+        ])  # fmt: skip
+
+    def state(self, lane: int) -> dict[str, Tensor]:
+        """Return the state tensors of one lane by name."""
+        return self._lanes[lane].state()
+
+    def plain_state(self, lane: int) -> dict[str, Any]:
+        """Return the rest of its state as JSON values."""
+        return self._lanes[lane].plain_state()
+
+    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+        self._lanes[lane].load(state, plain)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all lanes but these."""
+        self._lanes = [self._lanes[row] for row in rows]
+
+
+def make_updater(
+    configs: Sequence[TrainConfig], params: Tensor, parameters: Sequence[list[torch.nn.Parameter]]
+) -> Updater:
+    """Return the updater of K lanes: a rule by name, or the user's own torch optimizer.
 
     Args:
-        config: the trial's config.
+        configs: of the lanes.
         params: flat parameters, shape (lanes, parameters).
-        parameters: the model's parameters, views of `params`, each with a `.grad` that is a view of the gradient.
+        parameters: each lane's parameters, views of `params`, each with a `.grad` that is a view of the gradient.
     """
-    if callable(config.optimizer):
-        return TorchOptimizer(config, parameters)
-    return UpdateRule(config, params)
+    return LaneUpdaters(configs, params, parameters)

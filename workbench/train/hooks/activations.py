@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.record import TrialRecord
+from workbench.record import StudyRecord, TrialRecord
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.hooks.norms import check_cadence
 
@@ -29,34 +29,36 @@ class Activations(Hook):
     def __init__(self, every: int = 20) -> None:
         self.every = check_cadence(every)
         self._handles: list[RemovableHandle] = []
-        self._values: dict[str, Tensor] = {}
+        self._values: dict[str, dict[int, Tensor]] = {}
 
     def on_start(self, run: Run) -> None:
         """Attach to the leaf modules."""
         self._detach()
-        for name, module in run.model.named_modules():
-            if name and not list(module.children()):
-                self._handles.append(module.register_forward_hook(self._observer(run, name)))
+        for trial, model in zip(run.trials, run.models, strict=True):
+            for name, module in model.named_modules():
+                if name and not list(module.children()):
+                    self._handles.append(module.register_forward_hook(self._observer(run, trial, name)))
 
     def on_step(self, step: Step) -> None:
         """Store what the forward pass of this step showed."""
-        for name, value in self._values.items():
-            step.record(name, value)
+        for name, values in self._values.items():
+            step.record(name, torch.stack([values[trial] for trial in step.trials]))
         self._values.clear()
 
-    def on_end(self, record: TrialRecord) -> None:  # noqa: ARG002
+    def on_end(self, record: TrialRecord | StudyRecord) -> None:  # noqa: ARG002
         """Detach."""
         self._detach()
 
-    def _observer(self, run: Run, name: str) -> Any:
+    def _observer(self, run: Run, trial: int, name: str) -> Any:
         def observe(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
             if run.step % self.every or not module.training or not isinstance(output, Tensor):
                 return
             if output.is_floating_point():
                 with torch.no_grad():
                     values = output.detach().float()
-                    self._values[f"activation_rms/{name}"] = values.square().mean().sqrt()
-                    self._values[f"activation_zero_frac/{name}"] = (values == 0).float().mean()
+                    rms, zero_frac = values.square().mean().sqrt(), (values == 0).float().mean()
+                    self._values.setdefault(f"activation_rms/{name}", {})[trial] = rms
+                    self._values.setdefault(f"activation_zero_frac/{name}", {})[trial] = zero_frac
 
         return observe
 

@@ -5,12 +5,15 @@ on_step(step)                 once an update: gradient known, update computed, n
 on_evaluation(row)            after each evaluated metric
 on_end(record)                always, also after an error or an interrupt, and when another hook's on_end raised
 
+Trials that train together are lanes: each of these is called once for all of them, and the leading axis of every tensor
+is the lane. `on_end` then gets a study's record that shows these trials.
+
 What a hook is given is live, not a copy: a tensor changed in place would change the training. Clone what you alter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.metrics import check_metric
-from workbench.record import TrialRecord
+from workbench.record import StudyRecord, TrialRecord
 
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
@@ -29,23 +32,35 @@ __all__ = ["Hook", "Run", "Step"]
 
 @dataclass
 class Run:
-    """What a hook may look at for the whole run.
+    """What a hook may look at for the whole run: one trial, or several that train together as lanes.
 
     Attributes:
-        model: the model being trained; read only.
+        models: the models being trained, one per lane; read only.
         workload: what is trained.
-        config: how.
+        configs: how, lane by lane.
         device: where.
         parameter_slices: name of each trained parameter -> its place in the flat tensors of a `Step`.
+        trials: number of each lane's trial; a lane that diverged or ended leaves them.
         step: the step in progress, for hooks that attach to the model's forward pass.
     """
 
-    model: nn.Module
+    models: Sequence[nn.Module]
     workload: Workload
-    config: TrainConfig
+    configs: Sequence[TrainConfig]
     device: torch.device
     parameter_slices: Mapping[str, slice]
+    trials: tuple[int, ...] = (0,)
     step: int = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of the first lane, which is the only one where a trial is trained alone."""
+        return self.models[0]
+
+    @property
+    def config(self) -> TrainConfig:
+        """The config of the first lane."""
+        return self.configs[0]
 
 
 @dataclass(slots=True)
@@ -64,7 +79,8 @@ class Step:
         grad: flat gradient after clipping, same shape.
         update: what will be subtracted, same shape.
         data_wait_s: how long the loop waited for the batch.
-        step_time_s: host time since the previous step began, evaluation left out.
+        step_time_s: host time since the previous step began, evaluation left out; of all lanes together.
+        trials: number of each lane's trial.
     """
 
     index: int
@@ -76,6 +92,7 @@ class Step:
     update: Tensor
     data_wait_s: float
     step_time_s: float
+    trials: tuple[int, ...] = (0,)
     recorded: dict[str, Tensor | float] = field(default_factory=dict)
 
     def record(self, name: str, value: Tensor | float) -> None:
@@ -100,7 +117,7 @@ class Hook:
     def on_evaluation(self, row: Mapping[str, Any]) -> None:
         """Look at one row of `.evals`; it cannot be changed."""
 
-    def on_end(self, record: TrialRecord) -> None:
+    def on_end(self, record: TrialRecord | StudyRecord) -> None:
         """Detach whatever `on_start` attached; called exactly once for each `on_start`.
 
         An error raised here reaches the caller after all hooks were called, unless training itself raised one before.

@@ -1,0 +1,67 @@
+"""`CheckpointStore`: the checkpoints of one trial; what is superseded within seconds never reaches the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.train.checkpoint import Checkpoint, best_steps, latest_checkpoint, prune, save_checkpoint
+
+__all__ = ["CheckpointStore"]
+
+WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
+WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
+
+
+class CheckpointStore:
+    """Keeps the best `keep_best` checkpoints of a trial and its latest (P4.4), in memory first and then on disk."""
+
+    def __init__(self, folder: Path, *, keep_best: int, mode: str) -> None:
+        self.folder = folder
+        self._keep_best, self._mode = keep_best, mode
+        self._waiting: dict[int, Checkpoint] = {}
+        self._written_at = time.perf_counter()
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint, written or waiting."""
+        path = latest_checkpoint(self.folder)
+        written = [] if path is None else [int(path.name.removeprefix("step-"))]
+        return max([*written, *self._waiting], default=None)
+
+    def add(self, checkpoint: Checkpoint, evaluated: Mapping[int, float]) -> None:
+        """Take one checkpoint, whose tensors must not change any more.
+
+        Args:
+            checkpoint: to keep.
+            evaluated: step -> value that selection compares, of all evaluations so far.
+        """
+        self._waiting[checkpoint.step] = checkpoint
+        best = best_steps({s: v for s, v in evaluated.items() if s in self._waiting}, self._keep_best, mode=self._mode)
+        kept = {checkpoint.step, *best}
+        self._waiting = {step: c for step, c in self._waiting.items() if step in kept}
+
+    @property
+    def due(self) -> bool:
+        """Whether what waits is too old or too large to wait on."""
+        late = time.perf_counter() - self._written_at > WRITE_SECONDS
+        return bool(self._waiting) and (late or sum(map(_bytes, self._waiting.values())) > WAITING_BYTES)
+
+    def write(self, evaluated: Mapping[int, float], *, final: bool = False) -> None:
+        """Write what waits, and delete from disk what is neither among the best nor the latest.
+
+        Args:
+            evaluated: step -> value that selection compares, of all evaluations so far.
+            final: wait until the disk has it, which outlives a power cut; otherwise only every `WRITE_SECONDS`.
+        """
+        sync = final or time.perf_counter() - self._written_at > WRITE_SECONDS
+        for step in sorted(self._waiting):
+            save_checkpoint(self.folder, self._waiting[step], sync=sync)
+            del self._waiting[step]
+        prune(self.folder, evaluated, keep_best=self._keep_best, mode=self._mode)
+        self._written_at = time.perf_counter()
+
+
+def _bytes(checkpoint: Checkpoint) -> int:
+    return sum(t.numel() * t.element_size() for part in (checkpoint.model, checkpoint.trainer) for t in part.values())

@@ -1,0 +1,352 @@
+"""K trials that train together, step by step.
+
+for step in range(total_steps):
+    evaluate, checkpoint                       every fixed number of steps (P2.8); lanes that ended leave the stack
+    batch -> loss, gradient -> norm -> clip    of every lane
+    update = rule(gradient, lr(step))
+    hooks.on_step                              they observe, nothing else
+    parameters -= update
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
+from workbench.record import StudyRecord, TrialRecord
+from workbench.record_writer import StudyWriter
+from workbench.train.checkpoint import Checkpoint
+from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
+from workbench.train.data_stream import DataStream
+from workbench.train.evaluation import evaluate
+from workbench.train.explain import explained
+from workbench.train.gradients import Gradients
+from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.interrupt import StopRequest, catch_interrupt
+from workbench.train.lane import Lane, padded_lrs
+from workbench.train.lane_log import LaneLog
+from workbench.train.lanes import LaneStack
+from workbench.train.progress import Progress
+from workbench.train.update_rules import make_updater
+from workbench.workloads.base import Workload
+
+__all__ = ["LaneRun"]
+
+FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this
+FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
+
+Choose = Callable[[LaneStack, "Sequence[DataStream]"], Gradients]
+
+
+class LaneRun:
+    """One stack of lanes from the step that they begin with to the end of the longest.
+
+    Args:
+        workload: what is trained.
+        lanes: equal in what a stack shares (see `lane_groups`), all beginning with the same step.
+        study: where rows go.
+        device: where to train.
+        hooks: observers.
+        choose: returns the way to the gradients for a stack that is about to train.
+        progress: called with the number of updates made.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        lanes: Sequence[Lane],
+        *,
+        study: StudyWriter,
+        device: torch.device,
+        hooks: Sequence[Hook],
+        choose: Choose,
+        progress: Progress | None,
+    ) -> None:
+        self.workload, self.study, self.device = workload, study, device
+        self.lanes, self.hooks, self.progress = list(lanes), hooks, progress
+        self._choose = choose
+        self.step = lanes[0].start_step
+        seeds = sorted({lane.config.per_host_seed for lane in lanes})
+        configs = [lane.config for lane in lanes]
+        self.stack = LaneStack(workload, configs, device, streams=[seeds.index(c.per_host_seed) for c in configs])
+        self.updater = make_updater(configs, self.stack.values, self.stack.parameters)
+        self.streams = [self._stream(seed) for seed in seeds]
+        self._load()
+        self._set_constants()
+        self.log = LaneLog(study.steps)
+        self.run = Run(self.stack.models, workload, configs, device, self._slices(), self._numbers(), self.step)
+        self.began = [lane.number for lane in lanes]
+        self._next = self.step
+        self._flushed_at = self._accounted_at = time.perf_counter()
+
+    def train(self) -> None:
+        """Train to the end; leave a readable, resumable record whatever happens."""
+        started: list[Hook] = []
+        gradients: Gradients | None = None
+        try:
+            for hook in self.hooks:
+                started.append(hook)
+                hook.on_start(self.run)
+            for model in self.stack.models:
+                model.train()
+            with catch_interrupt() as stop:
+                gradients = self._choose(self.stack, self.streams)
+                for lane in self.lanes:
+                    lane.begin(lanes=len(self.lanes), **gradients.describe())
+                self._train(gradients, stop)
+                if self.lanes:
+                    self._stop()
+        except BaseException as error:
+            self._abandon(error)
+            for later in self._end(started):
+                error.add_note(f"Then a hook's on_end raised {type(later).__name__}: {later}")
+            raise
+        finally:
+            if gradients is not None:
+                gradients.close()
+        for first in self._end(started):
+            raise first
+        if self.lanes:
+            raise StudyInterrupted(
+                f"stopped after step {self.step} of {max(lane.config.total_steps for lane in self.lanes)}; everything is "
+                f"saved in {self.study.path}, and the same call goes on from there."
+            )
+
+    def _train(self, gradients: Gradients, stop: StopRequest) -> None:
+        before = time.perf_counter()
+        self._on_cadence()
+        while self.lanes and not stop.requested:
+            self.run.step = step = self.step
+            batches = [stream.next() for stream in self.streams]
+            try:
+                batch = gradients(batches)
+            except Exception:
+                with explained(self.workload, self._where(gradients)):  # only now: a step that succeeds pays nothing
+                    raise
+            values, grad, lr = self.stack.values, self.stack.grad, self._lr[step]
+            norm = global_norm(grad)
+            core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
+            if self._thresholds is not None:
+                clipped_grad, core["clipped"] = clip_by_norm(grad, norm, self._thresholds)
+                grad.copy_(clipped_grad)
+            update = self.updater.update(values, grad, lr, step, self._host_lr[step])
+            now = time.perf_counter()
+            wait_s = sum(stream.wait_s for stream in self.streams)
+            event = Step(step, batch.loss, norm, lr[:, 0], values, grad, update, wait_s, now - before, self.run.trials)
+            before = now
+            for hook in self.hooks:
+                hook.on_step(event)
+            values.sub_(update)
+            self.log.append(step, core, event.recorded)
+            self.step = step + 1
+            if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
+                self._on_cadence()
+
+    def _on_cadence(self) -> None:
+        """Evaluate, checkpoint and flush where this step calls for it; lanes that diverged or ended leave."""
+        step = self.step
+        self._flush()
+        evaluated = [lane for lane in self.lanes if lane.evaluation_due(step)]
+        if evaluated:
+            self._evaluate(evaluated)
+        for row, lane in enumerate(self.lanes):
+            if lane.checkpoint_due(step):
+                lane.keep(self._checkpoint(row))
+        ended = [lane for lane in self.lanes if step == lane.config.total_steps]
+        if any(lane.checkpoints.due for lane in self.lanes):
+            self._write()
+        if ended:
+            self.study.flush()
+            self._account()
+            for lane in ended:
+                lane.checkpoints.write(lane.selected, final=True)
+                lane.end("complete", step=step)
+            self._leave(ended)
+        self._next = 1 if step == 0 else min((lane.next_due(step) for lane in self.lanes), default=step)
+
+    def _flush(self) -> None:
+        """Hand the rows on; lanes that are not finite any more are recorded and leave."""
+        steps = len(self.log)
+        diverged = self.log.flush(self._numbers(), [lane.lrs for lane in self.lanes])
+        if len(diverged) == len(self.lanes) and set(diverged.values()) == {0}:
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: the loss is not finite at step 0, before any update. Look at the data "
+                "(NaN or infinite inputs), at the model's initialisation, and at logarithms or divisions in the loss."
+            )
+        if self.progress is not None and steps:
+            self.progress(steps * len(self.lanes))
+        if diverged or time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
+            self.study.flush()
+            self._flushed_at = time.perf_counter()
+        if diverged:
+            self._account()
+            leaving = [self.lanes[row] for row in diverged]
+            for lane, at in zip(leaving, diverged.values(), strict=True):
+                lane.checkpoints.write(lane.selected)
+                lane.end("diverged", step=self.step, diverged_at=at)
+            self._leave(leaving)
+
+    def _evaluate(self, lanes: Sequence[Lane]) -> None:
+        rows: list[dict[str, Any]] = []
+        selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
+        for split in sorted({"validation"} | selected):
+            results = [
+                evaluate(
+                    self.workload,
+                    self.stack.models[self.lanes.index(lane)],
+                    split=split,
+                    batch_size=lane.config.evaluation_batch,
+                    device=self.device,
+                    precision=lane.config.precision,
+                )
+                for lane in lanes
+            ]
+            for lane, found in zip(lanes, results, strict=True):
+                if split in ("validation", lane.config.select.split("/", 1)[0]):
+                    rows += lane.rows(self.step, split, found)
+        for row in rows:
+            for hook in self.hooks:
+                hook.on_evaluation(MappingProxyType(row))
+        self.study.evals.add(_columns(rows))
+
+    def _checkpoint(self, row: int) -> Checkpoint:
+        """Return a copy of everything that lane `row` goes on from."""
+        self._account()
+        lane = self.lanes[row]
+        model = {name: _copied(tensor) for name, tensor in self.stack.models[row].state_dict().items()}
+        trainer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
+        trainer |= {f"rng/{name}": _copied(t) for name, t in self.stack.rng.state(row).items()}
+        data = self.streams[self.stack.streams[row]].state()
+        trainer |= {f"data/{name}": _copied(t) for name, t in data.items()}
+        meta = {
+            "evaluated": lane.evaluated_at == self.step,
+            "seconds": lane.seconds,
+            "optimizer": self.updater.plain_state(row),
+        }
+        return Checkpoint(self.step, model, trainer, meta)
+
+    def _load(self) -> None:
+        """Go back to the lanes' checkpoints, random state included."""
+        for row, lane in enumerate(self.lanes):
+            checkpoint = lane.start
+            if checkpoint is None:
+                continue
+            parts = _parts(checkpoint.trainer)
+            try:
+                self.stack.models[row].load_state_dict(checkpoint.model)
+                self.updater.load(row, parts["optimizer"], checkpoint.meta["optimizer"])
+            except (RuntimeError, LookupError, ValueError) as error:
+                raise CheckpointError(
+                    f"the checkpoint of step {checkpoint.step} does not fit the model "
+                    f"({str(error).splitlines()[-1].strip()}). The code of the workload has changed since: give a new folder "
+                    "with out=..."
+                ) from error
+            self.stack.rng.load(row, parts["rng"])
+
+    def _stream(self, seed: int) -> DataStream:
+        lane = next(lane for lane in self.lanes if lane.config.per_host_seed == seed)
+        state = None if lane.start is None else _parts(lane.start.trainer)["data"]
+        return DataStream(self.workload, lane.config, self.device, start_step=self.step, state=state)
+
+    def _leave(self, lanes: Sequence[Lane]) -> None:
+        """Take lanes out of the stack and pack the rest together."""
+        rows = [row for row, lane in enumerate(self.lanes) if lane not in lanes]
+        self.lanes = [self.lanes[row] for row in rows]
+        if rows:
+            self.stack.keep(rows)
+            self.updater.keep(rows)
+            self._set_constants()
+        self.run.models, self.run.trials = self.stack.models if rows else [], self._numbers()
+        self.run.configs = [lane.config for lane in self.lanes]
+
+    def _set_constants(self) -> None:
+        """Put what differs between lanes and steps on the device: learning rates and clipping thresholds."""
+        self._host_lr = padded_lrs(self.lanes)
+        dtype = self.stack.values.dtype
+        self._lr = torch.as_tensor(self._host_lr, dtype=dtype).to(self.device).unsqueeze(2)
+        self._thresholds = clip_thresholds([lane.config for lane in self.lanes], self.stack.values)
+
+    def _account(self) -> None:
+        """Share the time since the last call equally among the lanes."""
+        now = time.perf_counter()
+        for lane in self.lanes:
+            lane.seconds += (now - self._accounted_at) / len(self.lanes)
+        self._accounted_at = now
+
+    def _write(self, *, final: bool = False) -> None:
+        self.study.flush()
+        self._flushed_at = time.perf_counter()
+        for lane in self.lanes:
+            lane.checkpoints.write(lane.selected, final=final)
+
+    def _stop(self) -> None:
+        """After an interrupt: save every lane so that it goes on from this very step."""
+        self._flush()
+        self._account()
+        for row, lane in enumerate(self.lanes):
+            if lane.checkpoints.latest != self.step:
+                lane.keep(self._checkpoint(row))
+        self._write(final=True)
+        for lane in self.lanes:
+            lane.end("stopped", step=self.step)
+
+    def _abandon(self, error: BaseException) -> None:
+        """After an error: keep what there is, and say of every lane how it ended."""
+        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            self.log.flush(self._numbers(), [lane.lrs for lane in self.lanes])
+            self._write()
+        for lane in self.lanes:
+            with contextlib.suppress(RecordError):
+                lane.writer.event("ended", state=state, error=f"{type(error).__name__}: {error}")
+
+    def _end(self, started: Sequence[Hook]) -> list[Exception]:
+        """Call `on_end` of every hook that was started, whatever the others do, and return what they raised."""
+        errors: list[Exception] = []
+        only = frozenset(self.began)
+        single = len(only) == 1
+        record = TrialRecord(self.study.path, self.began[0]) if single else StudyRecord(self.study.path, only)
+        for hook in started:
+            try:
+                hook.on_end(record)
+            except Exception as error:
+                errors.append(error)
+        return errors
+
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(lane.number for lane in self.lanes)
+
+    def _slices(self) -> Mapping[str, slice]:
+        return dict(zip(self.stack.names, self.stack.slices, strict=True))
+
+    def _where(self, gradients: Gradients) -> str:
+        lane = getattr(gradients, "lane", None)
+        if lane is None or len(self.began) == 1:
+            return f"at step {self.step}"
+        return f"at step {self.step} of {self.lanes[lane].name}"
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _parts(trainer: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}}
+    for name, tensor in trainer.items():
+        kind, rest = name.split("/", 1)
+        parts[kind][rest] = tensor
+    return parts
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns["num_correct"] = np.array([np.nan if v is None else v for v in columns["num_correct"]], dtype=np.float64)
+    return columns

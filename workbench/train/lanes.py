@@ -1,0 +1,200 @@
+"""`LaneStack`: the weights of K trials of one architecture, stacked along a leading lane axis.
+
+The parameters of lane k's model are views of row k, and so are its buffers. One tensor per kind makes the global
+norm, clipping and every update rule a handful of operations for all lanes together; a single trial is K = 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, WorkbenchError, WorkloadError
+from workbench.train.lane_rng import LaneRng
+from workbench.train.rng import capture_rng, seed_all
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_model
+
+__all__ = ["LaneStack", "build_model"]
+
+
+def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision.
+
+    Raises:
+        WorkloadError: `build_model` raised, with that error as the cause, or returned nothing to train.
+    """
+    seed_all(config.shared_seed)
+    try:
+        model = workload.build_model()
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model raised {type(error).__name__}: {error}. Call it alone to see where."
+        ) from error
+    check_model(model)
+    dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
+    return model.to(device=device, dtype=dtype)
+
+
+class LaneStack:
+    """What the forward and backward passes of K lanes read and write; lane k is row k everywhere.
+
+    Tied weights count once; frozen parameters are not trained and have rows of their own, because each lane has its own
+    initialisation. All tensors are replaced by `keep`: read them anew for each step.
+
+    Attributes:
+        models: one per lane; their parameters and buffers are views of the tensors below.
+        parameters: the trained parameters of each lane's model, in the order of `names`.
+        values: trained parameters, shape (lanes, parameters).
+        grad: their gradient, same shape; each parameter's `.grad` is a view of it.
+        names: names of the trained parameters, in order.
+        slices: where each of them lies in a row.
+        shapes: their shapes.
+        frozen: name -> parameters that are not trained, shape (lanes, ...).
+        buffers: name -> shape (lanes, ...).
+        streams: which stream of batches each lane reads.
+        rng: random state of each lane.
+        device: where.
+        precision: as in the configs; the lanes share it.
+    """
+
+    def __init__(
+        self, workload: Workload, configs: Sequence[TrainConfig], device: torch.device, *, streams: Sequence[int] = ()
+    ) -> None:
+        for config in configs:
+            if config.bn_stat_examples is not None:
+                raise ConfigError(
+                    f"bn_stat_examples={config.bn_stat_examples} is not supported by this trainer yet: leave it at None, "
+                    "which normalises over the batch as the model does."
+                )
+        self.device, self.precision = device, configs[0].precision
+        self.streams = list(streams) or [0] * len(configs)
+        self.values = self.grad = torch.empty(0)
+        self.frozen: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.names: list[str] = []
+        self.slices: list[slice] = []
+        self.shapes: list[torch.Size] = []
+        self.models: list[nn.Module] = []
+        self.parameters: list[list[nn.Parameter]] = []
+        random_states = []
+        for lane, config in enumerate(configs):
+            self._place(build_model(workload, config, device), lane, lanes=len(configs), seed=config.shared_seed)
+            seed_all(config.shared_seed, config.per_host_seed)
+            random_states.append(capture_rng())
+        self.rng = LaneRng(random_states, device)
+
+    def __len__(self) -> int:
+        """Lanes in the stack."""
+        return len(self.models)
+
+    def collect(self, lane: int, grads: Sequence[Tensor | None], *, add: bool) -> None:
+        """Copy one lane's per-parameter gradients into its row, or add them to it; None is zero."""
+        flat = [
+            self.values.new_zeros(where.stop - where.start) if g is None else g.reshape(-1)
+            for g, where in zip(grads, self.slices, strict=True)
+        ]
+        row = self.grad[lane]
+        if add:
+            row.add_(torch.cat(flat))
+        else:
+            torch.cat(flat, out=row)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all lanes but these, and pack the rest together."""
+        self._read_back()
+        index = torch.tensor(list(rows), device=self.device)
+        self.values = self.values.index_select(0, index)
+        self.grad = torch.zeros_like(self.values)
+        self.frozen = {name: t.index_select(0, index) for name, t in self.frozen.items()}
+        self.buffers = {name: t.index_select(0, index) for name, t in self.buffers.items()}
+        self.models = [self.models[row] for row in rows]
+        self.parameters = [self.parameters[row] for row in rows]
+        self.streams = [self.streams[row] for row in rows]
+        self.rng.keep(rows)
+        for lane, model in enumerate(self.models):
+            self._bind(model, lane)
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Take buffers and random state back to what they were before the block; gradients are left as they are."""
+        buffers = {name: t.clone() for name, t in self.buffers.items()}
+        states = [self.rng.state(lane) for lane in range(len(self))]
+        try:
+            yield
+        finally:
+            for name, tensor in buffers.items():
+                self.buffers[name].copy_(tensor)
+            for lane, state in enumerate(states):
+                self._bind(self.models[lane], lane)
+                self.rng.load(lane, state)
+
+    def _place(self, model: nn.Module, lane: int, *, lanes: int, seed: int) -> None:
+        trained = _trained(model)
+        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        buffers = dict(model.named_buffers())
+        shapes = [p.shape for _, p in trained]
+        if lane == 0:
+            _check_dtypes([p for _, p in trained])
+            self.names = [name for name, _ in trained]
+            self.shapes = shapes
+            ends = [0, *itertools.accumulate(p.numel() for _, p in trained)]
+            self.slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
+            first = trained[0][1]
+            self.values = torch.empty((lanes, ends[-1]), dtype=first.dtype, device=first.device)
+            self.grad = torch.zeros_like(self.values)
+            self.frozen = {name: p.new_empty((lanes, *p.shape)) for name, p in frozen.items()}
+            self.buffers = {name: b.new_empty((lanes, *b.shape)) for name, b in buffers.items()}
+        elif self.names != [name for name, _ in trained] or self.shapes != shapes:
+            raise WorkloadError(
+                f"build_model returned another architecture under shared_seed={seed} than for the trials before it. Its "
+                "shapes must not depend on the seed: lanes that train together are stacked."
+            )
+        for (_, p), where in zip(trained, self.slices, strict=True):
+            self.values[lane, where].copy_(p.detach().reshape(-1))
+        for name, tensor in (frozen | buffers).items():
+            (self.frozen if name in frozen else self.buffers)[name][lane].copy_(tensor.detach())
+        self._bind(model, lane)
+        self.models.append(model)
+        self.parameters.append([p for _, p in trained])
+
+    def _bind(self, model: nn.Module, lane: int) -> None:
+        """Make the model's parameters and buffers views of its row; an alias stays an alias."""
+        for (_, p), where in zip(_trained(model), self.slices, strict=True):
+            p.data = self.values[lane, where].view(p.shape)
+            p.grad = self.grad[lane, where].view(p.shape)
+        for name, p in model.named_parameters():
+            if name in self.frozen:
+                p.data = self.frozen[name][lane]
+        rows = {id(buffer): self.buffers[name][lane] for name, buffer in model.named_buffers()}
+        for module in model.modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[leaf] = rows[id(buffer)]
+
+    def _read_back(self) -> None:
+        """Fetch the buffers that a model replaced by other tensors instead of writing into them."""
+        for lane, model in enumerate(self.models):
+            for name, buffer in model.named_buffers():
+                if name in self.buffers and buffer.data_ptr() != self.buffers[name][lane].data_ptr():
+                    self.buffers[name][lane].copy_(buffer)
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _check_dtypes(parameters: Sequence[nn.Parameter]) -> None:
+    kinds = sorted({str(p.dtype) for p in parameters})
+    if len(kinds) > 1 or any(p.is_complex() for p in parameters):
+        raise WorkloadError(
+            f"the model's trained parameters have dtypes {', '.join(kinds)}; one real dtype is needed. Call .float() in "
+            "build_model, or set precision='float32'; precision='bfloat16' runs the forward pass in bfloat16."
+        )
