@@ -85,6 +85,8 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
             "study": "s",
             "note": "why not",
             "device": "cpu",
+            "executor": "local",
+            "address": None,
             "command": shlex.join(["workbench", *words, "--note", "why not"]),
             "progress": True,
         }
@@ -101,6 +103,8 @@ def test_diagnose_leaves_what_was_not_said_to_the_playbook(playbook) -> None:
         "study": None,
         "note": None,
         "device": "auto",
+        "executor": "local",
+        "address": None,
         "command": "",
         "progress": True,
     }
@@ -128,14 +132,32 @@ def test_what_is_printed_is_what_the_playbook_says_to_paste(playbook, capsys) ->
     assert "mine:make" not in out
 
 
-@pytest.mark.parametrize("option", ["--executor", "--trainer"])
-def test_there_is_one_executor_and_one_trainer(playbook, capsys, option: str) -> None:
+def test_there_is_one_trainer(playbook, capsys) -> None:
     calls = playbook(diagnosis())
-    assert cli.main(["diagnose", "w", option, "local"]) == 0
+    assert cli.main(["diagnose", "w", "--trainer", "local"]) == 0
     assert len(calls) == 1
-    assert cli.main(["diagnose", "w", option, "ray"]) == 2
-    assert f"{option} 'ray' is not there: this version has only 'local'" in capsys.readouterr().err
+    assert cli.main(["diagnose", "w", "--trainer", "parameter_server"]) == 2
+    assert "--trainer 'parameter_server' is not there: this version has only 'local'" in capsys.readouterr().err
     assert len(calls) == 1
+
+
+def test_executor_and_address_reach_the_playbook(playbook) -> None:
+    calls = playbook(diagnosis())
+    assert cli.main(["diagnose", "w", "--executor", "ray", "--address", "127.0.0.1:6379"]) == 0
+    assert (calls[0]["executor"], calls[0]["address"]) == ("ray", "127.0.0.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--executor", "slurm"], "executor='slurm' is not known"),
+        (["--address", "127.0.0.1:6379"], "address='127.0.0.1:6379' names a Ray cluster"),
+    ],
+)
+def test_a_wrong_executor_is_wrong_usage(capsys, tmp_path: Path, options: list[str], said: str) -> None:
+    assert cli.main(["diagnose", "quadratic", "--out", str(tmp_path / "s"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,10 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--study", metavar="NAME", help="name of the study (default: made from the workload's)")
     parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--executor", metavar="E", default="local", help="where trials run: local (default: local)")
+    parser.add_argument(
+        "--executor", metavar="E", default="local", help="where trials run: local, ray (default: local)"
+    )
+    parser.add_argument("--address", metavar="A", help="host:port of a Ray cluster (default: one on this machine)")
     parser.add_argument("--trainer", metavar="T", default="local", help="how a trial is run: local (default: local)")
     parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
     parser.set_defaults(command=_diagnose)
@@ -144,9 +147,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-    for option in ("executor", "trainer"):
-        if (given := getattr(args, option)) != "local":
-            raise UsageError(f"--{option} {given!r} is not there: this version has only 'local'. Leave --{option} out.")
+    if args.trainer != "local":
+        raise UsageError(f"--trainer {args.trainer!r} is not there: this version has only 'local'. Leave it out.")
     from workbench.playbook import diagnose
 
     diagnosis = diagnose(
@@ -156,6 +158,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         study=args.study,
         note=args.note,
         device=args.device,
+        executor=args.executor,
+        address=args.address,
         command=shlex.join(["workbench", *args.words]),
         progress=True,
     )

@@ -50,6 +50,7 @@ examples:
   workbench diagnose digits_cnn
   workbench diagnose mine.py:workload --steps 2000 --note "after the new augmentation"
   workbench diagnose package.module:workload --device cuda --fail-on fail    # in CI: 3 when it fails
+  workbench diagnose mine.py:workload --executor ray --address 127.0.0.1:6379    # trials on a Ray cluster
 
 Behind the colon stands the name of a Workload in that file, or of a function that makes one when it is called with
 nothing. The same command again resumes.

@@ -54,6 +54,8 @@ def diagnose(
     note: str | None = None,
     device: str = "auto",
     trainer: Trainer | None = None,
+    executor: str = "local",
+    address: str | None = None,
     sweep: LRSweep | None = None,
     instability: InstabilityStudy | None = None,
     command: str | None = None,
@@ -73,6 +75,8 @@ def diagnose(
         note: a short description (P5.4).
         device: where to train; ignored when `trainer` is given.
         trainer: None is the local `Trainer`.
+        executor: where trials run: "local" is this process, "ray" a cluster.
+        address: of the Ray cluster; None starts one on this machine, for as long as the diagnosis runs.
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
         instability: how to look for instability; None is `InstabilityStudy` at a price of ten baseline
             runs in all: one confirmation run where it answers, and warmup as the one fix.
@@ -91,6 +95,8 @@ def diagnose(
         settings=asdict(walk),
         steps=steps,
         trainer=trainer or Trainer(device=device),
+        executor=executor,
+        address=address,
         out=out,
         name=study,
         note=note,

@@ -38,6 +38,7 @@ class Study(ABC):
         executor: str = "local",
         out: str | Path | None = None,
         *,
+        address: str | None = None,
         name: str | None = None,
         note: str | None = None,
         progress: bool = False,
@@ -47,8 +48,9 @@ class Study(ABC):
         Args:
             workload: what to train.
             trainer: None is the local `Trainer`.
-            executor: where trials run; "local" is this process.
+            executor: where trials run: "local" is this process, "ray" a cluster.
             out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
+            address: of the Ray cluster; None starts one on this machine, for as long as the study runs.
             name: of the study; None is the folder's.
             note: a short description (P5.4); None writes one.
             progress: show one progress bar.
@@ -66,6 +68,7 @@ class Study(ABC):
             steps=self.steps,
             trainer=trainer,
             executor=executor,
+            address=address,
             out=out,
             name=name,
             note=note,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkbenchError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
+from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.device import resolve_device
 from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
@@ -30,14 +31,22 @@ class Session:
         workload: what is trained.
         config: the baseline, at the study's length.
         trainer: runs a trial.
+        executor: where it does so.
         writer: the study's folder.
     """
 
     def __init__(
-        self, workload: Workload, config: TrainConfig, trainer: Trainer, writer: StudyWriter, bar: ProgressBar
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        *,
+        trainer: Trainer,
+        executor: Executor,
+        writer: StudyWriter,
+        bar: ProgressBar,
     ) -> None:
         self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
-        self._bar = bar
+        self.executor, self._bar = executor, bar
         self._seen: set[int] = set()
 
     @property
@@ -56,14 +65,20 @@ class Session:
 
     def trial(self, config: TrainConfig, *, stage: str) -> TrialRecord:
         """Run one trial, or return it from the folder where it is complete already."""
-        self._bar.status(f"{stage} lr={config.peak_lr:.3g}")
-        record = self.trainer.run_trial(self.workload, config, self.writer, stage=stage, progress=self._bar.advance)
-        self._seen.add(record.number)
-        return record
+        return self.trials([config], stage=stage)[0]
 
     def trials(self, configs: Sequence[TrainConfig], *, stage: str) -> list[TrialRecord]:
         """Run trials that do not depend on each other, and return their records in the order of `configs`."""
-        return [self.trial(config, stage=stage) for config in configs]
+        if not configs:
+            return []
+        lrs = [config.peak_lr for config in configs]
+        span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
+        self._bar.status(f"{stage} lr={span}")
+        records = self.executor.run(
+            self.workload, configs, self.writer, stage=stage, trainer=self.trainer, progress=self._bar.advance
+        )
+        self._seen |= {record.number for record in records}
+        return records
 
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""
@@ -79,6 +94,7 @@ def open_session(
     steps: int | None = None,
     trainer: Trainer | None = None,
     executor: str = "local",
+    address: str | None = None,
     out: str | Path | None = None,
     name: str | None = None,
     note: str | None = None,
@@ -94,7 +110,8 @@ def open_session(
         settings: the study's own arguments; another value in the same folder is an error.
         steps: length of a trial; None is the baseline's `total_steps`.
         trainer: None is the local `Trainer`.
-        executor: where trials run; "local" is this process.
+        executor: where trials run: "local" is this process, "ray" a cluster.
+        address: of the Ray cluster; None starts one on this machine.
         out: the folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
         name: of the study; None is the folder's.
         note: a short description (P5.4); None writes one.
@@ -107,8 +124,7 @@ def open_session(
         WorkloadError: the workload cannot be trained.
         RecordError: the folder cannot be used.
     """
-    if executor != "local":
-        raise UsageError(f"executor={executor!r} is not known. Allowed: 'local'.")
+    runner = make_executor(executor, address)
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
@@ -134,8 +150,8 @@ def open_session(
     try:
         if found is not None:
             writer.hold_against(found)
-        with progress_bar(None, workload.name, show=progress) as bar:
-            yield Session(workload, config, trainer, writer, bar)
+        with closing(runner), progress_bar(None, workload.name, show=progress) as bar:
+            yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
         writer.finish()
     except Exception:
         writer.discard_unused()
