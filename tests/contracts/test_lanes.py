@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,19 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from workbench.config import TrainConfig
+from workbench.errors import ConfigError, DataError, StudyInterrupted, UsageError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
+from workbench.train.checkpoint import load_model
+from workbench.train.evaluation import evaluate
+from workbench.train.hooks.activations import Activations
+from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.lane_run import FLUSH_STEPS
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import RULES
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification
+from workbench.workloads.helpers import classification, language_model
+from workbench.workloads.source_text import Transformer
 
 WAYS = ("loop", "vmap")
 FEATURES, CLASSES = 12, 4
@@ -210,3 +219,186 @@ def test_every_model_trains_a_lane_like_a_trial_of_its_own(
 def test_any_number_of_lanes(tmp_path: Path, way: str, alone: Any, lanes: int) -> None:
     given = workload("batch_norm", dtype=torch.float64)
     check(given, variants(given.config, lanes), tmp_path, way, alone, rel=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("augmented", [False, True])
+def test_lanes_may_read_their_data_in_different_orders(tmp_path: Path, way: str, alone: Any, augmented: bool) -> None:
+    given = workload("dropout", augmented=augmented, dtype=torch.float64, total_steps=60, eval_every_steps=30)
+    configs = [given.config.replace(peak_lr=0.01 * (k + 1), per_host_seed=k % 2) for k in range(4)]
+    lanes = check(given.replace(name=f"orders-{augmented}"), configs, tmp_path, way, alone, rel=1e-10)
+    first, second = (lanes.trial(n).steps["loss"].iloc[0] for n in (0, 1))
+    assert first != second, "another seed must give another first batch"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_micro_batches_and_weights(tmp_path: Path, way: str, alone: Any) -> None:
+    given = workload(dtype=torch.float64, accumulate_steps=4, total_steps=60, eval_every_steps=30).replace(
+        name="weighted", weights=lambda batch: 0.5 + batch[1].double()
+    )
+    check(given, variants(given.config, 3), tmp_path, way, alone, rel=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_half_precision_forward_passes(tmp_path: Path, way: str, alone: Any) -> None:
+    given = workload(precision="bfloat16", total_steps=40, eval_every_steps=20).replace(name="bfloat16")
+    lanes = together(given, variants(given.config, 3), tmp_path / "lanes", way)
+    for number, config in enumerate(variants(given.config, 3)):
+        expected = alone(given, config).steps["loss"]
+        np.testing.assert_allclose(lanes.trial(number).steps["loss"], expected, rtol=0.02)  # three digits a product
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_transformer(tmp_path: Path, way: str, alone: Any) -> None:
+    tokens = torch.randint(0, 30, (64, 9), generator=torch.Generator().manual_seed(3))
+    given = language_model(
+        name="transformer",
+        build_model=lambda: Transformer(vocabulary=30, length=8, width=16, heads=2).double(),
+        train_data=TensorDataset(tokens[:48]),
+        validation_data=TensorDataset(tokens[48:]),
+        ignore_index=None,
+        config=TrainConfig(optimizer="adam", peak_lr=2e-3, total_steps=60, batch_size=8, eval_every_steps=30),
+    )
+    check(given, variants(given.config, 2), tmp_path, way, alone, rel=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lane_that_diverges_does_not_touch_its_neighbours(tmp_path: Path, way: str) -> None:
+    """Bitwise the same as beside a healthy lane for as long as it is in the stack, to rounding after it has left."""
+    given = workload("batch_norm", optimizer="sgd", total_steps=200)
+    healthy = [given.config.replace(peak_lr=lr) for lr in (0.01, 0.02, 0.05)]
+    configs = [*healthy[:2], given.config.replace(peak_lr=1e38), healthy[2]]
+    beside = [*healthy[:2], given.config.replace(peak_lr=0.03), healthy[2]]
+    with_nan = together(given, configs, tmp_path / "nan", way)
+    without = together(given, beside, tmp_path / "healthy", way)
+    assert list(with_nan.trials["state"]) == ["complete", "complete", "diverged", "complete"]
+    lost = with_nan.trial(2).steps
+    assert not np.isfinite(lost["loss"].iloc[-1])
+    assert np.isfinite(lost["loss"].iloc[:-1]).all()
+    assert len(lost) < FLUSH_STEPS
+    for number in (0, 1, 3):
+        rows, expected = with_nan.trial(number).steps, without.trial(number).steps
+        in_stack = rows["step"] < FLUSH_STEPS
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_array_equal(rows[name][in_stack], expected[name][in_stack])
+            np.testing.assert_allclose(rows[name], expected[name], rtol=1e-5, atol=1e-7)
+        assert len(rows) == 200
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_high_loss_alone_may_come_back(tmp_path: Path, way: str) -> None:
+    given = workload(optimizer="sgd", total_steps=100)
+    high = given.config.replace(peak_lr=30.0)
+    record = together(given, [high, given.config], tmp_path / "run", way)
+    assert record.trial(0).steps["loss"].max() > 10 * record.trial(1).steps["loss"].max()
+    assert list(record.trials["state"]) == ["complete", "complete"]
+    assert len(record.trial(0).steps) == 100
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lanes_of_different_length_and_rule(tmp_path: Path, way: str, alone: Any) -> None:
+    given = workload(dtype=torch.float64, total_steps=60, eval_every_steps=20)
+    configs = [
+        given.config,
+        given.config.replace(optimizer="adam", peak_lr=2e-3, total_steps=45),
+        given.config.replace(optimizer=torch.optim.Adagrad, peak_lr=1e-2),
+        given.config.replace(optimizer="adamw", peak_lr=2e-3, weight_decay=0.1, eval_every_steps=15),
+        given.config.replace(schedule="cosine", optimizer="adam", peak_lr=3e-3),
+    ]
+    check(given, configs, tmp_path, way, alone, rel=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_interrupted_lanes_go_on_where_they_were(tmp_path: Path, way: str) -> None:
+    class Interrupts(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 33:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    given = workload("dropout", dtype=torch.float64, optimizer="adam", peak_lr=2e-3, total_steps=80)
+    configs = variants(given.config, 3)
+    whole = together(given, configs, tmp_path / "whole", way)
+    with pytest.raises(StudyInterrupted, match="stopped after step 34 of 80"):
+        together(given, configs, tmp_path / "stopped", way, hooks=[Interrupts()])
+    stopped = StudyRecord(tmp_path / "stopped")
+    assert list(stopped.trials["state"]) == ["stopped"] * 3
+    assert (stopped.steps.groupby("trial").size() == 34).all()
+    resumed = together(given, configs, tmp_path / "stopped", way)
+    for name in ("loss", "grad_norm", "lr"):
+        np.testing.assert_allclose(resumed.steps[name], whole.steps[name], rtol=1e-12)
+    assert resumed.evals["value"].tolist() == pytest.approx(whole.evals["value"].tolist(), rel=1e-12)
+    assert list(resumed.trials["best_step"]) == list(whole.trials["best_step"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_finished_lane_is_not_trained_again(tmp_path: Path, way: str) -> None:
+    given = workload(total_steps=20)
+    configs = variants(given.config, 3)
+    together(given, configs[:2], tmp_path / "run", way)
+    before = (tmp_path / "run/trials/0/events.jsonl").read_text()
+    record = together(given, configs, tmp_path / "run", way)
+    assert (tmp_path / "run/trials/0/events.jsonl").read_text() == before
+    assert list(record.trials["state"]) == ["complete"] * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_lane_keeps_its_own_best_checkpoints(tmp_path: Path, way: str) -> None:
+    given = workload(total_steps=60, eval_every_steps=5, keep_best=2)
+    record = together(given, variants(given.config, 3), tmp_path / "run", way)
+    for trial in record:
+        values = trial.evals[trial.evals["metric"] == "loss"].set_index("step")["value"]
+        kept = {int(path.name.removeprefix("step-")) for path in trial.checkpoints}
+        assert kept == {*values.nsmallest(2).index, 60}
+        model = load_model(given.build_model(), trial.best().checkpoint)
+        (loss, _) = evaluate(given, model, batch_size=32)
+        assert loss.value == pytest.approx(trial.best().value, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_see_all_lanes_at_once(tmp_path: Path, way: str) -> None:
+    seen: list[Any] = []
+
+    class Looks(Hook):
+        def on_start(self, run: Run) -> None:
+            seen.append((run.trials, len(run.models), len(run.configs)))
+
+        def on_step(self, step: Step) -> None:
+            assert step.loss.shape == step.grad_norm.shape == step.lr.shape == (len(step.trials),)
+            assert step.params.shape == step.grad.shape == step.update.shape
+            step.record("user/first", step.params[:, 0].clone())
+
+        def on_end(self, record: Any) -> None:
+            seen.append(sorted(record.trials["trial"]))
+
+    given = workload(total_steps=20)
+    record = together(given, variants(given.config, 3), tmp_path / "run", way, hooks=[Looks()])
+    assert seen == [((0, 1, 2), 3, 3), [0, 1, 2]]
+    first = record.steps.pivot_table(index="step", columns="trial", values="user/first")
+    assert (first.diff().loc[2:] != 0).all(axis=None), "each lane moves at every step after its first, whose lr is 0"
+    assert first.loc[0, 0] != first.loc[0, 1], "lanes of different seeds begin with different weights"
+
+
+def test_activations_are_measured_lane_by_lane(tmp_path: Path, alone: Any) -> None:
+    given = workload(total_steps=20)
+    configs = variants(given.config, 2)
+    record = together(given, configs, tmp_path / "run", "auto", hooks=[Activations(every=5)])
+    for number, config in enumerate(configs):
+        expected = Trainer(hooks=[Activations(every=5)]).run(given, config, out=tmp_path / f"alone-{number}").steps
+        name = "activation_rms/0"
+        np.testing.assert_allclose(record.trial(number).steps[name], expected[name], rtol=1e-6)
+
+
+def test_what_no_lane_can_be_made_of_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    given = workload()
+    config = given.config
+    with pytest.raises(UsageError, match="configs is empty"):
+        together(given, [], tmp_path / "none", "auto")
+    with pytest.raises(ConfigError, match=r"configs\[0\] and configs\[2\] are the same \(peak_lr=0.02"):
+        together(given, [config, config.replace(peak_lr=0.1), config.replace()], tmp_path / "twice", "auto")
+    with pytest.raises(ConfigError, match=r"configs\[1\] must be a TrainConfig, not dict"):
+        together(given, [config, config.to_dict()], tmp_path / "dict", "auto")  # type: ignore[list-item]
+    with pytest.raises(DataError, match="batch_size") as refused:
+        together(given, [config, config.replace(batch_size=65)], tmp_path / "large", "auto")
+    assert "configs[1]" in "".join(refused.value.__notes__)
+    for name in ("none", "twice", "dict", "large"):
+        assert not (tmp_path / name / "trials").exists()
