@@ -25,6 +25,9 @@ STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped"
 EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
 
 
+_FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
+
+
 class Best(NamedTuple):
     """The retrospectively selected evaluation of a trial (P4.5)."""
 
@@ -77,7 +80,11 @@ class StudyRecord:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """One row a trial: trial, stage, state, seed, every config field, best_step, best_value, seconds."""
+        """One row a trial: trial, stage, state, seed, every config field, best_step, best_value, seconds.
+
+        `gradients` says by which way its gradients were taken, `lanes` how many trials trained together with it, itself
+        included; `seconds` is its equal share of their time.
+        """
         folders = _trial_folders(self.path)
         return pd.DataFrame([_trial_row(p) for p in folders if self.only is None or int(p.name) in self.only])
 
@@ -264,8 +271,9 @@ def _trial_row(folder: Path) -> dict[str, Any]:
     stored = read_json(folder / "config.json")
     row: dict[str, Any] = {k: stored[k] for k in ("trial", "stage", "seed", "train_examples")}
     row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
+    row |= {"gradients": None, "lanes": None}
     for event in read_events(folder):
-        row |= {k: event[k] for k in ("state", "best_step", "best_value", "steps_run", "seconds") if k in event}
+        row |= {key: event[key] for key in _FROM_EVENTS if key in event}
     if row["best_value"] is None:
         row["best_value"] = math.nan
     return {**row, **stored["config"]}

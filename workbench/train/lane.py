@@ -59,6 +59,10 @@ class Lane:
         """How an error calls it."""
         return f"trial {self.number} (peak_lr={self.config.peak_lr:g}, shared_seed={self.config.shared_seed})"
 
+    def again(self) -> Lane:
+        """Return the same trial, to go on from its newest checkpoint on disk."""
+        return Lane(self.config, self.writer)
+
     def begin(self, **how: Any) -> None:
         """Drop the rows that come again, and note that the trial is running and how."""
         if self.start is None:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.record import TrialRecord
@@ -22,6 +24,7 @@ from workbench.train.hooks.timing import Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
 from workbench.train.lane_run import LaneRun
+from workbench.train.lane_stacks import train_stacks
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -148,18 +151,29 @@ class Trainer:
                     with _noted(writer):
                         lanes.append(Lane(config, writer))
             for group in group_lanes(lanes):
-                with _noted(*(lane.writer for lane in group)):
-                    run = LaneRun(
-                        workload,
-                        group,
-                        study=study,
-                        device=device,
-                        hooks=self._all_hooks(),
-                        choose=partial(choose_gradients, workload, wanted=self.gradients),
-                        progress=progress,
-                    )
-                run.train()
+                train = partial(self._train, workload, study, device, progress)
+                train_stacks(group, train, fit=len(group))
         return [writer.record for writer in writers]
+
+    def _train(
+        self,
+        workload: Workload,
+        study: StudyWriter,
+        device: torch.device,
+        progress: Progress | None,
+        lanes: Sequence[Lane],
+    ) -> None:
+        with _noted(*(lane.writer for lane in lanes)):
+            run = LaneRun(
+                workload,
+                lanes,
+                study=study,
+                device=device,
+                hooks=self._all_hooks(),
+                choose=partial(choose_gradients, workload, wanted=self.gradients),
+                progress=progress,
+            )
+        run.train()
 
     def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
         """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
