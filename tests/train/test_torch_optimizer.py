@@ -84,7 +84,7 @@ class _Untouchable(torch.Tensor):
 def test_the_lr_of_the_host_is_used_where_it_is_given() -> None:
     flat, updater = updater_of(lambda params, lr: torch.optim.SGD(params, lr=lr))
     on_device = torch.tensor([[0.5]]).as_subclass(_Untouchable)
-    update = updater.update(flat, torch.ones(1, 4), on_device, 0, 0.01)
+    update = updater.update(flat, torch.ones(1, 4), on_device, 0, [0.01])
     torch.testing.assert_close(update, torch.full((1, 4), 0.01))
 
 
@@ -92,9 +92,9 @@ def test_the_trainer_never_reads_the_lr_from_the_device(tmp_path: Path, monkeypa
     given: list[Any] = []
     original = TorchOptimizer.update
 
-    def spy(self: TorchOptimizer, *args: Any) -> Tensor:
-        given.append(args[4])
-        return original(self, *args)
+    def spy(self: TorchOptimizer, *args: Any, **kwargs: Any) -> Tensor:
+        given.extend(args[4])
+        return original(self, *args, **kwargs)
 
     monkeypatch.setattr(TorchOptimizer, "update", spy)
     workload = small_workload(config={"optimizer": torch.optim.SGD, "schedule": "linear", "total_steps": 8})
@@ -103,7 +103,7 @@ def test_the_trainer_never_reads_the_lr_from_the_device(tmp_path: Path, monkeypa
 
 
 def _saved(folder: Path, updater: TorchOptimizer) -> Checkpoint:
-    path = save_checkpoint(folder, Checkpoint(1, {}, updater.state(), {"optimizer": updater.plain_state()}))
+    path = save_checkpoint(folder, Checkpoint(1, {}, updater.state(0), {"optimizer": updater.plain_state(0)}))
     return load_checkpoint(path)
 
 
@@ -120,10 +120,10 @@ def test_saved_state_goes_on_bit_for_bit(tmp_path: Path, factory: Callable[[Any,
     onward = [step(flat, updater, number) for number in range(5, 9)]
     fresh_flat, fresh = updater_of(factory)
     fresh_flat.copy_(here)
-    fresh.load(stored.trainer, stored.meta["optimizer"])
+    fresh.load(0, stored.trainer, stored.meta["optimizer"])
     again = [step(fresh_flat, fresh, number) for number in range(5, 9)]
     assert all(torch.equal(a, b) for a, b in zip(onward, again, strict=True))
-    assert fresh.plain_state() == updater.plain_state()
+    assert fresh.plain_state(0) == updater.plain_state(0)
 
 
 class Breaks(Hook):

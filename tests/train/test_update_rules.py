@@ -41,7 +41,7 @@ def follow(rule: UpdateRule, lrs: list[float], theta: torch.Tensor) -> list[torc
 @pytest.mark.parametrize(("name", "form", "eps"), GOLDEN)
 def test_golden_trajectory(name: str, form: str, eps: float) -> None:
     theta = torch.ones(1, 1, dtype=torch.float64)
-    path = follow(UpdateRule(config(optimizer=name, rules=form, eps=eps), theta), [0.1, 0.1, 0.05], theta)
+    path = follow(UpdateRule([config(optimizer=name, rules=form, eps=eps)], theta), [0.1, 0.1, 0.05], theta)
     assert [float(t) for t in path] == pytest.approx(GOLDEN[name, form, eps], abs=1e-11)
 
 
@@ -72,7 +72,7 @@ def test_torch_form_equals_torch_over_100_steps_with_a_changing_lr(name: str, we
     curvature = torch.linspace(0.1, 2.0, 7, dtype=torch.float64)
     twin = torch.nn.Parameter(start[0].clone())
     optimizer = TWINS[name]([twin], c)
-    rule, theta = UpdateRule(c, start), start.clone()
+    rule, theta = UpdateRule([c], start), start.clone()
     for step in range(100):
         lr = 1e-2 * (step + 1) / 50 if step < 50 else 1e-2 * (1 - (step - 50) / 60)
         optimizer.param_groups[0]["lr"] = lr
@@ -90,9 +90,9 @@ def test_lanes_do_not_touch_each_other(name: str, form: str) -> None:
     torch.manual_seed(1)
     theta = torch.randn(3, 5, dtype=torch.float64)
     lrs = [0.1, 0.05, 0.2]
-    together = follow(UpdateRule(c, theta), lrs, theta)[-1]
+    together = follow(UpdateRule([c] * 3, theta), lrs, theta)[-1]
     for lane in range(3):
-        alone = follow(UpdateRule(c, theta[lane : lane + 1]), lrs, theta[lane : lane + 1])[-1]
+        alone = follow(UpdateRule([c], theta[lane : lane + 1]), lrs, theta[lane : lane + 1])[-1]
         torch.testing.assert_close(together[lane : lane + 1], alone, rtol=1e-14, atol=0)
 
 
@@ -101,12 +101,12 @@ def test_lanes_do_not_touch_each_other(name: str, form: str) -> None:
 def test_state_round_trip(name: str, form: str) -> None:
     c = config(optimizer=name, rules=form)
     theta = torch.ones(1, 3, dtype=torch.float64)
-    rule = UpdateRule(c, theta)
+    rule = UpdateRule([c], theta)
     middle = follow(rule, [0.1] * 4, theta)[-1]
-    stored = {key: value.clone() for key, value in rule.state().items()}
+    stored = {key: value.clone() for key, value in rule.state(0).items()}
     onward = rule.update(middle, middle.clone(), torch.tensor([[0.1]], dtype=torch.float64), 4)
-    fresh = UpdateRule(c, theta)
-    fresh.load(stored, rule.plain_state())
+    fresh = UpdateRule([c], theta)
+    fresh.load(0, stored, rule.plain_state(0))
     again = fresh.update(middle, middle.clone(), torch.tensor([[0.1]], dtype=torch.float64), 4)
     assert torch.equal(onward, again)
 
@@ -116,7 +116,7 @@ def test_playbook_rmsprop_keeps_moving_after_the_lr_drops_to_zero() -> None:
     grad = torch.ones(1, 1, dtype=torch.float64)
     moved = {}
     for form in ("playbook", "torch"):
-        rule = UpdateRule(config(optimizer="rmsprop", rules=form), grad)
+        rule = UpdateRule([config(optimizer="rmsprop", rules=form)], grad)
         for step in range(25):
             rule.update(grad, grad, torch.tensor([[0.1]], dtype=torch.float64), step)
         moved[form] = float(rule.update(grad, grad, torch.zeros(1, 1, dtype=torch.float64), 25))

@@ -19,7 +19,9 @@ def global_norm(grad: Tensor) -> Tensor:
     return norm
 
 
-def clip_by_norm(grad: Tensor, norm: Tensor, max_grad_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+def clip_by_norm(
+    grad: Tensor, norm: Tensor, max_grad_norm: float | Tensor, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (clipped gradient, whether it was clipped) by the rule g' = threshold * g / |g| where |g| > threshold.
 
     The norm that the trainer records is the unclipped one (F4.7). A non-finite norm is left as it is, so that it
@@ -28,11 +30,12 @@ def clip_by_norm(grad: Tensor, norm: Tensor, max_grad_norm: float | Tensor) -> t
     Args:
         grad: shape (lanes, parameters).
         norm: its unclipped norm, shape (lanes,).
-        max_grad_norm: threshold, a number or shape (lanes,).
+        max_grad_norm: threshold, a number or shape (lanes,); infinite is off.
+        out: takes the clipped gradient; it may be `grad`, which saves a copy.
     """
-    clipped = torch.isfinite(norm) & (norm > max_grad_norm)
-    scale = torch.where(clipped, max_grad_norm / norm, 1.0).to(grad.dtype)
-    return grad * scale.unsqueeze(1), clipped
+    clipped = (norm > max_grad_norm) & (norm < math.inf)
+    scale = torch.where(clipped, norm.reciprocal() * max_grad_norm, 1.0)
+    return torch.mul(grad, scale.unsqueeze(1), out=out), clipped
 
 
 def clip_thresholds(configs: Sequence[TrainConfig], like: Tensor) -> Tensor | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, UsageError
 
 __all__ = ["TorchOptimizer"]
 
@@ -19,7 +20,7 @@ _OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never s
 
 
 class TorchOptimizer:
-    """The optimizer that a factory `(params, lr)` returned; its state is saved as tensors and plain values.
+    """The optimizer of one lane, from a factory `(params, lr)`; its state is saved as tensors and plain values.
 
     The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by
     what the schedule says, so groups with different rates keep their proportions. What the optimizer keeps beside its
@@ -47,29 +48,41 @@ class TorchOptimizer:
         self._ratios = [float(group["lr"]) / config.peak_lr for group in self._optimizer.param_groups]
 
     def update(
-        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: float | None = None  # noqa: ARG002
-    ) -> Tensor:  # fmt: skip
+        self,
+        params: Tensor,
+        grad: Tensor,  # noqa: ARG002
+        lr: Tensor,
+        step: int,
+        host_lr: Sequence[float] | NDArray[np.float64] | None = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
-        value = float(lr) if host_lr is None else host_lr
+        value = float(lr) if host_lr is None else float(host_lr[0])
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = value * ratio
         before = params.clone()
         self._optimizer.step()
-        update = before - params
+        update = torch.sub(before, params, out=out)
         params.copy_(before)
         if step == 0:  # say before the second step, not at the first checkpoint, that it could not be saved
-            self.state(), self.plain_state()
+            self.state(0), self.plain_state(0)
         return update
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, lane: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Return the optimizer's tensors as `state/<parameter>/<name>` and `group/<number>/<name>`."""
         return {key: value for key, value in self._entries().items() if isinstance(value, Tensor)}
 
-    def plain_state(self) -> dict[str, Any]:
+    def plain_state(self, lane: int) -> dict[str, Any]:  # noqa: ARG002
         """Return everything else that the optimizer keeps, by the same names, as JSON values."""
         return {k: self._encoded(k, v) for k, v in self._entries().items() if not isinstance(v, Tensor)}
 
-    def load(self, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep the only lane, whose parameters are the same objects wherever their values lie now."""
+        if list(rows) != [0]:
+            raise UsageError(f"TorchOptimizer has one lane, 0; it can not keep {list(rows)}.")
+
+    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Put saved state back."""
         entries = dict(state) | {key: _decoded(value) for key, value in plain.items()}
         stored: dict[int, dict[str, Any]] = {}
