@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from workbench.train.clipping import clip_by_norm, global_norm
+from workbench.config import TrainConfig
+from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
+
+
+def config(**changes: object) -> TrainConfig:
+    return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 100, "batch_size": 1} | changes)
 
 
 def test_norm_is_that_of_the_concatenated_gradient() -> None:
@@ -57,3 +62,39 @@ def test_lanes_have_thresholds_of_their_own() -> None:
     clipped, was = clip_by_norm(grad, global_norm(grad), torch.tensor([1.0, 10.0]))
     assert was.tolist() == [True, False]
     assert clipped.norm(dim=1).tolist() == pytest.approx([1.0, 5.0], rel=1e-6)
+
+
+def test_lanes_clip_as_they_would_alone() -> None:
+    torch.manual_seed(0)
+    configs = [config(max_grad_norm=threshold) for threshold in (None, 0.1, 3.0, 1e6)]
+    grad = torch.randn(4, 30)
+    thresholds = clip_thresholds(configs, grad)
+    assert thresholds is not None
+    assert thresholds.tolist() == [math.inf, pytest.approx(0.1), 3.0, 1e6]
+    assert thresholds.dtype == grad.dtype
+    clipped, was = clip_by_norm(grad, global_norm(grad), thresholds)
+    assert was.tolist() == [False, True, True, False]
+    assert torch.equal(clipped[0], grad[0])
+    for lane, threshold in ((1, 0.1), (2, 3.0), (3, 1e6)):
+        own = grad[lane : lane + 1]
+        assert torch.equal(clipped[lane : lane + 1], clip_by_norm(own, global_norm(own), threshold)[0])
+
+
+def test_no_lane_clips() -> None:
+    assert clip_thresholds([config(), config()], torch.zeros(2, 3)) is None
+
+
+def test_an_infinite_threshold_leaves_even_an_infinite_gradient_alone() -> None:
+    grad = torch.tensor([[math.inf, 1.0], [1e30, 1e30], [math.nan, 0.0]])
+    clipped, was = clip_by_norm(grad, global_norm(grad), torch.full((3,), math.inf))
+    assert was.tolist() == [False, False, False]
+    torch.testing.assert_close(clipped, grad, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_gradient_can_be_clipped_in_place() -> None:
+    grad = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    expected, _ = clip_by_norm(grad, global_norm(grad), 1.0)
+    assert grad.tolist() == torch.tensor([[3.0, 4.0], [0.3, 0.4]]).tolist(), "without `out` it stays"
+    clipped, _ = clip_by_norm(grad, global_norm(grad), 1.0, out=grad)
+    assert clipped is grad
+    assert torch.equal(grad, expected)

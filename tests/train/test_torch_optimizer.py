@@ -13,11 +13,12 @@ from torch import Tensor
 
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, UsageError
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.torch_optimizer import TorchOptimizer
 from workbench.train.trainer import Trainer
+from workbench.train.update_rules import make_updater
 
 
 class Counting(torch.optim.Optimizer):
@@ -179,3 +180,85 @@ def test_an_optimizer_that_needs_a_closure_is_refused(tmp_path: Path) -> None:
 def test_a_factory_that_returns_something_else_is_told_so() -> None:
     with pytest.raises(ConfigError, match=r"returned NoneType.*returns a torch.optim.Optimizer"):
         updater_of(lambda params, lr: None)
+
+
+FACTORIES: list[Callable[[Any, float], Any]] = [
+    torch.optim.SGD,
+    lambda params, lr: torch.optim.SGD([{"params": params[0], "lr": 10 * lr}, {"params": params[1]}], lr=lr),
+    torch.optim.Adam,
+    Counting,
+]
+
+
+class Stack:
+    """Two parameters of length 2 per lane, views of rows; the gradient is the value itself plus the step."""
+
+    def __init__(self, configs: list[TrainConfig]) -> None:
+        self.configs = configs
+        self.parameters = [[torch.nn.Parameter(torch.zeros(2)) for _ in range(2)] for _ in configs]
+        self.bind(torch.arange(4.0).repeat(len(configs), 1) / 10)
+        self.updater = make_updater(configs, self.values, self.parameters)
+
+    def bind(self, values: Tensor) -> None:
+        self.values, self.grad = values, torch.zeros_like(values)
+        for row, own in enumerate(self.parameters):
+            for i, p in enumerate(own):
+                p.data, p.grad = (t[row, 2 * i : 2 * i + 2] for t in (self.values, self.grad))
+
+    def train(self, first: int, last: int) -> Stack:
+        for number in range(first, last):
+            torch.add(self.values, number, out=self.grad)
+            host = [c.peak_lr / (1 + number) for c in self.configs]
+            before = self.values.clone()
+            update = self.updater.update(self.values, self.grad, torch.tensor(host).unsqueeze(1), number, host)
+            assert torch.equal(self.values, before), "the trainer applies the update, not the optimizer"
+            self.values.sub_(update)
+        return self
+
+    def keep(self, rows: list[int]) -> None:
+        self.configs, self.parameters = ([old[row] for row in rows] for old in (self.configs, self.parameters))
+        self.bind(self.values[rows])
+        self.updater.keep(rows)
+
+
+def lanes_of_all_kinds() -> list[TrainConfig]:
+    own = [config(optimizer=factory, peak_lr=0.1 / (k + 1)) for k, factory in enumerate(FACTORIES)]
+    return [own[0], config(optimizer="adam", peak_lr=0.05), own[1], own[2], config(optimizer="adam"), own[3]]
+
+
+def test_lanes_with_optimizers_of_their_own_beside_rules() -> None:
+    configs = lanes_of_all_kinds()
+    stack = Stack(configs).train(0, 20)
+    for row, c in enumerate(configs):
+        assert torch.equal(stack.values[row], Stack([c]).train(0, 20).values[0]), c.optimizer
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 3, 5], [5, 3, 0], [2]])
+def test_lanes_with_optimizers_of_their_own_stay_when_others_leave(rows: list[int]) -> None:
+    configs = lanes_of_all_kinds()
+    stack = Stack(configs).train(0, 7)
+    stack.keep(rows)
+    stack.train(7, 20)
+    for lane, row in enumerate(rows):
+        assert torch.equal(stack.values[lane], Stack([configs[row]]).train(0, 20).values[0])
+
+
+def test_the_state_of_an_own_optimizer_moves_between_a_lane_and_a_trial_alone() -> None:
+    configs = lanes_of_all_kinds()
+    stack = Stack(configs).train(0, 5)
+    back = Stack(configs)
+    for row, c in enumerate(configs):
+        single = Stack([c])
+        single.values.copy_(stack.values[row])
+        single.updater.load(0, stack.updater.state(row), stack.updater.plain_state(row))
+        single.train(5, 10)
+        back.values[row] = single.values[0]
+        back.updater.load(row, single.updater.state(0), single.updater.plain_state(0))
+    assert torch.equal(back.train(10, 20).values, stack.train(5, 20).values)
+
+
+def test_an_own_optimizer_has_one_lane() -> None:
+    _, updater = updater_of(torch.optim.SGD)
+    updater.keep([0])
+    with pytest.raises(UsageError, match=r"one lane, 0; it can not keep \[1\]"):
+        updater.keep([1])

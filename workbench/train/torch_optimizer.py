@@ -83,8 +83,9 @@ class TorchOptimizer:
             raise UsageError(f"TorchOptimizer has one lane, 0; it can not keep {list(rows)}.")
 
     def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Put saved state back."""
-        entries = dict(state) | {key: _decoded(value) for key, value in plain.items()}
+        """Put a copy of saved state back."""
+        entries: dict[str, Any] = {key: value.clone() for key, value in state.items()}
+        entries |= {key: _decoded(value) for key, value in plain.items()}
         stored: dict[int, dict[str, Any]] = {}
         groups = self._optimizer.state_dict()["param_groups"]
         for key, value in entries.items():
