@@ -1,0 +1,242 @@
+"""Random operations, one generator per lane: lane k draws what it would draw if it were trained alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from workbench.train.graph.nodes import TensorMeta, base_of, is_random, meta, set_base
+from workbench.train.graph.recorder import CannotRecord
+
+__all__ = ["GENERATORS", "draw_per_lane", "global_generator", "random_nodes"]
+
+aten = torch.ops.aten
+GENERATORS = "generators"
+"""Name of the input that holds the generators, one per lane."""
+
+_from = getattr(aten.random_, "from")
+_FILLS: dict[Any, tuple[Any, tuple[Any, ...], slice]] = {
+    aten.bernoulli.p: (aten.bernoulli_.float, (), slice(1, None)),
+    aten.rand.default: (aten.uniform_.default, (), slice(0)),
+    aten.rand_like.default: (aten.uniform_.default, (), slice(0)),
+    aten.randn.default: (aten.normal_.default, (), slice(0)),
+    aten.randn_like.default: (aten.normal_.default, (), slice(0)),
+    aten.randint.default: (_from, (0,), slice(1)),
+    aten.randint.low: (_from, (), slice(2)),
+    aten.randint_like.default: (_from, (0,), slice(1, 2)),
+    aten.randint_like.low_dtype: (_from, (), slice(1, 3)),
+    aten.uniform.default: (aten.uniform_.default, (), slice(1, None)),
+    aten.exponential.default: (aten.exponential_.default, (), slice(1, None)),
+}
+"""What gives a new tensor of random numbers -> what fills a tensor with the same: its first arguments, and which follow."""
+
+_IN_PLACE = (
+    aten.bernoulli_.float,
+    aten.uniform_.default,
+    aten.normal_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.cauchy_.default,
+    aten.log_normal_.default,
+    aten.random_.default,
+    aten.random_.to,
+    _from,
+)
+_global_state = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Fills row k of a tensor (lanes, ...) from generator k, or the whole tensor where there is one lane without an axis.
+
+    Attributes:
+        op: the operation in place.
+        values: its arguments after the tensor.
+        alone: what the tensor looks like in a single trial; its strides decide which number lands where.
+        stacked: whether there is a lane axis.
+    """
+
+    __name__ = "fill"  # a graph asks what it calls for its name
+
+    op: Any
+    values: tuple[Any, ...]
+    alone: TensorMeta
+    stacked: bool
+
+    def __call__(self, generators: Sequence[torch.Generator], out: Tensor) -> Tensor:
+        """Fill `out` and return it."""
+        rows = out.unbind(0) if self.stacked else (out,)
+        for row, generator in zip(rows, generators, strict=True):
+            if row.stride() == self.alone.stride:
+                self.op(row, *self.values, generator=generator)
+            else:
+                row.copy_(self.op(_empty(self.alone), *self.values, generator=generator))
+        return out
+
+
+@dataclass(frozen=True)
+class New:
+    """Makes a tensor and fills it."""
+
+    __name__ = "new"  # a graph asks what it calls for its name
+
+    fill: Fill
+    like: TensorMeta
+
+    def __call__(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return random numbers."""
+        return self.fill(generators, _empty(self.like))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Runs an operation whose random numbers depend on tensors, lane by lane.
+
+    Attributes:
+        op: the operation as a single trial calls it.
+        split: for each tensor argument, whether it has a lane axis; None where no tensor has one.
+        takes_generator: False where it only draws from the global generator, as fused kernels do.
+    """
+
+    __name__ = "sample"  # a graph asks what it calls for its name
+
+    op: Any
+    split: tuple[bool, ...] | None
+    takes_generator: bool
+
+    def __call__(self, generators: Sequence[torch.Generator], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of the operation, stacked where there is a lane axis."""
+        if self.split is None:
+            return self._draw(generators[0], args, kwargs)
+        results = []
+        for lane, generator in enumerate(generators):
+            split = iter(self.split)
+            own = [a[lane] if isinstance(a, Tensor) and next(split) else a for a in args]
+            results.append(self._draw(generator, own, kwargs))
+        if isinstance(results[0], Tensor):
+            return torch.stack(results)
+        return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+    def _draw(self, generator: torch.Generator, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.takes_generator:
+            return self.op(*args, **kwargs, generator=generator)
+        with _global_state:  # another lane must not draw from it at the same time
+            shared = global_generator(generator.device)
+            if shared is generator:
+                return self.op(*args, **kwargs)
+            before = shared.get_state()
+            shared.set_state(generator.get_state())
+            try:
+                return self.op(*args, **kwargs)
+            finally:
+                generator.set_state(shared.get_state())
+                shared.set_state(before)
+
+
+def random_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes that draw, in the order they draw in."""
+    return [node for node in graph.nodes if is_random(node)]
+
+
+def draw_per_lane(graph: fx.Graph, alone: Sequence[fx.Node], *, lanes: int, device: torch.device) -> None:
+    """Let every random node of `graph` draw from the lanes' generators; they become the last input, `GENERATORS`.
+
+    Args:
+        graph: of one call; changed in place.
+        alone: the random nodes of the same step recorded for a single lane without a lane axis.
+        lanes: lanes of the call; 1 means without a lane axis.
+        device: of the generators.
+
+    Raises:
+        CannotRecord: the two do not match one to one, or a node draws on another device.
+    """
+    nodes = random_nodes(graph)
+    if len(nodes) != len(alone):
+        raise CannotRecord(f"a single lane draws {len(alone)} times and {lanes} lanes together {len(nodes)} times")
+    if not nodes:
+        return
+    last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
+    with graph.inserting_after(last):
+        generators = graph.placeholder(GENERATORS)
+    for node, single in zip(nodes, alone, strict=True):
+        if meta_of_result(node).device.type != device.type:
+            raise CannotRecord(f"random numbers are drawn on {meta_of_result(node).device}, the model is on {device}")
+        with graph.inserting_before(node):
+            _replace(node, single, generators, lanes)
+
+
+def meta_of_result(node: fx.Node) -> TensorMeta:
+    """Return what is known about the result of `node`, or about the first part of it."""
+    return meta(node if "tensor" in node.meta else next(iter(node.users)))
+
+
+def _replace(node: fx.Node, single: fx.Node, generators: fx.Node, lanes: int) -> None:
+    filled = _fill_of(node, single, lanes)
+    graph = node.graph
+    if filled is None:
+        kwargs = {name: value for name, value in node.kwargs.items() if name != "generator"}
+        new = graph.call_function(_sample_of(node, single, lanes), (generators, list(node.args), kwargs))
+        new.meta = dict(node.meta)
+        set_base(new, new)
+    elif node.target in _IN_PLACE:
+        new = graph.call_function(filled, (generators, node.args[0]))
+        new.meta = dict(node.meta) | {"writes": (node.args[0],)}
+    else:
+        new = graph.call_function(New(filled, meta(node)), (generators,))
+        new.meta = dict(node.meta)
+        set_base(new, new)
+    new.meta["random"] = True
+    for other in graph.nodes:
+        if "base" in other.meta and base_of(other) is node:
+            set_base(other, new)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def _fill_of(node: fx.Node, single: fx.Node, lanes: int) -> Fill | None:
+    ours, theirs = _as_fill(node), _as_fill(single)
+    if ours is None and theirs is None:
+        return None
+    expected = meta(single).shape if lanes == 1 else (lanes, *meta(single).shape)
+    if ours is None or ours != theirs or meta(node).shape != expected:
+        raise CannotRecord(f"{node.target} draws other numbers for {lanes} lanes together than for one")
+    return Fill(*ours, alone=meta(single), stacked=lanes > 1)
+
+
+def _as_fill(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
+    if node.target in _IN_PLACE:
+        return node.target, tuple(node.args[1:])
+    if node.target in _FILLS:
+        op, first, rest = _FILLS[node.target]
+        return op, (*first, *node.args[rest])
+    return None
+
+
+def _sample_of(node: fx.Node, single: fx.Node, lanes: int) -> Sample:
+    target: Any = node.target
+    takes = any(argument.name == "generator" for argument in target._schema.arguments)
+    if lanes == 1:
+        return Sample(target, None, takes)
+    pairs = list(zip(node.args, single.args, strict=True)) if node.target is single.target else []
+    tensors = [(a, b) for a, b in pairs if isinstance(a, fx.Node) and isinstance(b, fx.Node)]
+    shapes = [(meta(a).shape, meta(b).shape) for a, b in tensors]
+    same = all(a == b for a, b in pairs if not isinstance(a, fx.Node))
+    if target._schema.is_mutable or not tensors or not same or any(a not in (b, (lanes, *b)) for a, b in shapes):
+        raise CannotRecord(f"{target} draws random numbers in a way that lanes can not do together")
+    return Sample(target, tuple(a != b for a, b in shapes), takes)
+
+
+def _empty(like: TensorMeta) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
+
+
+def global_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that operations on `device` draw from when they are given none."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator

@@ -1,0 +1,134 @@
+"""`LaneProgram`: one training step, or one evaluation batch, of c lanes as a plain list of tensor operations.
+
+It is recorded once for each shape of batch. A call of it pays neither for autograd nor for vmap, what depends on the batch
+alone is computed once for all calls of a step, and calls on different lanes can run in different threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from workbench.train.cannot_batch import CannotBatch
+from workbench.train.graph.draws import GENERATORS, draw_per_lane, random_nodes
+from workbench.train.graph.lowering import Lowered, lower
+from workbench.train.graph.passes import clean_up
+from workbench.train.graph.recorder import CannotRecord
+from workbench.train.graph.stages import Stage, dead_code
+from workbench.train.lane_batch import BatchLayout
+from workbench.train.lane_trace import Objective, Recorded, record
+from workbench.train.lanes import LaneStack
+from workbench.workloads.base import Workload
+
+__all__ = ["CallResult", "LaneProgram", "build_program"]
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # rule of thumb: of the largest value; 5e-2 for shorter types
+
+
+class CallResult(NamedTuple):
+    """What one call returns, with a lane axis unless the program has a single lane.
+
+    Attributes:
+        grads: one for each trained parameter; None is zero.
+        losses: per example.
+        weights: per example, or None.
+        metrics: per example, one for each metric of the workload, in evaluation.
+        buffers: one for each buffer; None where it is unchanged.
+    """
+
+    grads: Sequence[Tensor | None]
+    losses: Tensor
+    weights: Tensor | None
+    metrics: Sequence[Tensor]
+    buffers: Sequence[Tensor | None]
+
+
+class LaneProgram:
+    """A recorded step in three parts, for what changes with the stack, with the batch, and with the lanes of a call.
+
+    Attributes:
+        lanes: in one call.
+        draws: whether it draws random numbers.
+        changes: places of the buffers that it changes.
+        loss_dtype: of the losses.
+        lowered: its functions.
+    """
+
+    def __init__(
+        self, lowered: Lowered, results: Sequence[Tensor | None], *, lanes: int, draws: bool, counts: tuple[int, int]
+    ) -> None:
+        self.lowered, self.lanes, self.draws = lowered, lanes, draws
+        self.bind, self.prepare, self._call = lowered.bind, lowered.prepare, lowered.call
+        self._grads, self._metrics = counts
+        losses, buffers = results[self._grads], results[self._grads + 2 + self._metrics :]
+        assert losses is not None
+        self.loss_dtype = losses.dtype
+        self.changes = [place for place, buffer in enumerate(buffers) if buffer is not None]
+
+    def call(self, bound: Sequence[Any], prepared: Sequence[Any], generators: Sequence[torch.Generator]) -> CallResult:
+        """Run the step; nothing that it is given is written into, but the generators advance.
+
+        Args:
+            bound: what `bind` returned for the memory of the lanes; good as long as that memory stays where it is.
+            prepared: what `prepare` returned for the tensors of the batch.
+            generators: one per lane.
+        """
+        flat = self._call(*bound, *prepared, generators) if self.draws else self._call(*bound, *prepared)
+        g, m = self._grads, self._grads + 2 + self._metrics
+        return CallResult(flat[:g], flat[g], flat[g + 1], flat[g + 2 : m], flat[m:])
+
+
+def build_program(
+    workload: Workload,
+    stack: LaneStack,
+    layout: BatchLayout,
+    batch: Sequence[Tensor],
+    *,
+    lanes: int,
+    stacked: bool,
+    objective: Objective,
+) -> LaneProgram:
+    """Record, clean up and check a program; the arguments are those of `record`, and the stack is left as it is.
+
+    Raises:
+        CannotBatch: lanes can not be computed together.
+    """
+    recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
+    graph = recorded.graph
+    dead_code(graph)
+    draws = bool(random_nodes(graph))
+    try:
+        draw_per_lane(graph, random_nodes(single.graph), lanes=lanes, device=stack.device)
+    except CannotRecord as reason:
+        raise CannotBatch(str(reason)) from reason
+    clean_up(graph)
+    generators = [torch.Generator(stack.device) for _ in range(lanes)]
+    generators[0].set_state(recorded.random_state)
+    inputs = dict.fromkeys(recorded.lane_inputs, Stage.BIND) | dict.fromkeys(recorded.batch_inputs, Stage.BATCH)
+    example: dict[fx.Node, Any] = dict(recorded.example)
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            example[node] = recorded.constants[str(node.target)]
+        elif node.op == "placeholder" and node.name == GENERATORS:
+            inputs[node], example[node] = Stage.CALL, generators
+    with torch.no_grad():
+        lowered, results = lower(graph, inputs, example)
+    if not draws or lanes == 1:  # several lanes drew from one generator while they were recorded
+        _check(recorded, results)
+    grads, _, _, metrics, _ = recorded.results
+    return LaneProgram(lowered, results, lanes=lanes, draws=draws, counts=(len(grads), len(metrics)))
+
+
+def _check(recorded: Recorded, results: Sequence[Tensor | None]) -> None:
+    """Check that the program returns what the step returned while it was recorded."""
+    for expected, found in zip(tree_leaves(recorded.results), results, strict=True):
+        if expected is None or found is None:
+            continue
+        scale = expected.abs().nan_to_num(0, 0, 0).max() if expected.numel() else 0
+        limit = TOLERANCE.get(expected.dtype, 5e-2) * float(scale)
+        if expected.shape != found.shape or not torch.allclose(found, expected, 0, limit, equal_nan=True):
+            raise CannotBatch("the recorded step gives other numbers than the step itself")

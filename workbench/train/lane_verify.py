@@ -1,0 +1,83 @@
+"""`verify`: before a traced step is trusted, it is held against plain autograd on this model and these batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from workbench.train.cannot_batch import CannotBatch
+from workbench.train.gradients import Gradients, MicroBatches
+from workbench.train.lanes import LaneStack
+
+__all__ = ["verify"]
+
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Rule of thumb: norm of the difference that is allowed in a lane, as a share of the norm of what is expected."""
+SHORT = 0.1  # rule of thumb: the same for types of fewer digits, and for forward passes in them
+
+
+def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequence[Sequence[MicroBatches]]) -> None:
+    """Compare loss, gradient and buffers of every lane over some steps, random draws included.
+
+    Nothing is updated between the steps; buffers and random state advance, and are put back at the end, as is what the
+    modules keep in attributes. Gradients are left as they come.
+
+    Args:
+        stack: to compute on.
+        loop: plain autograd.
+        traced: what is to be trusted.
+        batches: of each step, as `Gradients` takes them; two show what changes from one step to the next.
+
+    Raises:
+        CannotBatch: something differs; it is named.
+    """
+    with _attributes_kept(stack.models):
+        expected = _run(stack, loop, batches)
+        found = _run(stack, traced, batches)
+    tolerance = SHORT if stack.precision == "bfloat16" else TOLERANCES.get(stack.values.dtype, SHORT)
+    for step, (plain, ours) in enumerate(zip(expected, found, strict=True)):
+        for name, value in plain.items():
+            lane = _first_difference(value, ours[name], tolerance)
+            if lane is not None:
+                raise CannotBatch(
+                    f"the traced step gives another {name} than plain autograd, in lane {lane} of step {step} of a trial run"
+                )
+
+
+def _run(stack: LaneStack, gradients: Gradients, batches: Sequence[Sequence[MicroBatches]]) -> list[dict[str, Tensor]]:
+    seen = []
+    with stack.untouched():
+        for step in batches:
+            loss = gradients(step)
+            values = {"loss": loss.loss, "gradient": stack.grad} | stack.buffers
+            seen.append({name: value.detach().clone() for name, value in values.items()})
+    return seen
+
+
+def _first_difference(expected: Tensor, found: Tensor, tolerance: float) -> int | None:
+    """Return the first lane in which two tensors (lanes, ...) differ; where both are not finite they agree."""
+    expected, found = (value.reshape(len(value), -1) for value in (expected, found))
+    if expected.is_floating_point():
+        finite = expected.isfinite()
+        difference = torch.where(finite, expected - found, 0).double().norm(dim=1)
+        allowed = tolerance * torch.where(finite, expected, 0).double().norm(dim=1)
+        wrong = ~(difference <= allowed) | (~finite & found.isfinite()).any(1)
+    else:
+        wrong = (expected != found).any(1)
+    lanes = wrong.nonzero()
+    return int(lanes[0]) if len(lanes) else None
+
+
+@contextmanager
+def _attributes_kept(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Put the attributes of all modules back after the block."""
+    before = [(module, dict(vars(module))) for model in models for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
