@@ -98,8 +98,8 @@ class TorchOptimizer:
                 stored.setdefault(int(number), {})[name] = value
         self._optimizer.load_state_dict({"state": stored, "param_groups": groups})
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        for number, values in stored.items():
-            loaded = self._optimizer.state[parameters[number]]
+        for index, values in stored.items():
+            loaded = self._optimizer.state[parameters[index]]
             for name, value in values.items():  # torch casts to the parameter's type; bit for bit means: it does not
                 if isinstance(value, Tensor) and loaded[name].dtype != value.dtype:
                     loaded[name] = value.to(loaded[name].device)
