@@ -67,8 +67,8 @@ class Run:
 class Step:
     """One step as a hook sees it: device tensors, lane axis first, measured before the update is applied.
 
-    The tensors are the trainer's own and must not be changed in place; `params` and `grad` hold other values a step later,
-    so clone what you keep.
+    The tensors are the trainer's own and must not be changed in place; `params`, `grad` and `update` hold other values a
+    step later, so clone what you keep.
 
     Attributes:
         index: the step, from 0.
