@@ -98,6 +98,17 @@ class StudyRecord:
         """One row an evaluated metric; at step k, k updates have been made: 0 is before training."""
         return self._rows("evals", EVAL_COLUMNS)
 
+    @cached_property
+    def lanes(self) -> pd.DataFrame:
+        """How each trial was trained, one row a trial.
+
+        trial, stage, lanes (that trained together, itself included), gradients ("loop" or "vmap"), lanes_per_call, threads,
+        reason, and what a step of all its lanes took when the ways were measured: loop_ms, step_ms (of the way taken) and
+        their ratio, faster. Missing values: not measured.
+        """
+        folders = [self.path / "trials" / str(number) for number in self.trials.get("trial", [])]
+        return pd.DataFrame([_lanes_row(folder) for folder in folders], columns=_LANES)
+
     def _rows(self, folder: str, columns: list[str]) -> pd.DataFrame:
         table = read_parts(self.path / folder, columns=columns)
         if self.only is not None:
@@ -277,6 +288,22 @@ def _trial_row(folder: Path) -> dict[str, Any]:
     if row["best_value"] is None:
         row["best_value"] = math.nan
     return {**row, **stored["config"]}
+
+
+_LANES = ["trial", "stage", "lanes", "gradients", "lanes_per_call", "threads", "reason", "loop_ms", "step_ms", "faster"]
+
+
+def _lanes_row(folder: Path) -> dict[str, Any]:
+    stored = read_json(folder / "config.json")
+    row: dict[str, Any] = {"trial": stored["trial"], "stage": stored["stage"], "loop_ms": math.nan, "step_ms": math.nan}
+    for event in read_events(folder):
+        row |= {key: event[key] for key in _LANES if key in event}
+        measured = event.get("measured_ms") or {}
+        if measured:
+            others = [ms for way, ms in measured.items() if way != "loop"]
+            row["loop_ms"] = measured["loop"]
+            row["step_ms"] = measured["loop"] if event["gradients"] == "loop" else min(others)
+    return row | {"faster": row["loop_ms"] / row["step_ms"]}
 
 
 def _trial_folders(path: Path) -> list[Path]:

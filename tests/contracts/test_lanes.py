@@ -254,8 +254,8 @@ def test_a_transformer(tmp_path: Path, way: str, alone: Any) -> None:
     given = language_model(
         name="transformer",
         build_model=lambda: Transformer(vocabulary=30, length=8, width=16, heads=2).double(),
-        train_data=TensorDataset(tokens[:48]),
-        validation_data=TensorDataset(tokens[48:]),
+        train_data=TensorDataset(tokens[:48, :-1], tokens[:48, 1:]),
+        validation_data=TensorDataset(tokens[48:, :-1], tokens[48:, 1:]),
         ignore_index=None,
         config=TrainConfig(optimizer="adam", peak_lr=2e-3, total_steps=60, batch_size=8, eval_every_steps=30),
     )

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
+from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import evaluate
 from workbench.train.explain import explained
-from workbench.train.gradients import Gradients
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, padded_lrs
@@ -43,7 +43,7 @@ __all__ = ["LaneRun"]
 FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this
 FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
 
-Choose = Callable[[LaneStack, "Sequence[DataStream]"], Gradients]
+Choose = Callable[..., Chosen]
 
 
 class LaneRun:
@@ -55,7 +55,7 @@ class LaneRun:
         study: where rows go.
         device: where to train.
         hooks: observers.
-        choose: returns the way to the gradients for a stack that is about to train.
+        choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
     """
 
@@ -90,17 +90,22 @@ class LaneRun:
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
         started: list[Hook] = []
-        gradients: Gradients | None = None
+        gradients: Chosen | None = None
         try:
+            watchers = _watchers(self.stack.models[0])
+            watched = None
             for hook in self.hooks:
                 started.append(hook)
                 hook.on_start(self.run)
+                if watched is None and _watchers(self.stack.models[0]) != watchers:
+                    watched = type(hook).__name__
             for model in self.stack.models:
                 model.train()
             with catch_interrupt() as stop:
-                gradients = self._choose(self.stack, self.streams)
+                gradients = self._way(watched)
+                how = {"lanes": len(self.lanes), **gradients.describe()}
                 for lane in self.lanes:
-                    lane.begin(lanes=len(self.lanes), **gradients.describe())
+                    lane.begin(**how)
                 self._train(gradients, stop)
                 if self.lanes:
                     self._stop()
@@ -120,9 +125,16 @@ class LaneRun:
                 f"saved in {self.study.path}, and the same call goes on from there."
             )
 
-    def _train(self, gradients: Gradients, stop: StopRequest) -> None:
-        before = time.perf_counter()
+    def _way(self, watched: str | None) -> Chosen:
+        configs = [lane.config for lane in self.lanes]
+        steps = max(config.total_steps for config in configs) - self.step
+        with explained(self.workload, f"at step {self.step}"):
+            return self._choose(self.workload, configs, self.stack, self.streams, steps=steps, watched=watched)
+
+    def _train(self, gradients: Chosen, stop: StopRequest) -> None:
+        fell_back = False
         self._on_cadence()
+        before = time.perf_counter()
         while self.lanes and not stop.requested:
             self.run.step = step = self.step
             batches = [stream.next() for stream in self.streams]
@@ -131,6 +143,10 @@ class LaneRun:
             except Exception:
                 with explained(self.workload, self._where(gradients)):  # only now: a step that succeeds pays nothing
                     raise
+            if gradients.fell_back and not fell_back:
+                fell_back = True
+                for lane in self.lanes:
+                    lane.writer.event("changed", step=step, **gradients.describe())
             values, grad, lr = self.stack.values, self.stack.grad, self._lr[step]
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
@@ -149,6 +165,7 @@ class LaneRun:
             self.step = step + 1
             if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
                 self._on_cadence()
+                before = time.perf_counter()
 
     def _on_cadence(self) -> None:
         """Evaluate, checkpoint and flush where this step calls for it; lanes that diverged or ended leave."""
@@ -327,11 +344,16 @@ class LaneRun:
     def _slices(self) -> Mapping[str, slice]:
         return dict(zip(self.stack.names, self.stack.slices, strict=True))
 
-    def _where(self, gradients: Gradients) -> str:
-        lane = getattr(gradients, "lane", None)
-        if lane is None or len(self.began) == 1:
+    def _where(self, gradients: Chosen) -> str:
+        if gradients.lane is None or len(self.began) == 1:
             return f"at step {self.step}"
-        return f"at step {self.step} of {self.lanes[lane].name}"
+        return f"at step {self.step} of {self.lanes[gradients.lane].name}"
+
+
+def _watchers(model: nn.Module) -> int:
+    """Return how many hooks look at the passes through the modules."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -40,18 +40,20 @@ class Trainer:
 
     Attributes:
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
-        gradients: "auto" or "loop": plain autograd.
+        gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
+            many lanes; "auto" measures a few steps of each and takes the faster, or plain autograd where the model cannot
+            be traced. The record says which, and why.
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
     """
 
     device: str = "auto"
-    gradients: Literal["auto", "loop"] = "auto"
+    gradients: Literal["auto", "loop", "vmap"] = "auto"
     hooks: Sequence[Hook] = ()
 
     def __post_init__(self) -> None:
         """Check the arguments that need no machine."""
-        if self.gradients not in ("auto", "loop"):
-            raise ConfigError(f"gradients={self.gradients!r} is not known. Allowed: 'auto', 'loop'.")
+        if self.gradients not in ("auto", "loop", "vmap"):
+            raise ConfigError(f"gradients={self.gradients!r} is not known. Allowed: 'auto', 'loop', 'vmap'.")
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 raise ConfigError(f"hooks must hold workbench.Hook instances, not {type(hook).__name__}: {hook!r}.")
@@ -170,7 +172,7 @@ class Trainer:
                 study=study,
                 device=device,
                 hooks=self._all_hooks(),
-                choose=partial(choose_gradients, workload, wanted=self.gradients),
+                choose=partial(choose_gradients, wanted=self.gradients),
                 progress=progress,
             )
         run.train()
