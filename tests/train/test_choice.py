@@ -1,0 +1,190 @@
+"""How `auto` decides, what it says of it, and what happens when a traced program fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.workloads import small_net, small_workload
+from workbench.errors import ConfigError
+from workbench.record import StudyRecord
+from workbench.record_writer import StudyWriter
+from workbench.train import choice
+from workbench.train.cannot_batch import CannotBatch
+from workbench.train.choice import Arrangement, arrangements
+from workbench.train.hooks.activations import Activations
+from workbench.train.hooks.base import Hook
+from workbench.train.trainer import Trainer
+from workbench.train.vmap_gradients import VmapGradients
+from workbench.workloads.base import Workload
+
+
+class Branches(nn.Module):
+    """Decides by the values of its activations, as no program that is recorded once can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net().double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        return out * 0.5 if bool(out.sum() > 0) else out
+
+
+class Counts(nn.Module):
+    """Behaves otherwise from its thirtieth call on; the number is kept in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = small_net().double(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = self.net(x)
+        return out * (0.5 if self.calls > 30 else 1.0)
+
+
+def sweep(given: Workload, out: Path, *, lanes: int = 3, way: str = "auto", hooks: Sequence[Hook] = ()) -> StudyRecord:
+    study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
+    configs = [given.config.replace(peak_lr=0.01 * (k + 1)) for k in range(lanes)]
+    try:
+        Trainer(gradients=way, hooks=hooks).run_trials(given, configs, study, stage="lr_sweep")  # type: ignore[arg-type]
+    finally:
+        study.close()
+    return StudyRecord(out)
+
+
+def events(record: StudyRecord, trial: int) -> list[dict[str, Any]]:
+    lines = (record.path / "trials" / str(trial) / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "TIMED_SECONDS", 0.0)
+    choice._known.clear()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """Plant how long a step takes by plain autograd, per lane, and by a traced program."""
+
+    def plant(loop: float, vmap: float) -> None:
+        monkeypatch.setattr(
+            choice, "_ms", lambda way, *_: vmap if isinstance(way, VmapGradients) else loop
+        )  # fmt: skip
+
+    return plant
+
+
+@pytest.mark.parametrize(("loop", "vmap", "taken"), [(1.0, 2.9, "vmap"), (1.0, 3.1, "loop")])
+def test_the_faster_way_is_taken_and_recorded(
+    tmp_path: Path, timed: Callable[[float, float], None], loop: float, vmap: float, taken: str
+) -> None:
+    timed(loop, vmap)
+    record = sweep(small_workload(), tmp_path / "run")
+    assert list(record.trials["gradients"]) == [taken] * 3
+    assert list(record.trials["lanes"]) == [3] * 3
+    row = record.lanes.iloc[0]
+    assert row["loop_ms"] == 3.0
+    assert row["step_ms"] == min(3.0, vmap)
+    assert row["faster"] == pytest.approx(3.0 / min(3.0, vmap))
+    assert row["reason"] == "the fastest here"
+
+
+def test_a_model_that_cannot_be_traced_still_sweeps_with_the_reason_in_the_record(tmp_path: Path) -> None:
+    given = small_workload(build_model=Branches)
+    record = sweep(given, tmp_path / "run")
+    assert list(record.trials["state"]) == ["complete"] * 3
+    assert list(record.trials["gradients"]) == ["loop"] * 3
+    assert "what it computes depends on the data" in record.lanes["reason"][0]
+    assert "if bool(out.sum() > 0)" in record.lanes["reason"][0], "the line is named"
+    alone = Trainer().run(given, given.config.replace(peak_lr=0.02), out=tmp_path / "alone")
+    assert record.trial(1).steps["loss"].tolist() == alone.steps["loss"].tolist()
+
+
+def test_what_a_model_keeps_in_python_is_not_disturbed_by_measuring(tmp_path: Path) -> None:
+    given = small_workload(build_model=Counts)
+    record = sweep(given, tmp_path / "run")
+    assert list(record.trials["gradients"]) == ["loop"] * 3
+    assert "calls" in record.lanes["reason"][0]
+    alone = Trainer().run(given, given.config.replace(peak_lr=0.02), out=tmp_path / "alone")
+    assert record.trial(1).steps["loss"].tolist() == alone.steps["loss"].tolist()
+
+
+def test_asked_for_explicitly_it_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gradients='vmap' cannot train 'small': .*Use gradients='auto'"):
+        sweep(small_workload(build_model=Branches), tmp_path / "run", way="vmap")
+    with pytest.raises(ConfigError, match="the hook Activations watches the forward pass"):
+        sweep(small_workload(), tmp_path / "hook", way="vmap", hooks=[Activations()])
+
+
+def test_a_hook_that_watches_the_modules_keeps_plain_autograd(tmp_path: Path) -> None:
+    record = sweep(small_workload(), tmp_path / "run", hooks=[Activations()])
+    assert list(record.trials["gradients"]) == ["loop"] * 3
+    assert record.lanes["reason"][0] == "the hook Activations watches the forward pass"
+
+
+def test_a_single_lane_and_a_short_training_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sweep(small_workload(), tmp_path / "one", lanes=1).lanes["reason"][0] == "a single lane"
+    monkeypatch.setattr(choice, "WORTH_SECONDS", 1e9)
+    assert sweep(small_workload(), tmp_path / "short").lanes["reason"][0].startswith("too short to measure: about")
+
+
+def test_a_program_that_fails_later_hands_over_to_plain_autograd(
+    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(1.0, 0.1)
+    original, calls = VmapGradients.__call__, [0]
+
+    def fails(self: VmapGradients, batches: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 25:
+            raise CannotBatch("planted: the batches look different now")
+        return original(self, batches)
+
+    given = small_workload()
+    whole = sweep(given, tmp_path / "whole", way="loop")
+    monkeypatch.setattr(VmapGradients, "__call__", fails)
+    record = sweep(given, tmp_path / "run")
+    assert list(record.trials["state"]) == ["complete"] * 3
+    np.testing.assert_allclose(record.steps["loss"], whole.steps["loss"], rtol=1e-10)
+    changed = [event for event in events(record, 1) if event["event"] == "changed"]
+    assert len(changed) == 1
+    assert changed[0]["gradients"] == "loop"
+    assert "planted" in changed[0]["reason"]
+    assert record.lanes["gradients"][1] == "loop"
+
+
+def test_a_later_stack_of_the_same_kind_is_not_measured_again(
+    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(1.0, 0.1)
+    given = small_workload()
+    sweep(given, tmp_path / "first", lanes=4)
+    monkeypatch.setattr(choice, "_measured", lambda *_, **__: pytest.fail("measured again"))
+    record = sweep(given, tmp_path / "second", lanes=3)
+    assert list(record.trials["gradients"]) == ["vmap"] * 3
+    assert record.lanes["lanes_per_call"][0] == 3
+
+
+@pytest.mark.parametrize(
+    ("lanes", "device", "threads", "expected"),
+    [
+        (32, "cpu", 2, [(32, 1), (1, 2), (16, 2)]),
+        (2, "cpu", 2, [(2, 1), (1, 2)]),
+        (32, "cpu", 1, [(32, 1)]),
+        (32, "cuda", 8, [(32, 1)]),
+        (1, "cpu", 2, [(1, 1)]),
+    ],
+)
+def test_what_is_tried(lanes: int, device: str, threads: int, expected: list[tuple[int, int]]) -> None:
+    assert arrangements(lanes, torch.device(device), threads) == [Arrangement(*pair) for pair in expected]
