@@ -151,8 +151,7 @@ class LaneRun:
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
             if self._thresholds is not None:
-                clipped_grad, core["clipped"] = clip_by_norm(grad, norm, self._thresholds)
-                grad.copy_(clipped_grad)
+                _, core["clipped"] = clip_by_norm(grad, norm, self._thresholds, out=grad)
             update = self.updater.update(values, grad, lr, step, self._host_lr[step])
             now = time.perf_counter()
             wait_s = sum(stream.wait_s for stream in self.streams)
