@@ -48,14 +48,16 @@ class CheckpointStore:
         late = time.perf_counter() - self._written_at > WRITE_SECONDS
         return bool(self._waiting) and (late or sum(map(_bytes, self._waiting.values())) > WAITING_BYTES)
 
-    def write(self, evaluated: Mapping[int, float], *, final: bool = False) -> None:
+    def write(self, evaluated: Mapping[int, float]) -> None:
         """Write what waits, and delete from disk what is neither among the best nor the latest.
+
+        A killed process loses nothing of it; for a power cut it is waited until the disk has it, but at most every
+        `WRITE_SECONDS`: less than that is sooner trained again.
 
         Args:
             evaluated: step -> value that selection compares, of all evaluations so far.
-            final: wait until the disk has it, which outlives a power cut; otherwise only every `WRITE_SECONDS`.
         """
-        sync = final or time.perf_counter() - self._written_at > WRITE_SECONDS
+        sync = time.perf_counter() - self._written_at > WRITE_SECONDS
         for step in sorted(self._waiting):
             save_checkpoint(self.folder, self._waiting[step], sync=sync)
             del self._waiting[step]

@@ -183,7 +183,7 @@ class LaneRun:
             self.study.flush()
             self._account()
             for lane in ended:
-                lane.checkpoints.write(lane.selected, final=True)
+                lane.checkpoints.write(lane.selected)
                 lane.end("complete", step=step)
             self._leave(ended)
         self._next = 1 if step == 0 else min((lane.next_due(step) for lane in self.lanes), default=step)
@@ -297,11 +297,11 @@ class LaneRun:
             lane.seconds += (now - self._accounted_at) / len(self.lanes)
         self._accounted_at = now
 
-    def _write(self, *, final: bool = False) -> None:
+    def _write(self) -> None:
         self.study.flush()
         self._flushed_at = time.perf_counter()
         for lane in self.lanes:
-            lane.checkpoints.write(lane.selected, final=final)
+            lane.checkpoints.write(lane.selected)
 
     def _stop(self) -> None:
         """After an interrupt: save every lane so that it goes on from this very step."""
@@ -310,7 +310,7 @@ class LaneRun:
         for row, lane in enumerate(self.lanes):
             if lane.checkpoints.latest != self.step:
                 lane.keep(self._checkpoint(row))
-        self._write(final=True)
+        self._write()
         for lane in self.lanes:
             lane.end("stopped", step=self.step)
 
