@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from workbench.plots.schedule import plot_schedule
     from workbench.record import StudyRecord, TrialRecord
     from workbench.record import open_record as open
+    from workbench.record_lanes import how_trained
     from workbench.report import write_report
     from workbench.schedules import (
         constant,
@@ -102,6 +103,7 @@ __all__ = [
     "diagnose_instability",
     "diagnose_lr_sweep",
     "find_notebook",
+    "how_trained",
     "join",
     "language_model",
     "linear",
@@ -171,6 +173,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "StudyRecord",
         "TrialRecord",
     ),
+    "record_lanes": ("how_trained",),
     "report": ("write_report",),
     "schedules": (
         "constant",
