@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.errors import (
         CheckpointError,
+        ClusterError,
         ConfigError,
         DataError,
         DeviceError,
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "CheckpointError",
+    "ClusterError",
     "ConfigError",
     "DataError",
     "DeviceError",
@@ -139,6 +141,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "errors": (
         "CheckpointError",
+        "ClusterError",
         "ConfigError",
         "DataError",
         "DeviceError",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CheckpointError",
+    "ClusterError",
     "ConfigError",
     "DataError",
     "DeviceError",
@@ -58,6 +59,10 @@ class RecordError(WorkbenchError):
 
 class CheckpointError(RecordError):
     """A checkpoint is missing, truncated, or does not fit the model."""
+
+
+class ClusterError(WorkbenchError):
+    """No Ray cluster answers, or it loses its workers again and again."""
 
 
 class NotebookError(WorkbenchError):

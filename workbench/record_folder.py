@@ -14,7 +14,7 @@ from typing import IO, Any
 from workbench.errors import RecordError
 from workbench.record import read_json
 
-__all__ = ["check_fingerprint", "check_folder", "default_folder", "lock", "unfinished"]
+__all__ = ["check_fingerprint", "check_folder", "default_folder", "fingerprint_difference", "lock", "unfinished"]
 
 _IDENTITY = ("workload", "config", "settings")
 
@@ -66,15 +66,31 @@ def check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def check_fingerprint(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare what the workload's code and data gave; numbers to 0.1 %, because processors differ (rule of thumb)."""
+    """Compare what the workload's code and data gave when the study was begun with what they give now.
+
+    Raises:
+        RecordError: they have changed since.
+    """
+    difference = fingerprint_difference(stored, wanted)
+    if difference is not None:
+        key, there, here = difference
+        raise RecordError(
+            f"the workload's code or data has changed since {path} was begun ({key}: there {there!r}, here {here!r}), so "
+            "its trials and new ones do not belong together. Give a new folder; nothing in this one was touched."
+        )
+
+
+def fingerprint_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return what differs first between two fingerprints, and its two values; None where nothing does.
+
+    Numbers may differ by 0.1 %, because processors do (rule of thumb).
+    """
     for key in [k for k in stored if k in wanted]:
         one, other = stored[key], wanted[key]
         numbers = isinstance(one, float) and isinstance(other, float)
         if not (math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12) if numbers else one == other):
-            raise RecordError(
-                f"the workload's code or data has changed since {path} was begun ({key}: there {one!r}, here {other!r}), so "
-                "its trials and new ones do not belong together. Give a new folder; nothing in this one was touched."
-            )
+            return key, one, other
+    return None
 
 
 def _left_by_a_crash(name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "catch_interrupt"]
+__all__ = ["StopRequest", "ask_to_stop", "catch_interrupt"]
 
 
 class StopRequest:
@@ -18,16 +18,35 @@ class StopRequest:
         self.requested = False
 
 
+_listening: list[StopRequest] = []
+
+
+def ask_to_stop() -> None:
+    """Set the request of all that now train in this process, in whichever thread, as Ctrl-C does in the main one."""
+    for stop in tuple(_listening):
+        stop.requested = True
+
+
 @contextmanager
 def catch_interrupt() -> Iterator[StopRequest]:
     """Turn the first SIGINT into a request; a second one raises `KeyboardInterrupt` at once.
 
-    Outside the main thread, where signals cannot be caught, the request is never set.
+    Outside the main thread, where signals cannot be caught, only `ask_to_stop` sets the request.
     """
     stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
+    _listening.append(stop)
+    try:
+        if threading.current_thread() is not threading.main_thread():
+            yield stop
+        else:
+            with _on_sigint(stop):
+                yield stop
+    finally:
+        _listening.remove(stop)
+
+
+@contextmanager
+def _on_sigint(stop: StopRequest) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.requested:
@@ -36,6 +55,6 @@ def catch_interrupt() -> Iterator[StopRequest]:
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield stop
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

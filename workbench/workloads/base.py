@@ -105,11 +105,16 @@ class Workload:
         return splits[split]
 
     def replace(self, **changes: Any) -> Workload:
-        """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one."""
+        """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one.
+
+        A copy that differs in more than its config is not what `source` names any more, and has none.
+        """
         names = [f.name for f in dataclasses.fields(self)]
         for key in changes:
             if key not in names:
                 raise UnknownNameError(f"Workload has no field {key!r}.{nearest(key, names)}")
+        if changes.keys() - {"config"}:
+            changes.setdefault("source", None)
         return dataclasses.replace(self, **changes)
 
 

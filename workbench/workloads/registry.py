@@ -14,7 +14,9 @@ from typing import Any
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
 from workbench.workloads.base import Workload
 
-__all__ = ["call_on", "list_workloads", "load_workload"]
+__all__ = ["call_on", "file_modules", "list_workloads", "load_workload"]
+
+_FILE_MODULE = "_workload_"
 
 _BUNDLED: dict[str, tuple[str, str]] = {
     "digits_mlp": ("digits_mlp:digits_mlp", "64-32-32-10 ReLU network on 8x8 digits, batch 64"),
@@ -72,6 +74,11 @@ def call_on(workload: object, expression: str) -> str | None:
     return expression.replace("{workload}", f"wb.load_workload({source!r}).replace(config={config!r})")
 
 
+def file_modules() -> list[ModuleType]:
+    """Return the modules that `load_workload` imported from files, which no other process can import by their names."""
+    return [module for name, module in sys.modules.items() if name.startswith(_FILE_MODULE)]
+
+
 def _how_to_name(name: str) -> str:
     if name.endswith(".py"):
         return f" For a file of your own add the attribute: {name}:workload."
@@ -108,7 +115,7 @@ def _import_file(path: Path) -> ModuleType:
         there = sorted(p.name for p in path.resolve().parent.glob("*.py"))
         hint = nearest(path.name, there) if there else " That folder has no .py files."
         raise UnknownNameError(f"there is no file {str(path)!r} to take a workload from.{hint}")
-    spec = importlib.util.spec_from_file_location(f"_workload_{path.stem}", path.resolve())
+    spec = importlib.util.spec_from_file_location(f"{_FILE_MODULE}{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise UnknownNameError(f"{str(path)!r} cannot be imported as a Python module.")
     module = importlib.util.module_from_spec(spec)

@@ -15,7 +15,7 @@ from workbench.workloads.base import Workload
 
 __all__ = ["EXECUTORS", "Executor", "make_executor"]
 
-EXECUTORS = ("local",)
+EXECUTORS = ("local", "ray")
 
 
 class Executor(Protocol):
@@ -57,6 +57,10 @@ def make_executor(name: str, address: str | None = None) -> Executor:
     """
     if name not in EXECUTORS:
         raise UnknownNameError(f"executor={name!r} is not known.{nearest(name, EXECUTORS)}")
+    if name == "ray":
+        from workbench.studies.executors.on_ray import RayExecutor
+
+        return RayExecutor(address)
     if address is not None:
         raise UsageError(
             f"address={address!r} names a Ray cluster, and executor={name!r} has no use for one. Add executor='ray' "

@@ -1,0 +1,142 @@
+"""Running trials through an executor, and hooks that do to a worker what the world does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.utils.data import Dataset
+
+from workbench.config import TrainConfig
+from workbench.record import StudyRecord, TrialRecord, read_events
+from workbench.record_writer import StudyWriter
+from workbench.studies.executors.base import Executor
+from workbench.train import checkpoint_store
+from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.progress import Progress
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+
+def train(
+    executor: Executor,
+    workload: Workload,
+    configs: Sequence[TrainConfig],
+    out: Path,
+    *,
+    hooks: Sequence[Hook] = (),
+    progress: Progress | None = None,
+) -> list[TrialRecord]:
+    """Run one study of these trials, and give the executor back whatever happens."""
+    study = StudyWriter.open(out, kind="sweep", workload=workload.name, config=workload.config.to_dict())
+    try:
+        trainer = Trainer(device="cpu", hooks=hooks)
+        return executor.run(workload, configs, study, stage="lr_sweep", trainer=trainer, progress=progress)
+    finally:
+        study.close()
+        executor.close()
+
+
+def rates(config: TrainConfig, *lrs: float, **changes: Any) -> list[TrainConfig]:
+    return [config.replace(peak_lr=lr, **changes) for lr in lrs]
+
+
+def assert_same_study(one: Path, other: Path) -> None:
+    """Same trials, same curves, same checkpoints; times differ, and how many train together."""
+    mine, theirs = StudyRecord(one), StudyRecord(other)
+    volatile = {"seconds", "data_wait_s", "step_time_s", "lanes", "gradients", "gradients_reason"}
+    for name in ("trials", "steps", "evals"):
+        a, b = (getattr(r, name).drop(columns=volatile, errors="ignore") for r in (mine, theirs))
+        pd.testing.assert_frame_equal(a[sorted(a)], b[sorted(b)], rtol=1e-5, check_dtype=False)
+    for a, b in zip(mine, theirs, strict=True):
+        assert [p.name for p in a.checkpoints] == [p.name for p in b.checkpoints]
+
+
+def assert_whole(path: Path) -> None:
+    """Every trial has ended, and every row is there once."""
+    study = StudyRecord(path)
+    for row in study.trials.itertuples():
+        assert row.state in ("complete", "diverged")
+        assert study.steps["step"][study.steps["trial"] == row.trial].tolist() == list(range(row.steps_run))
+    assert not study.evals.duplicated(["trial", "step", "split", "metric"]).any()
+
+
+def begins(path: Path, trial: int) -> list[dict[str, Any]]:
+    """The events that say where a trial began to train, or to train again."""
+    return [e for e in read_events(path / "trials" / str(trial)) if e["event"] in ("started", "resumed")]
+
+
+def gone(session: int, within_s: float = 150.0) -> bool:
+    """Whether the processes of this session have ended, or do so in time."""
+    end = time.monotonic() + within_s
+    while True:
+        there = [stat for stat in Path("/proc").glob("[0-9]*/stat") if _belongs(stat, session)]
+        if not there or time.monotonic() > end:
+            return not there
+        time.sleep(0.2)
+
+
+def _belongs(stat: Path, session: int) -> bool:
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[3]) == session and fields[0] != "Z"
+
+
+class Durable(Hook):
+    """Lets checkpoints reach the disk at once, in whichever process the run is."""
+
+    def on_start(self, run: Run) -> None:
+        checkpoint_store.WRITE_SECONDS = -1.0
+
+    def on_end(self, record: Any) -> None:
+        checkpoint_store.WRITE_SECONDS = 5.0
+
+
+class Dies(Hook):
+    """Kills the process that it runs in, at a step, a number of times in all."""
+
+    def __init__(self, folder: Path, at: int, times: int = 1) -> None:
+        self.folder, self.at, self.times = folder, at, times
+
+    def on_step(self, step: Step) -> None:
+        if step.index == self.at:
+            died = len(list(self.folder.glob("died-*")))
+            if died < self.times:
+                (self.folder / f"died-{died}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Notes(Hook):
+    """Writes down what it was shown at the end, and in which process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        assert np.isfinite(row["value"])
+
+    def on_end(self, record: Any) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} {len(record.trials)} {len(record.steps)} {len(record.evals)}\n")
+
+
+class Holding(Dataset[Any]):
+    """Data with something in it that belongs to this process."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(3, dtype=torch.float64) * index / 48, torch.ones((), dtype=torch.float64)

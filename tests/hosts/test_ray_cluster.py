@@ -1,0 +1,131 @@
+"""A cluster that is found or started: on the loopback interface, quietly, and gone afterwards."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.executors import gone
+from workbench.errors import WorkbenchError
+from workbench.hosts.folders import temporary_folder
+from workbench.studies.executors.base import make_executor
+
+ROOT = str(Path(__file__).parents[2])
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    with pytest.raises(WorkbenchError, match=r"Ray, which is not installed: pip install 'workbench\[ray\]'"):
+        make_executor("ray")
+
+
+def test_asking_for_it_imports_nothing_yet() -> None:
+    pytest.importorskip("ray")
+    code = "import sys; from workbench.studies.executors.base import make_executor as m; m('ray').close(); m('local')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('ray' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_folders_of_killed_processes_are_deleted_and_those_of_others_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (tmp_path / f"workbench-{child.pid}-abc").mkdir()
+    (tmp_path / "workbench-1-abc").mkdir()
+    (tmp_path / "workbench-notes").mkdir()
+    with temporary_folder() as mine:
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+            ["workbench-1-abc", "workbench-notes", Path(mine).name]
+        )
+    assert not Path(mine).exists()
+
+
+STARTED = """
+import json, os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+import ray
+
+class Worker:
+    def where(self): return os.getpid()
+    def fail(self): raise ValueError("of my own")
+    def die(self): os._exit(1)
+
+cluster = RayCluster.connect()
+address = ray.get_runtime_context().gcs_address
+worker = cluster.place(Worker)
+found = {"slots": cluster.slots(), "gpus": cluster.slots(gpu=True), "address": address}
+found["other"] = cluster.result(cluster.call(worker, "where")) != os.getpid()
+for method in ("fail", "die"):
+    call = cluster.call(worker, method)
+    assert cluster.ready([call], 60) == [call]
+    try:
+        cluster.result(call)
+    except WorkerLost as lost:
+        found[method] = str(lost)
+again = RayCluster.connect()
+again.close()
+found["still"] = ray.is_initialized()
+with open("/proc/net/tcp") as file4, open("/proc/net/tcp6") as file6:
+    found["sockets"] = [line.split() for file in (file4, file6) for line in list(file)[1:]]
+found["inodes"] = []
+for pid in os.listdir("/proc"):
+    try:
+        if pid.isdigit() and os.getsid(int(pid)) == os.getsid(0):
+            found["inodes"] += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        pass
+cluster.close()
+found["left"] = ray.is_initialized()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-W", "error", "-c", STARTED, ROOT]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**_environment(), "TMPDIR": "/tmp", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    said, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    found = json.loads(said.splitlines()[-1])
+    assert found["slots"] >= 1
+    assert found["gpus"] == 0
+    assert found["other"]
+    assert "of my own" in found["fail"]
+    assert found["die"]
+    assert found["still"], "what this process had joined before is not left"
+    assert not found["left"]
+    assert found["address"].startswith("127.0.0.1:")
+    assert listening_elsewhere(found) == []
+    assert gone(process.pid, within_s=30)
+    assert not list(Path("/tmp").glob(f"workbench-{process.pid}-*"))
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+
+def listening_elsewhere(found: dict[str, Any]) -> list[str]:
+    """Local addresses, other than loopback, on which a process of the cluster listens."""
+    ours = {name[8:-1] for name in found["inodes"] if name.startswith("socket:[")}
+    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
+    listening = [row for row in found["sockets"] if row[3] == "0A" and row[9] in ours]
+    assert listening, "or this test sees nothing"
+    return [row[1] for row in listening if not row[1].startswith(loopback)]

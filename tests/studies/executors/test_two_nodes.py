@@ -1,0 +1,119 @@
+"""Two machines, played by two `ray start` on this one: they share the chunks, and one of them may be lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.executors import assert_same_study, assert_whole, begins, gone, rates, train
+from tests.helpers.workloads import small_workload, squared
+from workbench.studies.executors.local import LocalExecutor
+
+pytestmark = pytest.mark.slow
+ROOT = str(Path(__file__).parents[3])
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.helpers.executors import Durable, train
+from tests.studies.executors.test_two_nodes import CONFIGS, slow_workload
+from workbench.studies.executors.on_ray import RayExecutor
+
+if __name__ == "__main__":
+    train(RayExecutor(sys.argv[1]), slow_workload(), CONFIGS, Path(sys.argv[2]), hooks=[Durable()])
+"""
+
+
+def slowly(outputs: Any, batch: Any) -> Any:
+    time.sleep(0.005)
+    return squared(outputs, batch)
+
+
+def slow_workload() -> Any:
+    return small_workload(loss=slowly, config={"total_steps": 400, "eval_every_steps": 20})
+
+
+CONFIGS = rates(slow_workload().config, 0.01, 0.02, 0.03, 0.04)
+
+
+class Node:
+    """One `ray start` with one CPU, and every process that belongs to it."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
+        command += ["--object-store-memory=80000000", "--disable-usage-stats", *options]
+        self.process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdout=subprocess.DEVNULL)
+
+    def lose(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, list[Node]]]:
+    port = next(port for port in random.sample(range(21000, 32000), 100) if free(port))
+    address = f"127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="two-", ignore_cleanup_errors=True) as folder:
+        started = [Node("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")]
+        try:
+            wait_for(lambda: not free(port))
+            started.append(Node(f"--address={address}"))
+            wait_for(lambda: alive(address) == 2)
+            yield address, started
+        finally:
+            for node in reversed(started):
+                node.process.terminate()
+            for node in started:
+                node.process.wait(60)
+                assert gone(node.process.pid)
+
+
+def free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def alive(address: str) -> int:
+    code = "import ray, sys; ray.init(address=sys.argv[1]); print(sum(n['Alive'] for n in ray.nodes()))"
+    done = subprocess.run([sys.executable, "-c", code, address], env=ENVIRONMENT, capture_output=True, text=True)
+    return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+
+
+def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["both", "one is lost"])
+def test_two_nodes_share_the_chunks(nodes: tuple[str, list[Node]], tmp_path: Path, lost: bool) -> None:
+    address, started = nodes
+    command = [sys.executable, "-c", DRIVER, address, str(tmp_path / "s")]
+    driver = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    with driver:
+        if lost:
+            wait_for(lambda: all(begins(tmp_path / "s", n) for n in range(4)))
+            started[1].lose()
+        _, said = driver.communicate(timeout=300)
+    assert driver.returncode == 0, said
+    assert_whole(tmp_path / "s")
+    first = {begins(tmp_path / "s", n)[0]["ray_node"] for n in range(4)}
+    assert len(first) == 2
+    if lost:
+        last = {begins(tmp_path / "s", n)[-1]["ray_node"] for n in range(4)}
+        assert len(last) == 1
+        assert last < first
+    train(LocalExecutor(), slow_workload(), CONFIGS, tmp_path / "whole")
+    assert_same_study(tmp_path / "s", tmp_path / "whole")

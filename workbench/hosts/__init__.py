@@ -1,0 +1,1 @@
+"""More than one machine: what has to be agreed between them, and how they are reached."""

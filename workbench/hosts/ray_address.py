@@ -1,0 +1,79 @@
+"""Whether a Ray cluster answers at an address, found out in seconds: joining one that does not hangs for minutes."""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import sys
+from typing import IO
+
+from workbench.errors import ClusterError, UsageError
+
+__all__ = ["check_address"]
+
+CONNECT_S = 3.0  # rule of thumb: a port that is open answers in milliseconds
+ANSWER_S = 6.0  # rule of thumb: so does a cluster
+IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray
+
+# Asking from a process of its own is the only way to give up waiting: there is no time limit in Ray's client.
+_ASK = """
+import sys
+from ray._raylet import GcsClient
+print("asking", flush=True)
+GcsClient(address=sys.argv[1])
+print("answered", flush=True)
+"""
+
+
+def check_address(address: str, *, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> None:
+    """Return if a Ray cluster answers at `address`.
+
+    Args:
+        address: "host:port", or "auto", which is not checked.
+        connect_s: how long to wait for the port, in seconds.
+        answer_s: how long to wait for the cluster behind it, in seconds.
+
+    Raises:
+        UsageError: this is no address.
+        ClusterError: nothing, or something else, answers there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"address={address!r} is not understood. Allowed: 'host:port' as `ray start --head` prints it (port 6379 by "
+            "default), 'auto' for the cluster on this machine, or nothing for a new one; ray:// is not supported."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=connect_s).close()
+    except OSError as error:
+        raise _unanswered(address, str(error.strerror or error)) from error
+    if not _answers(address, answer_s):
+        raise _unanswered(address, "the port is open, but it is not that of a Ray cluster that accepts this client")
+
+
+def _unanswered(address: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster answers at address={address!r}: {why.lower()}. Start one with `ray start --head --port=6379` and "
+        "give host:6379; leave the address out to have one started on this machine. A cluster that asks for a token "
+        "needs RAY_AUTH_MODE=token here too."
+    )
+
+
+def _answers(address: str, answer_s: float) -> bool:
+    command = [sys.executable, "-c", _ASK, address]
+    asking = subprocess.Popen(command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with asking:
+        try:
+            assert asking.stdout is not None
+            return _says(asking.stdout, b"asking\n", IMPORT_S) and _says(asking.stdout, b"answered\n", answer_s)
+        finally:
+            asking.kill()
+
+
+def _says(lines: IO[bytes], line: bytes, within_s: float) -> bool:
+    """Whether the next line is this one and comes in time; the stream must not read ahead."""
+    ready, _, _ = select.select([lines], [], [], within_s)
+    return bool(ready) and lines.readline() == line

@@ -1,0 +1,205 @@
+"""`RayCluster`: processes on a Ray cluster that is found or started; Ray is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from workbench.errors import ClusterError, WorkbenchError
+from workbench.hosts.folders import temporary_folder
+from workbench.hosts.ray_address import check_address
+from workbench.workloads.registry import file_modules
+
+__all__ = ["RayCluster", "WorkerLost", "node_of_this_worker", "require_ray"]
+
+OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
+
+
+class WorkerLost(Exception):
+    """The process that was asked is gone: killed, out of memory, or its machine is."""
+
+
+class RayCluster:
+    """Starts processes on a cluster, calls methods in them, and waits for the answers.
+
+    Use `connect`.
+    """
+
+    def __init__(self, ray: Any, leave: Callable[[], None]) -> None:
+        self._ray, self._leave = ray, leave
+
+    @classmethod
+    def connect(cls, address: str | None = None) -> RayCluster:
+        """Join the cluster at `address`, the one that this process has joined already, or a new one on this machine.
+
+        Args:
+            address: "host:port" of a cluster that is running, "auto" for the one that was started on this machine; None
+                takes the cluster that this process is connected to, or starts one: on the loopback interface, with
+                as many CPUs as this process may use, gone after `close`.
+
+        Raises:
+            WorkbenchError: Ray is not installed.
+            ClusterError: no cluster answers there, or none can be started here.
+        """
+        require_ray()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        if ray.is_initialized():
+            _check_same(address, ray.get_runtime_context().gcs_address)
+            return cls(ray, lambda: None)
+        if address is not None:
+            check_address(address)
+            with (
+                _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
+                _quiet(),
+            ):
+                ray.init(address=address, log_to_driver=False, configure_logging=False)
+            return cls(ray, ray.shutdown)
+        leave = contextlib.ExitStack()
+        folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
+        leave.callback(ray.shutdown)
+        try:
+            with _as_cluster_error("no Ray cluster can be started on this machine"), _quiet(), _on_loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=folder,
+                )
+        except BaseException:
+            leave.close()
+            raise
+        return cls(ray, leave.close)
+
+    def slots(self, *, gpu: bool = False) -> int:
+        """Return how many workers the machines that are in the cluster now have room for, busy or not."""
+        return int(self._ray.cluster_resources().get("GPU" if gpu else "CPU", 0))
+
+    def place(self, kind: type, *arguments: Any, gpu: bool = False) -> Any:
+        """Ask for a process of its own that holds `kind(*arguments)`: one CPU, one GPU where asked for.
+
+        It starts as soon as there is room for it, spread over the machines.
+        """
+        actor = self._ray.remote(kind)
+        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        return actor.options(**options, num_gpus=1 if gpu else 0).remote(*arguments)
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
+        """Call a method in a worker's process; calls of one worker are done in order. Returns what `result` waits for."""
+        return getattr(worker, method).remote(*arguments)
+
+    def ready(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Wait until a call is answered, or for `timeout_s`; return those that are."""
+        done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        if done:
+            done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        return list(done)
+
+    def result(self, call: Any) -> Any:
+        """Return the answer to a call.
+
+        Raises:
+            WorkerLost: the worker is gone, or could not even be started.
+        """
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLost(_in_short(error)) from error
+
+    def pack(self, value: Any) -> bytes:
+        """Return `value` as bytes that `pickle.loads` reads in a worker, functions of a script or notebook included."""
+        for module in file_modules():
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        blob: bytes = self._ray.cloudpickle.dumps(value)
+        return blob
+
+    def share(self, value: Any) -> Any:
+        """Put a value where all workers can read it; it is an argument for `call` like any other."""
+        return self._ray.put(value)
+
+    def kill(self, worker: Any) -> None:
+        """End a worker's process, whatever it is doing."""
+        self._ray.kill(worker)
+
+    def close(self) -> None:
+        """Leave the cluster; one that `connect` started ends."""
+        self._leave()
+
+
+def require_ray() -> None:
+    """Raise a `WorkbenchError` that says what to do where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise WorkbenchError("executor='ray' needs Ray, which is not installed: pip install 'workbench[ray]'.")
+
+
+def node_of_this_worker() -> str:
+    """Return the id that the cluster gave to the machine on which this worker runs."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _check_same(address: str | None, joined: str) -> None:
+    if address not in (None, "auto") and address.rpartition(":")[2] != joined.rpartition(":")[2]:
+        raise ClusterError(
+            f"address={address!r} was asked for, but this process is connected to the Ray cluster at {joined}. Leave the "
+            "address out to use that one, or call ray.shutdown() before."
+        )
+
+
+@contextlib.contextmanager
+def _as_cluster_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ClusterError(f"{what}: {_in_short(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Ray greet nobody while it starts."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone.
+
+    Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this
+    platform: its processes learn so from the environment, and this one from a constant that was set on import.
+    """
+    from ray._private import ray_constants
+
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before = os.environ.get(name)
+    constant = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _in_short(error: BaseException) -> str:
+    """Return the first line of an error, and the one that names the cause where Ray adds one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = [line for line in lines[1:] if "Error" in line or "exit type" in line]
+    return " ".join([*lines[:1], *cause[-1:]])[:600] or type(error).__name__

@@ -1,0 +1,133 @@
+"""`Crew`: the workers of a study, from the moment they are asked for until they are dismissed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import ClusterError
+from workbench.hosts.ray_cluster import RayCluster, WorkerLost, node_of_this_worker
+from workbench.studies.executors.worker import ChunkWorker
+
+__all__ = ["Crew", "Worker"]
+
+STARTS = 3  # rule of thumb: a worker that cannot be started so many times in a row never can
+PATIENCE_S = 30.0  # rule of thumb: whoever waits longer than this for a free CPU wants to know why
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """A process that has started.
+
+    Attributes:
+        handle: what the cluster calls it by.
+        node: id of its machine.
+        pid: of the process.
+    """
+
+    handle: Any
+    node: str
+    pid: int
+
+    @property
+    def place(self) -> str:
+        """How an error calls it."""
+        return f"node {self.node[:8]}, process {self.pid}"
+
+
+class Crew:
+    """Workers that are idle or still starting; one that is given out comes back by `rest`, or is gone.
+
+    Attributes:
+        cluster: where they are.
+        gpu: whether each has one.
+        idle: those that wait for a chunk.
+    """
+
+    def __init__(self, cluster: RayCluster, *, gpu: bool = False) -> None:
+        self.cluster, self.gpu = cluster, gpu
+        self.idle: list[Worker] = []
+        self._starting: dict[Any, Any] = {}
+        self._out: list[Worker] = []
+        self._failures = 0
+        self._waiting_since = time.monotonic()
+
+    @property
+    def calls(self) -> list[Any]:
+        """What is answered when a worker has started."""
+        return list(self._starting)
+
+    def room(self) -> int:
+        """Return how many workers the cluster has room for."""
+        return self.cluster.slots(gpu=self.gpu)
+
+    def ask_for(self, workers: int) -> None:
+        """Have at least `workers` idle or starting, as far as there is room."""
+        if not workers:
+            return
+        missing = min(workers, self.room() - len(self._out)) - len(self.idle) - len(self._starting)
+        for _ in range(missing):
+            handle = self.cluster.place(ChunkWorker, node_of_this_worker, gpu=self.gpu)
+            self._starting[self.cluster.call(handle, "where")] = handle
+
+    def greet(self, call: Any) -> None:
+        """Take in a worker whose call is answered.
+
+        Raises:
+            ClusterError: workers cannot be started.
+        """
+        handle = self._starting.pop(call)
+        try:
+            where = self.cluster.result(call)
+        except WorkerLost as lost:
+            self._failures += 1
+            if self._failures >= STARTS:
+                raise ClusterError(
+                    f"no worker can be started on the Ray cluster ({lost}). Every machine needs the same versions of Python, "
+                    "Ray and this package, and `python -c 'import workbench'` must work there."
+                ) from lost
+            return
+        self._failures = 0
+        self.idle.append(Worker(handle, where["ray_node"], where["pid"]))
+
+    def take(self) -> Worker:
+        """Give out an idle worker."""
+        worker = self.idle.pop(0)
+        self._out.append(worker)
+        self._waiting_since = time.monotonic()
+        return worker
+
+    def rest(self, worker: Worker) -> None:
+        """Take back a worker that is done."""
+        self._out.remove(worker)
+        self.idle.append(worker)
+
+    def lose(self, worker: Worker) -> None:
+        """Forget a worker that is gone, or that nobody wants to wait for."""
+        self._out.remove(worker)
+        self._end(worker.handle)
+
+    def complain(self) -> None:
+        """Say so where nothing trains because no worker starts, once in `PATIENCE_S`."""
+        if self._out or self.idle or time.monotonic() - self._waiting_since < PATIENCE_S:
+            return
+        self._waiting_since = time.monotonic()
+        logging.getLogger(__name__).warning(
+            "waiting for a free %s on the Ray cluster: it has %d in all. `ray status` shows who uses them.",
+            "GPU" if self.gpu else "CPU",
+            self.room(),
+        )
+
+    def dismiss(self) -> None:
+        """End all workers."""
+        for handle in [*self._starting.values(), *(worker.handle for worker in [*self.idle, *self._out])]:
+            self._end(handle)
+        self._starting.clear()
+        self.idle, self._out = [], []
+
+    def _end(self, handle: Any) -> None:
+        with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
+            self.cluster.kill(handle)

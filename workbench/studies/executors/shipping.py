@@ -1,0 +1,190 @@
+"""A workload and its trainer on their way to a worker: by name where they have one, pickled where not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, WorkbenchError, WorkloadError
+from workbench.record_folder import fingerprint_difference
+from workbench.train.device import resolve_device
+from workbench.train.fingerprint import fingerprint
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.registry import load_workload
+
+__all__ = ["Shipment", "pack_shipment", "packed_configs", "unpack_shipment"]
+
+Pack = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a worker needs once, for all chunks of a study.
+
+    Attributes:
+        key: another one for each shipment.
+        source: name of the workload for `load_workload`; None where it is in `workload`.
+        workload: pickled, or the baseline config where there is a source.
+        trainer: pickled.
+        config: that the fingerprint was taken with, pickled.
+        fingerprint: what code and data give in the driver; None where they raise.
+        folder: the driver's, which the worker moves to where it is there too.
+        paths: where the driver imports from.
+    """
+
+    key: str
+    source: str | None
+    workload: bytes
+    trainer: bytes
+    config: bytes
+    fingerprint: Mapping[str, Any] | None
+    folder: str
+    paths: tuple[str, ...]
+
+
+def pack_shipment(pack: Pack, workload: Workload, trainer: Trainer, config: TrainConfig) -> Shipment:
+    """Return a shipment of `workload` and `trainer`.
+
+    Args:
+        pack: pickles a value for the cluster.
+        workload: what is trained.
+        trainer: how; its device is settled here, so that a worker trains on the same kind.
+        config: one of the trials'.
+
+    Raises:
+        WorkloadError: the workload has no name and cannot be pickled.
+        ConfigError: the trainer's hooks, or a function in the config, cannot be pickled.
+    """
+    device = resolve_device(trainer.device)
+    try:
+        found = fingerprint(workload, config, device)
+    except Exception:
+        found = None  # its trials fail in the worker, and there it is explained
+    source = _located(workload.source)
+    return Shipment(
+        key=uuid4().hex,
+        source=source,
+        workload=_pickled_workload(pack, workload) if source is None else packed_configs(pack, [workload.config]),
+        trainer=_pickled_trainer(pack, replace(trainer, device=device.type)),
+        config=packed_configs(pack, [config]),
+        fingerprint=found,
+        folder=str(Path.cwd()),
+        paths=tuple(sys.path),
+    )
+
+
+def unpack_shipment(shipment: Shipment, node: str) -> tuple[Workload, Trainer]:
+    """Return workload and trainer in a worker, where they are the same as in the driver.
+
+    Raises:
+        WorkloadError: code or data are others on this machine, or cannot be loaded here.
+    """
+    if Path(shipment.folder).is_dir():
+        os.chdir(shipment.folder)
+    sys.path += [path for path in shipment.paths if path not in sys.path and Path(path).exists()]
+    try:
+        if shipment.source is None:
+            workload: Workload = pickle.loads(shipment.workload)
+        else:
+            workload = load_workload(shipment.source)
+            workload = workload.replace(config=pickle.loads(shipment.workload)[0])
+        trainer, (config,) = pickle.loads(shipment.trainer), pickle.loads(shipment.config)
+    except WorkloadError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"the workload cannot be loaded on node {node}: {type(error).__name__}: {error}. Its files and packages must be "
+            "on every machine of the cluster, in the same places."
+        ) from error
+    _compare(shipment, workload, config, torch.device(trainer.device), node)
+    return workload, trainer
+
+
+def packed_configs(pack: Pack, configs: list[TrainConfig]) -> bytes:
+    """Return configs as bytes.
+
+    Raises:
+        ConfigError: a function in one of them cannot be pickled.
+    """
+    try:
+        return pack(configs)
+    except Exception as error:
+        raise ConfigError(
+            f"optimizer or schedule of a config cannot be sent to a Ray worker: {_reason(error)}. Write it as a function of "
+            "a module that builds what it needs when it is called, or use executor='local'."
+        ) from error
+
+
+def _located(source: str | None) -> str | None:
+    """Return a source that means the same in another folder: the path of a file is made absolute."""
+    if source is None or ":" not in source:
+        return source
+    file, _, attribute = source.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if file.endswith(".py") else source
+
+
+def _pickled_workload(pack: Pack, workload: Workload) -> bytes:
+    try:
+        return pack(workload)
+    except Exception as error:
+        culprits = [f.name for f in fields(workload) if not _can(pack, getattr(workload, f.name))]
+        raise WorkloadError(
+            f"workload {workload.name!r} cannot be sent to a Ray worker: {', '.join(culprits) or 'it'} cannot be pickled "
+            f"({_reason(error)}). Put the workload into a file and load it by name, load_workload('path/to/file.py:attribute'), "
+            "so that every worker builds its own; or build what cannot be pickled (open files, locks, connections) where "
+            "it is used, inside build_model or the dataset's __getitem__; or use executor='local'."
+        ) from error
+
+
+def _pickled_trainer(pack: Pack, trainer: Trainer) -> bytes:
+    try:
+        return pack(trainer)
+    except Exception as error:
+        culprits = [type(hook).__name__ for hook in trainer.hooks if not _can(pack, hook)]
+        raise ConfigError(
+            f"the trainer cannot be sent to a Ray worker: hook {', '.join(culprits) or 'unknown'} cannot be pickled "
+            f"({_reason(error)}). Open files and connections in on_start, not in __init__; or use executor='local'."
+        ) from error
+
+
+def _can(pack: Pack, value: Any) -> bool:
+    try:
+        pack(value)
+    except Exception:
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _compare(shipment: Shipment, workload: Workload, config: TrainConfig, device: torch.device, node: str) -> None:
+    if shipment.fingerprint is None:
+        return
+    try:
+        found = fingerprint(workload, config, device)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"workload {workload.name!r} does not run on node {node}, though it does here: {type(error).__name__}: {error}."
+        ) from error
+    difference = fingerprint_difference(shipment.fingerprint, found)
+    if difference is not None:
+        key, here, there = difference
+        raise WorkloadError(
+            f"workload {workload.name!r} is not the same on node {node} ({key}: here {here!r}, there {there!r}). Copy the "
+            "same code and data to every machine of the cluster, then run the same call again."
+        )
