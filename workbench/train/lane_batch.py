@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from workbench.train.cannot_batch import CannotBatch
+from workbench.train.graph.nodes import is_dense
 
 __all__ = ["BatchLayout", "SplitBatch", "split_batch", "stack_batches"]
 
@@ -68,7 +69,7 @@ def split_batch(batch: Any, examples: int) -> SplitBatch:
     constants = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            tensors.append(leaf if _dense(leaf) else leaf.contiguous())
+            tensors.append(leaf if is_dense(leaf.shape, leaf.stride()) else leaf.contiguous())
         elif isinstance(leaf, _CONSTANTS):
             constants.append((position, type(leaf), leaf))
         else:
@@ -87,13 +88,3 @@ def stack_batches(batches: Sequence[SplitBatch]) -> SplitBatch:
     if any(other != layout for _, other in batches[1:]):
         raise CannotBatch("trials with different data order get batches of different shapes at the same step")
     return [torch.stack(parts) for parts in zip(*(tensors for tensors, _ in batches), strict=True)], layout
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether `clone` keeps the strides: no gaps, and no element in two places."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -105,16 +105,16 @@ def build_program(
         draw_per_lane(graph, random_nodes(single.graph), lanes=lanes, device=stack.device)
     except CannotRecord as reason:
         raise CannotBatch(str(reason)) from reason
-    clean_up(graph)
-    generators = [torch.Generator(stack.device) for _ in range(lanes)]
-    generators[0].set_state(recorded.random_state)
     inputs = dict.fromkeys(recorded.lane_inputs, Stage.BIND) | dict.fromkeys(recorded.batch_inputs, Stage.BATCH)
     example: dict[fx.Node, Any] = dict(recorded.example)
+    generators = [torch.Generator(stack.device) for _ in range(lanes)]
     for node in graph.nodes:
         if node.op == "get_attr":
             example[node] = recorded.constants[str(node.target)]
         elif node.op == "placeholder" and node.name == GENERATORS:
             inputs[node], example[node] = Stage.CALL, generators
+    clean_up(graph, inputs, example, lanes=lanes)
+    generators[0].set_state(recorded.random_state)
     with torch.no_grad():
         lowered, results = lower(graph, inputs, example)
     if not draws or lanes == 1:  # several lanes drew from one generator while they were recorded
@@ -125,10 +125,19 @@ def build_program(
 
 def _check(recorded: Recorded, results: Sequence[Tensor | None]) -> None:
     """Check that the program returns what the step returned while it was recorded."""
-    for expected, found in zip(tree_leaves(recorded.results), results, strict=True):
+    grads, *rest = recorded.results
+    largest = max((_largest(g) for g in grads if g is not None), default=0.0)  # some are zero but for rounding
+    scales = [largest] * len(grads) + [_largest(t) for t in tree_leaves(rest)]
+    for expected, found, scale in zip(tree_leaves(recorded.results), results, scales, strict=True):
         if expected is None or found is None:
             continue
-        scale = expected.abs().nan_to_num(0, 0, 0).max() if expected.numel() else 0
-        limit = TOLERANCE.get(expected.dtype, 5e-2) * float(scale)
+        limit = TOLERANCE.get(expected.dtype, 5e-2) * scale
         if expected.shape != found.shape or not torch.allclose(found, expected, 0, limit, equal_nan=True):
             raise CannotBatch("the recorded step gives other numbers than the step itself")
+
+
+def _largest(tensor: Tensor | None) -> float:
+    """Return the largest finite magnitude in a tensor."""
+    if tensor is None or not tensor.numel():
+        return 0.0
+    return float(tensor.double().abs().nan_to_num(0, 0, 0).max())

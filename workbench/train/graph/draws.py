@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from workbench.train.graph.nodes import TensorMeta, base_of, is_random, meta, set_base
+from workbench.train.graph.nodes import TensorMeta, is_random, meta, replace, set_base
 from workbench.train.graph.recorder import CannotRecord
 
 __all__ = ["GENERATORS", "draw_per_lane", "global_generator", "random_nodes"]
@@ -163,6 +163,7 @@ def draw_per_lane(graph: fx.Graph, alone: Sequence[fx.Node], *, lanes: int, devi
     last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
     with graph.inserting_after(last):
         generators = graph.placeholder(GENERATORS)
+    set_base(generators, generators)
     for node, single in zip(nodes, alone, strict=True):
         if meta_of_result(node).device.type != device.type:
             raise CannotRecord(f"random numbers are drawn on {meta_of_result(node).device}, the model is on {device}")
@@ -191,11 +192,7 @@ def _replace(node: fx.Node, single: fx.Node, generators: fx.Node, lanes: int) ->
         new.meta = dict(node.meta)
         set_base(new, new)
     new.meta["random"] = True
-    for other in graph.nodes:
-        if "base" in other.meta and base_of(other) is node:
-            set_base(other, new)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+    replace(node, new)
 
 
 def _fill_of(node: fx.Node, single: fx.Node, lanes: int) -> Fill | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.graph.code import Function, binding, last_uses, write_function
-from workbench.train.graph.nodes import describe_tensor
+from workbench.train.graph.code import Function, write_function
+from workbench.train.graph.running import run_nodes
 from workbench.train.graph.stages import Stage, stage_of
 
 __all__ = ["Lowered", "lower"]
@@ -47,14 +46,13 @@ def lower(
     stages = stage_of(graph, dict(inputs))
     outputs: list[fx.Node | None] = tree_leaves(graph.output_node().args[0])
     values = dict(example)
-    callables: dict[fx.Node, Callable[..., Any]] = {}
     by_stage: dict[Stage, list[fx.Node]] = {stage: [] for stage in Stage}
     for node in graph.nodes:
         if node.op == "call_function":
             by_stage[stages[node]].append(node)
     once = [*by_stage[Stage.ONCE], *(n for n in graph.nodes if n.op == "get_attr")]
     ordered = [node for stage in Stage for node in by_stage[stage]]
-    _run(ordered, values, callables, kept={*once, *(n for n in outputs if n is not None)})
+    callables = run_nodes(ordered, values, kept={*once, *(n for n in outputs if n is not None)})
     constants = {n: values[n] for n in once}
 
     def function(stage: Stage, given: list[fx.Node], wanted: Sequence[fx.Node | None]) -> Function:
@@ -75,34 +73,3 @@ def lower(
         by_stage[Stage.CALL],
     )
     return lowered, [None if n is None else values[n] for n in outputs]
-
-
-def _run(
-    nodes: Sequence[fx.Node],
-    values: dict[fx.Node, Any],
-    callables: dict[fx.Node, Callable[..., Any]],
-    *,
-    kept: set[fx.Node],
-) -> None:
-    """Run nodes one by one, find for each what can be called, and let go of what is not needed any more."""
-    dying = last_uses(nodes, kept=kept)
-    for node in nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-        callables[node], values[node] = _first_that_works(node, args, kwargs)
-        if isinstance(values[node], Tensor):
-            describe_tensor(node, values[node])
-        for each in dying.get(node, ()):
-            del values[each]
-
-
-def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
-    target: Any = node.target
-    if target is operator.getitem:
-        return operator.getitem, args[0][args[1]]
-    fast = binding(target)
-    try:
-        return fast, fast(*args, **kwargs)
-    except TypeError:  # torch's Python binding takes the arguments in another order, or not at all
-        if fast is target:
-            raise
-        return target._op, target._op(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ __all__ = [
     "call",
     "describe_tensor",
     "is_call",
+    "is_dense",
     "is_random",
     "meta",
+    "replace",
     "set_base",
     "written",
     "written_by",
@@ -41,6 +43,7 @@ class TensorMeta:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    offset: int = 0
 
     @property
     def numel(self) -> int:
@@ -63,17 +66,23 @@ class TensorMeta:
     @property
     def dense(self) -> bool:
         """Whether each place in memory between the first and last element belongs to exactly one element."""
-        expected = 1
-        for stride, size in sorted((s, n) for s, n in zip(self.stride, self.shape, strict=True) if n != 1):
-            if stride != expected:
-                return False
-            expected *= size
-        return True
+        return is_dense(self.shape, self.stride)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether each place in memory between the first and last element belongs to exactly one element."""
+    expected = 1
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def describe_tensor(node: fx.Node, tensor: Tensor) -> None:
     """Note shape, strides, type and place of the tensor that `node` makes."""
-    node.meta["tensor"] = TensorMeta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    node.meta["tensor"] = TensorMeta(shape, stride, tensor.dtype, tensor.device, int(tensor.storage_offset()))
 
 
 def set_base(node: fx.Node, base: fx.Node) -> None:
@@ -143,12 +152,28 @@ def aliases(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def call(like: fx.Node, target: Any, *args: Any, base: fx.Node | None = None, **kwargs: Any) -> fx.Node:
-    """Insert a call whose result has the shape and strides of `like`'s, before the graph's insertion point."""
-    node = like.graph.call_function(target, args, kwargs)
-    node.meta["tensor"] = like.meta["tensor"]
-    set_base(node, node if base is None else base)
+def call(graph: fx.Graph, target: Any, *args: Any, of: fx.Node | None = None, **kwargs: Any) -> fx.Node:
+    """Insert a call at the graph's insertion point; what its result looks like is known after `refresh`.
+
+    Args:
+        graph: to insert into.
+        target: what is called.
+        *args: with what.
+        of: the node whose memory the result lies in; None for memory of its own.
+        **kwargs: with what.
+    """
+    node = graph.call_function(target, args, kwargs)
+    set_base(node, node if of is None else base_of(of))
     return node
+
+
+def replace(node: fx.Node, other: fx.Node) -> None:
+    """Let `other` stand in for `node`, which is removed; what lay in the memory of `node` lies in that of `other` now."""
+    for each in node.graph.nodes:
+        if each is not node and each.meta.get("base") is node:
+            set_base(each, base_of(other))
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
 
 
 def _nodes_in(value: Any) -> Iterator[fx.Node]:
