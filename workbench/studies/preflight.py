@@ -12,7 +12,8 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.explain import explained
-from workbench.train.gradients import LoopGradients, autocast, per_example
+from workbench.train.forward import autocast, per_example
+from workbench.train.gradients import LoopGradients
 from workbench.train.lanes import LaneStack, build_model
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater

@@ -14,6 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.cannot_batch import CannotBatch
 from workbench.train.data_stream import DataStream
+from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches
 from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
@@ -91,6 +92,10 @@ class Chosen:
             self.gradients, self.arrangement, self.fell_back = self._loop, None, True
             self._why = {"reason": str(error)}
             return self._loop(batches)
+
+    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+        """Return the evaluations of the lanes in `rows`."""
+        return self.gradients.evaluate(split, batch_size, rows=rows)
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done, and why, as JSON values."""

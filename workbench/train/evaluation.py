@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from workbench.train.batches import eval_batches
 from workbench.train.explain import explained
-from workbench.train.gradients import autocast, per_example
+from workbench.train.forward import autocast, per_example
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "eval_mode", "evaluate", "on_host", "weighted_means"]
 
 
 class Evaluation(NamedTuple):
@@ -66,11 +66,12 @@ def evaluate(
                 for name, metric in workload.metrics.items():
                     values.setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
             seen += examples
-    weight_all = _on_host(weights)
+    weight_all = on_host(weights)
     if workload.weights is not None:
         check_weights(weight_all, where=f"the {split} split")
     seconds = time.perf_counter() - start
-    return [_mean(name, _on_host(parts), weight_all, seconds) for name, parts in values.items()]
+    hosted = {name: on_host(parts).unsqueeze(0) for name, parts in values.items()}
+    return [weighted_means(name, lanes, weight_all, seconds)[0] for name, lanes in hosted.items()]
 
 
 def _metric(name: str, value: Tensor, examples: int) -> Tensor:
@@ -78,16 +79,30 @@ def _metric(name: str, value: Tensor, examples: int) -> Tensor:
     return value
 
 
-def _on_host(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts).cpu().double()  # in this order: not every device has float64
+def on_host(parts: list[Tensor]) -> Tensor:
+    """Return the parts of one metric, each (..., examples), as one tensor in float64 on the host."""
+    return torch.cat(parts, -1).cpu().double()  # in this order: not every device has float64
 
 
-def _mean(name: str, values: Tensor, weights: Tensor, seconds: float) -> Evaluation:
+def weighted_means(name: str, values: Tensor, weights: Tensor, seconds: float) -> list[Evaluation]:
+    """Return the evaluation of one metric for each lane.
+
+    Args:
+        name: of the metric.
+        values: per example, shape (lanes, examples).
+        weights: of the examples, shape (examples,).
+        seconds: that each lane took.
+    """
     kept = weights > 0
-    values, weights = values[kept], weights[kept]
-    count = name != "loss" and bool(((values == 0) | (values == 1)).all())
-    value = float((values * weights).sum() / weights.sum())
-    return Evaluation(name, value, int(kept.sum()), int(values.sum()) if count else None, seconds)
+    values, weights = values[:, kept], weights[kept]
+    means = ((values * weights).sum(1) / weights.sum()).tolist()
+    counted = ((values == 0) | (values == 1)).all(1).tolist() if name != "loss" else [False] * len(values)
+    counts = values.sum(1).tolist()
+    examples = int(kept.sum())
+    return [
+        Evaluation(name, mean, examples, int(count) if whole else None, seconds)
+        for mean, count, whole in zip(means, counts, counted, strict=True)
+    ]
 
 
 @contextmanager

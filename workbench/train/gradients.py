@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from workbench.train.evaluation import Evaluation, evaluate
+from workbench.train.forward import autocast, per_example
 from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape, check_weights
+from workbench.workloads.checks import check_weights
 
 __all__ = ["Gradients", "LaneLoss", "LoopGradients", "MicroBatches", "autocast", "per_example"]
 
@@ -28,7 +29,7 @@ class LaneLoss(NamedTuple):
 
 
 class Gradients(Protocol):
-    """A way to the gradients of all lanes of a `LaneStack`."""
+    """A way to the gradients and evaluations of all lanes of a `LaneStack`."""
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses.
@@ -38,6 +39,10 @@ class Gradients(Protocol):
         """
         ...
 
+    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+        """Return the evaluations of the lanes in `rows`; the stack is left as it is."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Return how it is done, as JSON values for the record."""
         ...
@@ -45,24 +50,6 @@ class Gradients(Protocol):
     def close(self) -> None:
         """Let go of threads and settings; afterwards it is not called again."""
         ...
-
-
-def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of the forward pass: bfloat16 autocast where asked for."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
-def per_example(workload: Workload, model: nn.Module, batch: Any, examples: int) -> tuple[Any, Tensor, Tensor | None]:
-    """Return (outputs, losses (examples,), weights (examples,) or None) of one batch, shapes checked."""
-    outputs = workload.forward(model, batch)
-    losses = workload.loss(outputs, batch)
-    check_loss_shape(losses, examples)
-    weights = None if workload.weights is None else workload.weights(batch)
-    if weights is not None:
-        check_loss_shape(weights, examples, what="weights(batch)")
-    return outputs, losses, weights
 
 
 class LoopGradients:
@@ -88,6 +75,25 @@ class LoopGradients:
                 parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
         loss, squared_se = zip(*parts, strict=True)
         return LaneLoss(torch.stack(loss), torch.stack(squared_se))
+
+    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+        """Return the evaluations of the lanes in `rows`, made one after the other."""
+        stack = self._stack
+        found = []
+        for row in rows:
+            with stack.rng.lane(row):
+                model, precision = stack.models[row], stack.precision
+                found.append(
+                    evaluate(
+                        self._workload,
+                        model,
+                        split=split,
+                        batch_size=batch_size,
+                        device=stack.device,
+                        precision=precision,
+                    )
+                )
+        return found
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done."""

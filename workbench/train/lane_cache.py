@@ -29,7 +29,7 @@ class LanePrograms:
     def __init__(self, workload: Workload, stack: LaneStack) -> None:
         self._workload, self._stack = workload, stack
         self._model = _signature(stack)
-        self._layouts: set[BatchLayout] = set()
+        self._layouts: dict[Objective, set[BatchLayout]] = {}
         self._recent: dict[tuple[Hashable, ...], LaneProgram] = {}
 
     def get(
@@ -42,8 +42,9 @@ class LanePrograms:
         """
         key = (layout, lanes, stacked, objective)
         if key not in self._recent:
-            self._layouts.add(layout)
-            if len(self._layouts) > MAX_LAYOUTS:
+            layouts = self._layouts.setdefault(objective, set())
+            layouts.add(layout)
+            if len(layouts) > MAX_LAYOUTS:
                 raise CannotBatch(
                     f"batches come in more than {MAX_LAYOUTS} shapes or with changing constants, and each would be traced anew"
                 )

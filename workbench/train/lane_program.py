@@ -20,6 +20,7 @@ from workbench.train.graph.passes import clean_up
 from workbench.train.graph.recorder import CannotRecord
 from workbench.train.graph.stages import Stage, dead_code
 from workbench.train.lane_batch import BatchLayout
+from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lane_trace import Objective, Recorded, record
 from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
@@ -53,15 +54,24 @@ class LaneProgram:
     Attributes:
         lanes: in one call.
         draws: whether it draws random numbers.
+        clean: whether it was cleaned up; False where that failed, and the step runs as it was recorded.
         changes: places of the buffers that it changes.
         loss_dtype: of the losses.
-        lowered: its functions.
+        peak_bytes: that a call needs at its peak beside the stack and the batch.
     """
 
     def __init__(
-        self, lowered: Lowered, results: Sequence[Tensor | None], *, lanes: int, draws: bool, counts: tuple[int, int]
+        self,
+        lowered: Lowered,
+        results: Sequence[Tensor | None],
+        *,
+        lanes: int,
+        draws: bool,
+        clean: bool,
+        counts: tuple[int, int],
     ) -> None:
-        self.lowered, self.lanes, self.draws = lowered, lanes, draws
+        self.clean = clean
+        self.lanes, self.draws, self.peak_bytes = lanes, draws, lowered.peak_bytes
         self.bind, self.prepare, self._call = lowered.bind, lowered.prepare, lowered.call
         self._grads, self._metrics = counts
         losses, buffers = results[self._grads], results[self._grads + 2 + self._metrics :]
@@ -97,30 +107,42 @@ def build_program(
     Raises:
         CannotBatch: lanes can not be computed together.
     """
-    recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
+    for clean in (True, False):
+        recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
+        try:
+            return _program(recorded, single, lanes=lanes, device=stack.device, clean=clean)
+        except Exception as error:
+            if not clean or is_out_of_memory(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _program(recorded: Recorded, single: Recorded, *, lanes: int, device: torch.device, clean: bool) -> LaneProgram:
+    """Turn a recorded step into a program; without `clean` as it is, for what the clean-up does not get right."""
     graph = recorded.graph
     dead_code(graph)
     draws = bool(random_nodes(graph))
     try:
-        draw_per_lane(graph, random_nodes(single.graph), lanes=lanes, device=stack.device)
+        draw_per_lane(graph, random_nodes(single.graph), lanes=lanes, device=device)
     except CannotRecord as reason:
         raise CannotBatch(str(reason)) from reason
     inputs = dict.fromkeys(recorded.lane_inputs, Stage.BIND) | dict.fromkeys(recorded.batch_inputs, Stage.BATCH)
     example: dict[fx.Node, Any] = dict(recorded.example)
-    generators = [torch.Generator(stack.device) for _ in range(lanes)]
+    generators = [torch.Generator(device) for _ in range(lanes)]
     for node in graph.nodes:
         if node.op == "get_attr":
             example[node] = recorded.constants[str(node.target)]
         elif node.op == "placeholder" and node.name == GENERATORS:
             inputs[node], example[node] = Stage.CALL, generators
-    clean_up(graph, inputs, example, lanes=lanes)
+    if clean:
+        clean_up(graph, inputs, example, lanes=lanes)
     generators[0].set_state(recorded.random_state)
     with torch.no_grad():
         lowered, results = lower(graph, inputs, example)
     if not draws or lanes == 1:  # several lanes drew from one generator while they were recorded
         _check(recorded, results)
     grads, _, _, metrics, _ = recorded.results
-    return LaneProgram(lowered, results, lanes=lanes, draws=draws, counts=(len(grads), len(metrics)))
+    return LaneProgram(lowered, results, lanes=lanes, draws=draws, clean=clean, counts=(len(grads), len(metrics)))
 
 
 def _check(recorded: Recorded, results: Sequence[Tensor | None]) -> None:

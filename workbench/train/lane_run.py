@@ -27,7 +27,6 @@ from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
-from workbench.train.evaluation import evaluate
 from workbench.train.explain import explained
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
@@ -82,6 +81,7 @@ class LaneRun:
         self._load()
         self._set_constants()
         self.log = LaneLog(study.steps)
+        self._gradients: Chosen | None = None
         self.run = Run(self.stack.models, workload, configs, device, self._slices(), self._numbers(), self.step)
         self.began = [lane.number for lane in lanes]
         self._next = self.step
@@ -90,7 +90,6 @@ class LaneRun:
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
         started: list[Hook] = []
-        gradients: Chosen | None = None
         try:
             watchers = _watchers(self.stack.models[0])
             watched = None
@@ -102,7 +101,7 @@ class LaneRun:
             for model in self.stack.models:
                 model.train()
             with catch_interrupt() as stop:
-                gradients = self._way(watched)
+                self._gradients = gradients = self._way(watched)
                 how = {"lanes": len(self.lanes), **gradients.describe()}
                 for lane in self.lanes:
                     lane.begin(**how)
@@ -115,8 +114,8 @@ class LaneRun:
                 error.add_note(f"Then a hook's on_end raised {type(later).__name__}: {later}")
             raise
         finally:
-            if gradients is not None:
-                gradients.close()
+            if self._gradients is not None:
+                self._gradients.close()
         for first in self._end(started):
             raise first
         if self.lanes:
@@ -211,27 +210,19 @@ class LaneRun:
             self._leave(leaving)
 
     def _evaluate(self, lanes: Sequence[Lane]) -> None:
-        rows: list[dict[str, Any]] = []
+        found_rows: list[dict[str, Any]] = []
+        rows = [self.lanes.index(lane) for lane in lanes]
         selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
         for split in sorted({"validation"} | selected):
-            results = [
-                evaluate(
-                    self.workload,
-                    self.stack.models[self.lanes.index(lane)],
-                    split=split,
-                    batch_size=lane.config.evaluation_batch,
-                    device=self.device,
-                    precision=lane.config.precision,
-                )
-                for lane in lanes
-            ]
+            assert self._gradients is not None
+            results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows)
             for lane, found in zip(lanes, results, strict=True):
                 if split in ("validation", lane.config.select.split("/", 1)[0]):
-                    rows += lane.rows(self.step, split, found)
-        for row in rows:
+                    found_rows += lane.rows(self.step, split, found)
+        for row in found_rows:
             for hook in self.hooks:
                 hook.on_evaluation(MappingProxyType(row))
-        self.study.evals.add(_columns(rows))
+        self.study.evals.add(_columns(found_rows))
 
     def _checkpoint(self, row: int) -> Checkpoint:
         """Return a copy of everything that lane `row` goes on from."""

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from workbench.train.cannot_batch import CannotBatch
-from workbench.train.gradients import autocast, per_example
+from workbench.train.forward import autocast, per_example
 from workbench.train.graph.draws import global_generator
 from workbench.train.graph.nodes import written
 from workbench.train.graph.recorder import CannotRecord, Recorder
@@ -123,7 +123,7 @@ def record(
     model = copy_model(stack.models[0]).train(objective != "evaluate")
     step = _Step(workload, model, stack, layout, objective)
     alone = [t[0].clone() for t in batch] if stacked else [t.clone() for t in batch]
-    with _quiet(), isolated_rng():
+    with _quiet(model), isolated_rng():
         host = _host_random()
         _attempt(step, lane_tensors(stack, 0, 1, copy=True), alone)  # the model fills what it fills at its first call
         before = module_state(model)
@@ -269,13 +269,21 @@ def _host_random() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(model: nn.Module) -> Iterator[None]:
     """Hide warnings, which plain autograd gives as well, and keep to operations that can be taken apart."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _plain_cells(model):
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _plain_cells(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return a block in which a recurrent layer is computed cell by cell: oneDNN's own can not be recorded."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        block: contextlib.AbstractContextManager[Any] = torch.backends.mkldnn.flags(enabled=False)
+        return block
+    return contextlib.nullcontext()

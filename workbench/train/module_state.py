@@ -14,7 +14,8 @@ from workbench.train.cannot_batch import CannotBatch
 
 __all__ = ["ModuleState", "changed", "check_alike", "copy_model", "module_state"]
 
-_MEMBERS = ("_parameters", "_buffers", "_modules", "_flat_weights")
+_MEMBERS = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
+_HOOKS = frozenset(key for key, value in vars(nn.Module()).items() if isinstance(value, dict) and key not in _MEMBERS)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 DEPTH = 4  # rule of thumb: containers in containers are looked into this deep
 
@@ -48,7 +49,7 @@ def module_state(model: nn.Module, *, by_value: bool = False) -> ModuleState:
     own = {id(member) for member in (*model.modules(), *model.parameters(), *model.buffers())}
     freeze = _Freeze(own, by_value=by_value)
     return {
-        (name, key): freeze(value, DEPTH)
+        (name, key): freeze(list(value.values()) if key in _HOOKS else value, DEPTH)  # a hook's key is its number
         for name, module in model.named_modules()
         for key, value in vars(module).items()
         if key not in _MEMBERS

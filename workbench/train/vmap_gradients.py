@@ -13,11 +13,13 @@ from torch import Tensor
 
 from workbench.errors import ConfigError
 from workbench.train.cannot_batch import CannotBatch
+from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import LaneLoss, MicroBatches
 from workbench.train.lane_batch import split_batch
 from workbench.train.lane_cache import LanePrograms
 from workbench.train.lane_call import LaneCall, Prepared
 from workbench.train.lane_calls import CallRunner
+from workbench.train.lane_evaluation import evaluate_lanes
 from workbench.train.lane_losses import LaneLosses
 from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lane_trace import Objective
@@ -73,6 +75,19 @@ class VmapGradients:
             self._packed = None
             if self._stack.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int] | None = None) -> list[list[Evaluation]]:
+        """Return the evaluations of each lane in `rows`, or of all; the stack is left as it is."""
+        return evaluate_lanes(
+            self._workload,
+            self._stack,
+            split,
+            batch_size,
+            programs=self._programs,
+            runner=self._runner,
+            lanes_per_call=self._largest_call(),
+            rows=rows,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done."""

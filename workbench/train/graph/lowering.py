@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from workbench.train.graph.code import Function, write_function
+from workbench.train.graph.liveness import peak_bytes
 from workbench.train.graph.running import run_nodes
 from workbench.train.graph.stages import Stage, stage_of
 
@@ -24,13 +25,13 @@ class Lowered:
         bind: of the inputs of stage BIND: views of memory that stays where it is.
         prepare: of the inputs of stage BATCH: what depends on them alone.
         call: of what both return, and of the inputs of stage CALL.
-        call_nodes: the nodes that a call runs, with what is known about their tensors.
+        peak_bytes: that a call needs at its peak, what it is given left out.
     """
 
     bind: Function
     prepare: Function
     call: Function
-    call_nodes: Sequence[fx.Node]
+    peak_bytes: int
 
 
 def lower(
@@ -70,6 +71,6 @@ def lower(
         function(Stage.BIND, given[Stage.BIND], bound),
         function(Stage.BATCH, given[Stage.BATCH], prepared),
         function(Stage.CALL, [*bound, *prepared, *given[Stage.CALL]], outputs),
-        by_stage[Stage.CALL],
+        peak_bytes(by_stage[Stage.CALL], outputs),
     )
     return lowered, [None if n is None else values[n] for n in outputs]
