@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.workloads import small_workload
-from workbench.errors import WorkloadError
+from workbench.errors import ConfigError, WorkloadError
 from workbench.record import StudyRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.hooks.base import Hook, Run, Step
@@ -32,12 +32,12 @@ class Full(Hook):
             raise torch.OutOfMemoryError("planted: out of memory")
 
 
-def run(out: Path, hook: Hook, lrs: list[float]) -> StudyRecord:
+def run(out: Path, hook: Hook, lrs: list[float], **trainer: Any) -> StudyRecord:
     given = small_workload(config={"eval_every_steps": 10})
     study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
     try:
         configs = [given.config.replace(peak_lr=lr) for lr in lrs]
-        Trainer(hooks=[hook]).run_trials(given, configs, study, stage="lr_sweep")
+        Trainer(hooks=[hook], **trainer).run_trials(given, configs, study, stage="lr_sweep")
     finally:
         study.close()
     return StudyRecord(out)
@@ -52,6 +52,23 @@ def test_out_of_memory_halves_the_stack_and_goes_on_from_its_checkpoints(tmp_pat
     assert full.began == [(5, 0), (2, 20), (3, 20), (1, 20), (2, 20)]
     assert record.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-10)
     assert (record.steps.groupby("trial").size() == 40).all()
+
+
+def test_a_bound_on_memory_divides_the_lanes_into_stacks(tmp_path: Path) -> None:
+    seen = Full(fit=99)
+    lane = 41 * 8 * 6  # parameters, gradient and four tensors of the optimizer, in float64
+    record = run(tmp_path / "run", seen, [0.01 * (k + 1) for k in range(5)], memory_gb=2.5 * lane / 1e9)
+    assert [lanes for lanes, _ in seen.began] == [1, 2, 2]
+    assert list(record.trials["state"]) == ["complete"] * 5
+    seen = Full(fit=99)
+    run(tmp_path / "tight", seen, [0.01, 0.02], memory_gb=1e-9)
+    assert [lanes for lanes, _ in seen.began] == [1, 1], "one lane is always tried"
+
+
+@pytest.mark.parametrize("memory_gb", [0, -1.0, float("nan"), float("inf")])
+def test_a_bound_that_is_none_is_refused(memory_gb: float) -> None:
+    with pytest.raises(ConfigError, match="memory_gb=.* must be above 0"):
+        Trainer(memory_gb=memory_gb)
 
 
 def test_a_single_lane_that_does_not_fit_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,10 @@ from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
+from workbench.train.lane_memory import available_bytes, lane_bytes, lanes_that_fit
 from workbench.train.lane_run import LaneRun
 from workbench.train.lane_stacks import train_stacks
+from workbench.train.lanes import LaneStack
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -43,17 +46,26 @@ class Trainer:
         gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
             many lanes; "auto" measures a few steps of each and takes the faster, or plain autograd where the model cannot
             be traced. The record says which, and why.
+        memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes: weights, gradients, optimizer
+            state. None is four fifths of what is free when they begin (rule of thumb). What does not fit is trained in
+            further stacks, one after the other; a stack that runs out of memory all the same is halved and goes on.
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
     """
 
     device: str = "auto"
     gradients: Literal["auto", "loop", "vmap"] = "auto"
     hooks: Sequence[Hook] = ()
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments that need no machine."""
         if self.gradients not in ("auto", "loop", "vmap"):
             raise ConfigError(f"gradients={self.gradients!r} is not known. Allowed: 'auto', 'loop', 'vmap'.")
+        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+            raise ConfigError(
+                f"memory_gb={self.memory_gb!r} must be above 0: the memory that a stack of lanes may take, in units of 1e9 "
+                "bytes. None takes what is free."
+            )
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 raise ConfigError(f"hooks must hold workbench.Hook instances, not {type(hook).__name__}: {hook!r}.")
@@ -154,8 +166,17 @@ class Trainer:
                         lanes.append(Lane(config, writer))
             for group in group_lanes(lanes):
                 train = partial(self._train, workload, study, device, progress)
-                train_stacks(group, train, fit=len(group))
+                train_stacks(group, train, fit=self._fit(workload, group, device))
         return [writer.record for writer in writers]
+
+    def _fit(self, workload: Workload, lanes: Sequence[Lane], device: torch.device) -> int:
+        """Return how many of the lanes fit in memory together."""
+        if len(lanes) < 2:
+            return 1
+        lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
+        if self.memory_gb is not None:
+            return lanes_that_fit(int(self.memory_gb * 1e9), lane=lane, share=1.0)
+        return lanes_that_fit(available_bytes(device), lane=lane)
 
     def _train(
         self,
