@@ -3,7 +3,7 @@
 # make test       what to run before and after a change
 # make check      test, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
-# make bench      what the instruments cost, side by side with a bare loop
+# make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

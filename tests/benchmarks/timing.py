@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-__all__ = ["machine", "median", "ratio", "rounds"]
+__all__ = ["cores_here", "machine", "median", "ratio", "rounds"]
 
 
 def rounds(sides: Mapping[str, Callable[[], object]], *, count: int = 5) -> dict[str, list[float]]:
@@ -32,14 +32,19 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def ratio(ours: list[float], theirs: list[float]) -> str:
+def ratio(ours: list[float], theirs: list[float], *, digits: int = 3) -> str:
     """Return the ratio of the medians, and the smallest and largest ratio within one round."""
     each = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return f"{median(ours) / median(theirs):.3f} ({min(each):.3f} to {max(each):.3f})"
+    return f"{median(ours) / median(theirs):.{digits}f} ({min(each):.{digits}f} to {max(each):.{digits}f})"
 
 
 def machine() -> str:
     """Return what a reader needs to know about the machine."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     load = os.getloadavg()[0]
-    return f"{platform.machine()}, {os.cpu_count()} cores, {device}, torch {torch.__version__}, load {load:.1f}"
+    return f"{platform.machine()}, {cores_here()} cores, {device}, torch {torch.__version__}, load {load:.1f}"
+
+
+def cores_here() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
