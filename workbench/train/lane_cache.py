@@ -10,7 +10,7 @@ from torch import Tensor
 from workbench.train.cannot_batch import CannotBatch
 from workbench.train.lane_batch import BatchLayout
 from workbench.train.lane_program import LaneProgram, build_program
-from workbench.train.lane_trace import Objective
+from workbench.train.lane_step import Objective
 from workbench.train.lanes import LaneStack
 from workbench.train.module_state import module_state
 from workbench.workloads.base import Workload

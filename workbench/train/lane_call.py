@@ -12,7 +12,7 @@ from workbench.train.lane_batch import SplitBatch, stack_batches
 from workbench.train.lane_cache import LanePrograms
 from workbench.train.lane_losses import LaneLosses
 from workbench.train.lane_program import LaneProgram
-from workbench.train.lane_trace import Objective, lane_tensors
+from workbench.train.lane_step import Objective, lane_tensors
 from workbench.train.lanes import LaneStack
 
 __all__ = ["LaneCall"]

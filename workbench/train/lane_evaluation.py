@@ -17,7 +17,7 @@ from workbench.train.lane_batch import BatchLayout, split_batch
 from workbench.train.lane_cache import LanePrograms
 from workbench.train.lane_calls import CallRunner
 from workbench.train.lane_program import CallResult, LaneProgram
-from workbench.train.lane_trace import lane_tensors
+from workbench.train.lane_step import lane_tensors
 from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload

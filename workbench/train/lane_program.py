@@ -21,7 +21,8 @@ from workbench.train.graph.recorder import CannotRecord
 from workbench.train.graph.stages import Stage, dead_code
 from workbench.train.lane_batch import BatchLayout
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lane_trace import Objective, Recorded, record
+from workbench.train.lane_step import Objective
+from workbench.train.lane_trace import Recorded, record
 from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
 

@@ -7,47 +7,29 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from workbench.train.cannot_batch import CannotBatch
-from workbench.train.forward import autocast, per_example
 from workbench.train.graph.draws import global_generator
 from workbench.train.graph.nodes import written
 from workbench.train.graph.recorder import CannotRecord, Recorder
 from workbench.train.lane_batch import BatchLayout
 from workbench.train.lane_stacks import is_out_of_memory
+from workbench.train.lane_step import LaneStep, LaneTensors, Objective, lane_tensors
 from workbench.train.lanes import LaneStack
 from workbench.train.module_state import ModuleState, changed, copy_model, module_state
 from workbench.train.rng import isolated_rng
 from workbench.train.vmap_friendly import VmapFriendly
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
 
-__all__ = ["LaneTensors", "Objective", "Recorded", "lane_tensors", "record"]
-
-Objective = Literal["mean", "sum", "evaluate"]
-"""What a step computes: gradients of the mean loss, of the weighted sum, or no gradient but the metrics."""
-
-
-@dataclass(frozen=True)
-class LaneTensors:
-    """Views of the rows of a stack that one call reads; without a lane axis where the call has one lane."""
-
-    trained: list[Tensor]
-    frozen: list[Tensor]
-    buffers: list[Tensor]
-
-    @property
-    def all(self) -> list[Tensor]:
-        """All of them, in the order of a program's inputs."""
-        return [*self.trained, *self.frozen, *self.buffers]
+__all__ = ["Recorded", "record"]
 
 
 @dataclass(frozen=True)
@@ -78,22 +60,6 @@ class Recorded:
     random_state: Tensor
 
 
-def lane_tensors(stack: LaneStack, first: int, lanes: int, *, copy: bool = False) -> LaneTensors:
-    """Return views of the rows from `first` on, or of a copy of them with the same strides."""
-    rows: Any = slice(first, first + lanes) if lanes > 1 else first
-    lead = (lanes,) if lanes > 1 else ()
-
-    def read(tensor: Tensor) -> Tensor:
-        return tensor[rows].clone() if copy else tensor[rows]
-
-    values = read(stack.values)
-    return LaneTensors(
-        [values[..., where].view(*lead, *shape) for where, shape in zip(stack.slices, stack.shapes, strict=True)],
-        [read(t) for t in stack.frozen.values()],
-        [read(t) for t in stack.buffers.values()],
-    )
-
-
 def record(
     workload: Workload,
     stack: LaneStack,
@@ -121,7 +87,7 @@ def record(
         CannotBatch: lanes can not be computed together.
     """
     model = copy_model(stack.models[0]).train(objective != "evaluate")
-    step = _Step(workload, model, stack, layout, objective)
+    step = LaneStep(workload, model, stack, layout, objective)
     alone = [t[0].clone() for t in batch] if stacked else [t.clone() for t in batch]
     with _quiet(model), isolated_rng():
         host = _host_random()
@@ -137,56 +103,8 @@ def record(
         return _attempt(step, inputs, [t.clone() for t in batch], lanes=lanes, stacked=stacked), single
 
 
-class _Step(nn.Module):
-    """The workload's step as a function of the tensors that change: `functional_call` puts them into the model."""
-
-    def __init__(
-        self, workload: Workload, model: nn.Module, stack: LaneStack, layout: BatchLayout, objective: Objective
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self._workload, self._layout, self.objective = workload, layout, objective
-        self._device, self._precision = stack.device, stack.precision
-        self._buffer_names = list(stack.buffers)
-        self._names = [f"model.{name}" for name in (*stack.names, *stack.frozen, *stack.buffers)]
-
-    def own(self) -> list[Tensor]:
-        """Return the tensors of the model that the inputs stand for."""
-        return [*self.model.parameters(), *self.model.buffers()]
-
-    def run(self, lane: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
-        """Return (losses, weights, metrics, buffers) of one lane."""
-        return functional_call(self, dict(zip(self._names, lane, strict=True)), (self._layout.rebuild(leaves),))
-
-    def forward(self, batch: Any) -> Any:
-        """Run with whatever tensors the model holds now."""
-        for module in self.model.modules():
-            if isinstance(module, nn.RNNBase):  # it keeps a list of its weights beside their names
-                module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-        examples = self._layout.examples
-        with autocast(self._device, self._precision):
-            outputs, losses, weights = per_example(self._workload, self.model, batch, examples)
-        metrics = {}
-        if self.objective == "evaluate":
-            metrics = {name: metric(outputs, batch) for name, metric in self._workload.metrics.items()}
-            for name, value in metrics.items():
-                check_loss_shape(value, examples, what=f"metric {name!r}")
-        buffers = [self.model.get_buffer(name) for name in self._buffer_names]
-        return losses, () if weights is None else (weights,), tuple(metrics.values()), buffers
-
-    def differentiate(self, losses: Tensor, weights: tuple[Tensor, ...], trained: list[Tensor]) -> list[Tensor | None]:
-        """Return the gradients, with the arithmetic of `LoopGradients`; lanes do not mix, so their sum gives each its own."""
-        if self.objective == "evaluate":
-            return []
-        if self.objective == "mean":
-            value = losses.mean(-1, dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean(-1)
-        else:
-            value = ((weights[0].to(losses.dtype) if weights else torch.ones_like(losses)) * losses).sum(-1)
-        return list(torch.autograd.grad(value.sum() if value.dim() else value, trained, allow_unused=True))
-
-
 def _attempt(
-    step: _Step, inputs: LaneTensors, leaves: list[Tensor], *, lanes: int = 1, stacked: bool = False
+    step: LaneStep, inputs: LaneTensors, leaves: list[Tensor], *, lanes: int = 1, stacked: bool = False
 ) -> Recorded:
     try:
         return _record(step, inputs, leaves, lanes=lanes, stacked=stacked)
@@ -200,7 +118,7 @@ def _attempt(
         raise CannotBatch(f"{what} ({type(error).__name__}: {message[0] if message else 'no message'})") from error
 
 
-def _record(step: _Step, inputs: LaneTensors, leaves: list[Tensor], *, lanes: int, stacked: bool) -> Recorded:
+def _record(step: LaneStep, inputs: LaneTensors, leaves: list[Tensor], *, lanes: int, stacked: bool) -> Recorded:
     train = step.objective != "evaluate"
     trained = [t.requires_grad_(train) for t in inputs.trained]
     recorder = Recorder(hidden=step.own())
@@ -274,9 +192,10 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with warnings.catch_warnings(), _plain_cells(model):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            with _plain_cells(model):
+                yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 

@@ -52,7 +52,9 @@ def _run(stack: LaneStack, gradients: Gradients, batches: Sequence[Sequence[Micr
     with stack.untouched():
         for step in batches:
             loss = gradients(step)
-            values = {"loss": loss.loss, "gradient": stack.grad} | stack.buffers
+            named = [dict(model.named_buffers()) for model in stack.models]  # a model may have replaced a buffer
+            buffers = {name: torch.stack([each[name] for each in named]) for name in stack.buffers}
+            values = {"loss": loss.loss, "gradient": stack.grad} | buffers
             seen.append({name: value.detach().clone() for name, value in values.items()})
     return seen
 

@@ -22,7 +22,7 @@ from workbench.train.lane_calls import CallRunner
 from workbench.train.lane_evaluation import evaluate_lanes
 from workbench.train.lane_losses import LaneLosses
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lane_trace import Objective
+from workbench.train.lane_step import Objective
 from workbench.train.lane_verify import verify
 from workbench.train.lanes import LaneStack
 from workbench.train.module_state import check_alike

@@ -206,12 +206,16 @@ def _fill_of(node: fx.Node, single: fx.Node, lanes: int) -> Fill | None:
 
 
 def _as_fill(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
-    if node.target in _IN_PLACE:
-        return node.target, tuple(node.args[1:])
+    """Return the operation in place that draws the same numbers, and all its arguments after the tensor."""
+    op: Any = node.target
+    values: tuple[Any, ...] = node.args[1:]
     if node.target in _FILLS:
         op, first, rest = _FILLS[node.target]
-        return op, (*first, *node.args[rest])
-    return None
+        values = (*first, *node.args[rest])
+    elif node.target not in _IN_PLACE:
+        return None
+    known = [argument for argument in op._schema.arguments[1:] if not argument.kwarg_only]
+    return op, (*values, *(argument.default_value for argument in known[len(values) :]))
 
 
 def _sample_of(node: fx.Node, single: fx.Node, lanes: int) -> Sample:
