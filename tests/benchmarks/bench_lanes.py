@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import peers
 import torch
 from bare import Seconds, fastest_threads
 from flops import largest_product, product_rate, step_flops
+from lane_models import learning_rates, load
 from lane_tables import HEADER, Row, row_text
 from ours import Study, run_study
 from timing import cores_here, machine
@@ -105,26 +105,6 @@ Key = tuple[str, int]
 _warm: set[str] = set()
 
 
-def wide_mlp() -> torch.nn.Module:
-    """Return a fresh 64-128-128-10 network."""
-    nn = torch.nn
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-def load(name: str) -> wb.Workload:
-    """Return the workload of a model's name."""
-    if name == "digits_mlp_128":
-        return wb.load_workload("digits_mlp").replace(name=name, build_model=wide_mlp)
-    return wb.load_workload(name)
-
-
-def learning_rates(workload: wb.Workload, lanes: int, *, diverging: bool = False) -> list[float]:
-    """Return an eighth of the baseline's lr up to the lr itself, which all train; or make every second one overflow."""
-    top = workload.config.peak_lr
-    lrs = [top] if lanes == 1 else np.geomspace(top / 8, top, lanes).tolist()
-    return [lr * 1e20 if diverging and k % 2 else lr for k, lr in enumerate(lrs)]
-
-
 def sides_of(workload: wb.Workload, plan: Plan, device: torch.device, runs: Path, threads: int) -> dict[Key, Side]:
     """Return what is measured, by name and lanes; a peer has 0 lanes.
 
@@ -171,18 +151,26 @@ def trials_of(name: str, plan: Plan) -> int:
 def measure(sides: Mapping[Key, Side], steps: int, warm_up: float) -> dict[Key, list[Seconds | Study]]:
     """Return what each side took in interleaved rounds, after one unmeasured run of each.
 
-    Ray Tune is run unmeasured once in all: its trials are fresh processes every time.
+    Ray Tune is run unmeasured once in all: its trials are fresh processes every time. A peer that fails is left out.
     """
     found: dict[Key, list[Seconds | Study]] = {key: [] for key in sides}
     began = time.perf_counter()
     for number in range(-1, max(side.rounds for side in sides.values())):
         for key in list(sides) if number % 2 == 0 else list(reversed(sides)):
-            if number >= sides[key].rounds or (number < 0 and key[0] == "ray" and key[0] in _warm):
+            warm = number < 0 and key[0] == "ray" and key[0] in _warm
+            if number >= sides[key].rounds or key not in found or warm:
                 continue
             _warm.add(key[0])
             what = f"round {number + 1}" if number >= 0 else "warm-up"
             print(f"  {time.perf_counter() - began:6.1f} s  {what}: {NAMES[key[0]]} {key[1] or ''}", file=sys.stderr)
-            result = sides[key].run(steps if number >= 0 else max(10, round(steps * warm_up)))
+            try:
+                result = sides[key].run(steps if number >= 0 else max(10, round(steps * warm_up)))
+            except Exception as error:
+                if key[0] not in PEERS:
+                    raise
+                print(f"{NAMES[key[0]]} failed and is left out: {type(error).__name__}: {error}")
+                del found[key]
+                continue
             if number >= 0:
                 found[key].append(result)
     return found

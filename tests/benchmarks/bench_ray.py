@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from bench_lanes import learning_rates, load
+from lane_models import learning_rates, load
 from ours import Study, run_study
 from timing import cores_here, machine, ratio
 
