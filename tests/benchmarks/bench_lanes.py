@@ -4,7 +4,8 @@
 
 MODEL is digits_mlp, digits_mlp_128, digits_cnn, source_text (by default all four) or whatever `load_workload` takes. The
 full run takes about 25 minutes on two idle cores, most of them for source_text; an MLP alone takes three. The peers come
-with `pip install -c constraints.txt -e '.[bench]'`; one that is not there is skipped.
+with `pip install -c constraints.txt -e '.[bench]'`; one that is not there is skipped. NAME is loop, diverging,
+plain, lightning, optuna or ray.
 
 Two ways to count. "training": for ours the sum over the steps, without start, evaluations, checkpoints and the measuring
 by which gradients="auto" chooses; for the others their steps alone. "study": everything from the call to the result, with
