@@ -77,7 +77,8 @@ class Attending(nn.Module):
             return h + mixed
         q, k, v = self.qkv(h).view(-1, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
         if self.kind == "fused":
-            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+            p = self.dropout if self.training else 0.0
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         else:
             future = torch.ones(4, 4, dtype=torch.bool).triu(1)
             mixed = (q @ k.transpose(-2, -1) / 2).masked_fill(future, -math.inf).softmax(-1) @ v

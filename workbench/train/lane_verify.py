@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from workbench.train.cannot_batch import CannotBatch
 from workbench.train.gradients import Gradients, MicroBatches
 from workbench.train.lanes import LaneStack
+from workbench.train.rng import isolated_rng
 
 __all__ = ["verify"]
 
@@ -34,7 +35,7 @@ def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequen
     Raises:
         CannotBatch: something differs; it is named.
     """
-    with _attributes_kept(stack.models):
+    with isolated_rng(), _attributes_kept(stack.models):
         expected = _run(stack, loop, batches)
         found = _run(stack, traced, batches)
     tolerance = SHORT if stack.precision == "bfloat16" else TOLERANCES.get(stack.values.dtype, SHORT)

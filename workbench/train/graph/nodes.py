@@ -27,12 +27,8 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-HIDDEN_WRITES = {
-    aten.native_batch_norm.default: (3, 4),
-    aten.cudnn_batch_norm.default: (3, 4),
-    aten.miopen_batch_norm.default: (3, 4),
-}
-"""Operations that write into arguments although their schema does not say so: running mean and variance."""
+BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
+"""Operations that write running mean and variance in training, arguments 3 and 4, though their schema does not say so."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
         return []
     if not isinstance(target, torch._ops.OpOverload):
         return [base_of(a) for a in node.meta.get("writes", ())]
-    found: list[Any] = [node.args[i] for i in HIDDEN_WRITES.get(target, ())]
+    found: list[Any] = list(node.args[3:5]) if target in BATCH_NORMS and node.args[5] else []
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(node.args[position] if position < len(node.args) else node.kwargs.get(argument.name))
