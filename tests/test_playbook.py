@@ -200,12 +200,14 @@ def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnos
     assert stopped.returncode != 0
     assert name == "SIGKILL" or "the same call goes on from there" in stopped.stderr
     states = open_record(tmp_path / "s").trials["state"].tolist()
-    assert states == ["complete"] * 2 + ["stopped" if name == "SIGINT" else "running"]
+    complete = [str(trial) for trial, state in enumerate(states) if state == "complete"]
+    assert complete[:4] == ["0", "1", "2", "3"], "the baseline and the round before"
+    assert set(states) - {"complete"} == {"stopped" if name == "SIGINT" else "running"}
     assert not (tmp_path / "s" / "diagnosis.json").exists()
     before = events(tmp_path / "s")
     again = wb.diagnose(small_workload(), out=tmp_path / "s", command="c", **QUICK)
     after = events(tmp_path / "s")
-    assert all(after[trial] == before[trial] for trial in ("0", "1")), "what was complete is not trained again"
+    assert all(after[trial] == before[trial] for trial in complete), "what was complete is not trained again"
     assert comparable(again) == comparable(whole)
 
 
@@ -242,11 +244,13 @@ def test_without_a_folder_an_interrupted_diagnosis_goes_on(
     with pytest.raises(StudyInterrupted):
         wb.diagnose(small_workload(), trainer=wb.Trainer(hooks=[StopsAt(100)], device="cpu"), command="c", **QUICK)
     (begun,) = studies(tmp_path)
-    assert open_record(begun).trials["state"].tolist() == ["complete", "complete", "stopped"]
+    states = open_record(begun).trials["state"].tolist()
+    assert states[:4] == ["complete"] * 4
+    assert "stopped" in states
     before = events(begun)
     again = wb.diagnose(small_workload(), command="c", **QUICK)
     assert studies(tmp_path) == [begun]
-    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1")), "what was complete is not trained again"
+    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1", "2", "3")), "what was complete is not trained again"
     assert comparable(again) == comparable(whole)
 
 
@@ -254,7 +258,7 @@ def test_without_a_folder_only_the_same_unfinished_study_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    workload, stops = small_workload(), [StopsAt(50)]
+    workload, stops = small_workload(), [StopsAt(30)]
     with pytest.raises(StudyInterrupted):
         LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(hooks=stops, device="cpu"))
     (begun,) = studies(tmp_path)

@@ -10,7 +10,8 @@ from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import record, trial
 from workbench.diagnostics.growth import edge_from_growth
 from workbench.diagnostics.lr_points import sweep_table
-from workbench.diagnostics.lr_search import bisect_next, lr_best, refine_next, unstable_bracket
+from workbench.diagnostics.lr_rounds import bisect_next
+from workbench.diagnostics.lr_search import lr_best, refine_next, unstable_bracket
 
 TOTAL = 100
 

@@ -213,8 +213,8 @@ from workbench.train.trainer import Trainer
 counted = [0]
 class Dies(Hook):
     def on_step(self, step):
-        counted[0] += 1
-        if counted[0] == int(sys.argv[3]):
+        counted[0] += len(step.trials)
+        if counted[0] >= int(sys.argv[3]):
             os.kill(os.getpid(), getattr(signal, sys.argv[4]))
 SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[Dies()]), out=sys.argv[2])
 """
@@ -236,7 +236,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
     whole = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "whole")
     total = int(whole.trials["steps_run"].sum())
     ended: dict[int, bytes] = {}
-    for share in (0.3, 0.35):
+    for share in (0.5, 0.3):
         words = [sys.executable, "-c", KILLED, ROOT, str(tmp_path / "s"), str(int(share * total)), signal_name]
         done = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)
         assert done.returncode == (-signal.SIGKILL if signal_name == "SIGKILL" else 1), done.stderr
@@ -245,7 +245,8 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
         assert isinstance(now, StudyRecord)
         states = now.trials.set_index("trial")["state"]
         assert set(states) <= {"complete", "diverged", "running", "stopped"}
-        assert sum(states == ("running" if signal_name == "SIGKILL" else "stopped")) == 1
+        hit = sum(states == ("running" if signal_name == "SIGKILL" else "stopped"))
+        assert 1 <= hit <= SWEEP.lanes, "the trials of one round"
         assert all(spent(now)[n] == events for n, events in ended.items()), "no finished trial is trained again"
         ended = {n: events for n, events in spent(now).items() if states[n] in ("complete", "diverged")}
         assert len(ended) > 1
@@ -262,7 +263,7 @@ class Counts(Hook):
     steps = 0
 
     def on_step(self, step: Step) -> None:
-        self.steps += 1
+        self.steps += len(step.trials)
 
 
 def test_the_same_call_again_trains_nothing(tmp_path: Path) -> None:
@@ -288,24 +289,32 @@ def first_critical_lr(workload: Workload) -> float:
 
 
 @pytest.mark.parametrize("peak_lr", [0.1, 0.7])
-def test_the_coarse_grid_is_four_short_runs_around_the_critical_lr(tmp_path: Path, peak_lr: float) -> None:
-    """At 4, 1, 1/4 and 1/16 of it, moved to the nearest baseline's lr times a power of 4."""
+def test_the_coarse_grid_is_six_short_runs_around_the_critical_lr(tmp_path: Path, peak_lr: float) -> None:
+    """At 4, 1, 1/4, ... 1/256 of it, moved to the nearest baseline's lr times a power of 4."""
     workload = quadratic(dimension=4, condition=4.0, total_steps=LONG, peak_lr=peak_lr)
     record, _ = sweep(workload, tmp_path / "s", **settings_of(SHORT))
     critical = first_critical_lr(workload)
     assert record.facts["initial_critical_lr"] == pytest.approx(critical, rel=0.2)
     top = round(math.log(4 * critical / peak_lr, 4))
-    expected = [peak_lr * 4.0 ** (top - k) for k in range(4)]
+    expected = [peak_lr * 4.0 ** (top - k) for k in range(6)]
     assert 0.5 < expected[0] / (4 * critical) < 2.0, "the nearest point of the lattice"
-    coarse = record.trials.iloc[:4]
-    assert coarse["peak_lr"].tolist() == pytest.approx(expected)
-    assert set(coarse["stage"]) == {"lr_range"}
-    assert set(coarse["total_steps"]) == {LONG // 16}
-    full = record.trials[record.trials["stage"] != "lr_range"]
+    assert record.trials["peak_lr"].iloc[:6].tolist() == pytest.approx(expected)
+    short, full = (record.trials[(record.trials["stage"] == "lr_range") == is_short] for is_short in (True, False))
+    assert set(short["trial"]) >= set(range(6))
+    assert set(short["total_steps"]) == {LONG // 16}
     assert set(full["total_steps"]) == {LONG}
-    ends = [record.trial(n).steps["loss"].iloc[-2:].mean() for n in coarse["trial"] if not blown(record, n)]
-    best = expected[len(expected) - len(ends) + int(np.argmin(ends))]
-    assert full["peak_lr"].iloc[0] == pytest.approx(best), "the first full-length run is at the best short one"
+    ends = {
+        lr: record.trial(n).steps["loss"].iloc[-2:].mean()
+        for n, lr in zip(short["trial"], short["peak_lr"], strict=True)
+        if not blown(record, n)
+    }
+    away = math.log2(full["peak_lr"].iloc[0] / min(ends, key=lambda lr: ends[lr]))
+    assert abs(away) <= 0.5, (
+        "the first full-length run is at the point of the factor-2 lattice nearest to the best short one"
+    )
+    assert math.log2(full["peak_lr"].iloc[0] / peak_lr) == pytest.approx(
+        round(math.log2(full["peak_lr"].iloc[0] / peak_lr))
+    )
 
 
 def blown(record: StudyRecord, number: int) -> bool:
@@ -316,11 +325,18 @@ def settings_of(study: LRSweep) -> dict[str, Any]:
     return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
 
 
-def test_too_short_a_workload_has_its_coarse_grid_at_full_length(tmp_path: Path) -> None:
-    workload = quadratic(dimension=4, condition=4.0, total_steps=LONG - 1, peak_lr=0.1)
+@pytest.mark.parametrize(("steps", "short"), [(LONG, 20), (240, 20), (160, 20), (159, None)])
+def test_a_short_run_is_a_sixteenth_and_no_shorter_than_the_least(
+    tmp_path: Path, steps: int, short: int | None
+) -> None:
+    """Where the least, 20 here, is more than an eighth of the run, the coarse grid of four lrs is at full length."""
+    workload = quadratic(dimension=4, condition=4.0, total_steps=steps, peak_lr=0.1)
     record, _ = sweep(workload, tmp_path / "s", **settings_of(SHORT))
+    if short is not None:
+        assert set(record.trials["total_steps"][record.trials["stage"] == "lr_range"]) == {short}
+        return
     assert "lr_range" not in set(record.trials["stage"])
-    assert set(record.trials["total_steps"]) == {LONG - 1}
+    assert set(record.trials["total_steps"]) == {steps}
     top = round(math.log(4 * first_critical_lr(workload) / 0.1, 4))
     assert record.trials["peak_lr"].iloc[:4].tolist() == pytest.approx([0.1 * 4.0 ** (top - k) for k in range(4)])
 
@@ -374,6 +390,15 @@ def test_a_workload_that_fails_in_the_first_trial_names_its_error(tmp_path: Path
         ({"seeds": True}, "seeds=True"),
         ({"tolerance": 0}, "tolerance=0 must be between 0 and 1"),
         ({"tolerance": 5}, "tolerance=5"),
+        ({"lrs": (0.1, True)}, r"wrong: \[True\]"),
+        ({"lrs": (0.1, 0.2, 0.1, 0.3, 0.2)}, r"holds the same lr more than once: \[0\.1, 0\.2\].*ask for seeds="),
+        ({"lrs": (1, 1.0)}, r"more than once: \[1\.0\]"),
+        ({"lanes": 0}, "lanes=0 must be an integer of at least 1"),
+        ({"lanes": 2.0}, r"lanes=2\.0"),
+        ({"lanes": True}, "lanes=True"),
+        ({"short_frac": 0}, "short_frac=0 must be above 0 and at most 1"),
+        ({"max_short_frac": 1.5}, r"max_short_frac=1\.5"),
+        ({"decades": 0}, "decades=0 must be above 0"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Pure functions on a sweep's table: lr*, where instability starts, and which lr to try next for either."""
+"""Pure functions on a sweep's table: lr*, where instability starts, and which lrs to try next to sharpen lr*."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from workbench.diagnostics.lr_points import LRPoint, SweepTable
 
-__all__ = ["BestLR", "UnstableBracket", "bisect_next", "lr_best", "refine_next", "tied", "unstable_bracket"]
+__all__ = ["BestLR", "UnstableBracket", "lr_best", "refine_next", "refine_round", "tied", "unstable_bracket"]
 
 DENSE_RATIO = 1.118
 """Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
@@ -152,9 +152,21 @@ def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: floa
     return best, "the lowest loss; the true minimum may lie on either side of it"
 
 
-def refine_next(
+def refine_next(table: SweepTable, **thresholds: float) -> float | None:
+    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid.
+
+    Args:
+        table: the sweep so far.
+        **thresholds: passed to `refine_round`.
+    """
+    found = refine_round(table, lanes=1, **thresholds)
+    return found[0] if found else None
+
+
+def refine_round(
     table: SweepTable,
     *,
+    lanes: int,
     same_loss: float = 1.04,
     dense_ratio: float = DENSE_RATIO,
     noisy_ratio: float = 1.25,
@@ -162,11 +174,12 @@ def refine_next(
     min_ratio: float = 1.002,
     flat_loss: float = 1.15,
     flat_ratio: float = 1.5,
-) -> float | None:
-    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid.
+) -> tuple[float, ...]:
+    """Return the lrs that sharpen lr*, several for one round; () when it is sharp enough or at the border of the grid.
 
     Args:
         table: the sweep so far.
+        lanes: lrs in a round, at most.
         same_loss: without noise, refine until no lr between the neighbours can be better by more than this factor.
         dense_ratio: without noise, refine at least until the neighbours are this close.
         noisy_ratio: with noise, a neighbour that is clearly worse may stay this far away.
@@ -179,7 +192,7 @@ def refine_next(
     """
     best = table.best
     if best is None or best in (0, len(table.points) - 1):
-        return None
+        return ()
     below, at, above = table.points[best - 1 : best + 2]
     if not table.noise_free:
         worse = [
@@ -187,37 +200,44 @@ def refine_next(
             for p in (below, above)
             if _gap(p, at) > noisy_ratio and (p.unstable or not tied(table, p, noise_sds=noise_sds))
         ]
-        return _between(at, max(worse, key=lambda p: _gap(p, at))) if worse else None
-    far = max((below, above), key=lambda p: _gap(p, at))
-    if _gap(far, at) > dense_ratio * (1 + 1e-9):
-        return _between(at, far)
+        return _cut(at, worse, lanes)
+    if any(_gap(p, at) > dense_ratio * (1 + 1e-9) for p in (below, above)):
+        return _cut(at, [p for p in (below, above) if _gap(p, at) > dense_ratio * (1 + 1e-9)], lanes)
     tolerance = (same_loss - 1) * table.loss_scale
     # Further to the right the loss falls by at most this much more, if it keeps the slope it had on the left.
     further = below.above_best * math.log(_gap(above, at)) / math.log(_gap(below, at))
-    for neighbour, gain in ((below, below.above_best), (above, further)):
-        if gain > tolerance and _gap(neighbour, at) > min_ratio:
-            return _between(at, neighbour)
-    return _flat_gap(table, flat_loss=flat_loss, flat_ratio=flat_ratio) if table.memory > 0 else None
+    sides = [
+        p for p, gain in ((below, below.above_best), (above, further)) if gain > tolerance and _gap(p, at) > min_ratio
+    ]
+    if sides:
+        return _cut(at, sides, lanes)
+    return _flat_gaps(table, flat_loss=flat_loss, flat_ratio=flat_ratio)[:lanes] if table.memory > 0 else ()
+
+
+def _cut(at: LRPoint, sides: Sequence[LRPoint], lanes: int) -> tuple[float, ...]:
+    """Return lrs that cut the gaps between a point and its neighbours evenly, the widest gap first."""
+    sides = sorted(sides, key=lambda p: -_gap(p, at))[:lanes]
+    found: list[float] = []
+    for k, side in enumerate(sides):
+        parts = (lanes + len(sides) - 1 - k) // len(sides) + 1
+        found += [at.lr * (side.lr / at.lr) ** (j / parts) for j in range(1, parts)]
+    return tuple(found)
 
 
 def _gap(one: LRPoint, other: LRPoint) -> float:
     return max(one.lr / other.lr, other.lr / one.lr)
 
 
-def _between(one: LRPoint, other: LRPoint) -> float:
-    return math.sqrt(one.lr * other.lr)
-
-
-def _flat_gap(table: SweepTable, *, flat_loss: float, flat_ratio: float) -> float | None:
-    """Return the middle of the most promising open gap beside an lr that is nearly as good as the best."""
+def _flat_gaps(table: SweepTable, *, flat_loss: float, flat_ratio: float) -> tuple[float, ...]:
+    """Return the middles of the open gaps beside lrs that are nearly as good as the best, the most promising first."""
     limit = (flat_loss - 1) * table.loss_scale
     stable = [p for p in table.points if not p.unstable]
     open_gaps = [
-        (min(p.above_best, q.above_best), _between(p, q))
+        (min(p.above_best, q.above_best), math.sqrt(p.lr * q.lr))
         for p, q in pairwise(stable)
         if _gap(p, q) > flat_ratio and min(p.above_best, q.above_best) <= limit
     ]
-    return min(open_gaps)[1] if open_gaps else None
+    return tuple(lr for _, lr in sorted(open_gaps))
 
 
 def unstable_bracket(table: SweepTable, *, above: float | None = None) -> UnstableBracket | None:
@@ -237,37 +257,3 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
     below = [p.lr for p in table.points if p.lr < upper.lr and not p.unstable]
     beyond = tuple(p.lr for p in table.points if p.lr > upper.lr and not p.unstable)
     return UnstableBracket(lower=max(below, default=None), upper=upper.lr, stable_above=beyond)
-
-
-def bisect_next(table: SweepTable, *, tolerance: float = 0.05, hint: float | None = None) -> float | None:
-    """Return the next lr that narrows the bracket of `lr.unstable`, or None when it is narrow enough.
-
-    Args:
-        table: the sweep so far.
-        tolerance: width of the bracket, as a share of its lower end.
-        hint: where the edge may be, from `edge_from_growth` or from short runs.
-    """
-    bracket = unstable_bracket(table)
-    if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
-        return None
-    inside = None if hint is None else _from_hint(bracket, hint, math.sqrt(1 + tolerance))
-    return bracket.middle if inside is None else inside
-
-
-def _from_hint(bracket: UnstableBracket, hint: float, side: float) -> float | None:
-    """Return the next lr around a hint: both of its sides, then away from it in growing steps; None once it is of no use.
-
-    A hint that is off by a little costs one more trial this way, where halving the whole bracket costs several.
-    """
-    assert bracket.lower is not None
-    low, high = bracket.lower * 1.001, bracket.upper / 1.001
-    near = [lr for lr in (hint / side, hint * side) if low < lr < high]
-    if near and low < hint < high:
-        return near[0]
-    if bracket.lower >= hint / 1.001:
-        away = bracket.lower * max(side**2, bracket.lower / hint)
-        return away if away < bracket.middle else None
-    if bracket.upper <= hint * 1.001:
-        away = bracket.upper / max(side**2, hint / bracket.upper)
-        return away if away > bracket.middle else None
-    return near[0] if near else None

@@ -10,14 +10,8 @@ from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.fix_runs import fix_trials, is_harmful
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, objective, sweep_table
-from workbench.diagnostics.lr_search import (
-    BestLR,
-    UnstableBracket,
-    bisect_next,
-    lr_best,
-    refine_next,
-    unstable_bracket,
-)
+from workbench.diagnostics.lr_rounds import bisect_next
+from workbench.diagnostics.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "sweep_table", "unstable_bracket"]

@@ -8,7 +8,7 @@ curable, because every workload has an lr that is too high (F1.4).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -19,9 +19,11 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError
+from workbench.record import TrialRecord
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.lr_sweep import LRSweep
+from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session
 
 __all__ = ["InstabilityStudy"]
@@ -86,14 +88,31 @@ class InstabilityStudy(Study):
         if lr_star is None:
             return
         session.facts(lr_star=lr_star)
-        session.trial(session.config.replace(peak_lr=lr_star), stage="lr_sweep")
-        session.trial(self._probe(session.config, lr_star), stage="probe")
-        for multiple in self.confirm_multiples:
-            trial = session.trial(session.config.replace(peak_lr=multiple * lr_star), stage="confirm")
-            if not self.confirm_all and _lasting(session, trial.number):
-                break
-        if self.fixes:
-            self._fix(session, lr_star)
+        star = Asked("lr_sweep", session.config.replace(peak_lr=lr_star))
+        probe = Asked("probe", self._probe(session.config, lr_star))
+        confirm = [Asked("confirm", session.config.replace(peak_lr=m * lr_star)) for m in self.confirm_multiples]
+        edge = _edge(session)
+        # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
+        settled = edge is not None and all(trial.config.peak_lr >= edge for trial in confirm)
+        if settled:
+            run_round(session, [star])  # a fix may need its gradient norms
+        fixes = self._fixes(session, lr_star) if settled else []
+        at_once = len(confirm) if self.confirm_all else _first_beyond(confirm, edge)
+        _, _, *done = run_round(session, [star, probe, *confirm[:at_once], *fixes[:1]])
+        self._confirm_further(session, confirm, done[:at_once])
+        fixes = fixes if settled else self._fixes(session, lr_star)
+        for fix in fixes[settled:]:
+            if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
+                return
+            run_round(session, [fix])
+
+    def _confirm_further(self, session: Session, confirm: Sequence[Asked], done: Sequence[TrialRecord]) -> None:
+        """Run the confirmation runs that are left, until one is lasting unstable."""
+        numbers = {trial.number for trial in done}
+        for further in confirm[len(done) :]:
+            if _lasting(session, numbers):
+                return
+            numbers |= {trial.number for trial in run_round(session, [further])}
 
     def _lr_star(self, session: Session) -> float | None:
         if self.best_lr is not None:
@@ -115,19 +134,15 @@ class InstabilityStudy(Study):
             checkpoint_every_steps=steps,
         )
 
-    def _fix(self, session: Session, lr_star: float) -> None:
-        """Where lr* is at the edge, train beyond it with one fix after the other, until one helps."""
+    def _fixes(self, session: Session, lr_star: float) -> list[Asked]:
+        """Return what to try beyond an edge that lr* sits at, one fix after the other until one helps; else nothing."""
         edge = diagnose_lr_sweep(session.record)
         onset = edge["lr.unstable"].value
         if edge["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
-            return
+            return []
         config = session.config.replace(peak_lr=self.fix_multiple * onset)
-        for kind in self.fixes:
-            fixed = self._fixed(session, config, kind, lr_star)
-            if fixed is not None:
-                session.trial(fixed, stage="fix")
-                if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
-                    return
+        fixed = [self._fixed(session, config, kind, lr_star) for kind in self.fixes]
+        return [Asked("fix", config) for config in fixed if config is not None]
 
     def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
         if kind == "warmup":
@@ -145,6 +160,18 @@ class InstabilityStudy(Study):
         return np.asarray(norms[np.isfinite(norms)])
 
 
-def _lasting(session: Session, number: int) -> bool:
+def _edge(session: Session) -> float | None:
+    """Return the smallest lr above lr* that is known to be lasting unstable."""
+    upper = diagnose_lr_sweep(session.record)["lr.unstable"].evidence.get("upper")
+    return None if upper is None else float(upper)
+
+
+def _first_beyond(confirm: Sequence[Asked], edge: float | None) -> int:
+    """Return how many confirmation runs are needed in any case: those up to the first one beyond the edge."""
+    stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
+    return min(len(stable) + 1, len(confirm))
+
+
+def _lasting(session: Session, numbers: Collection[int]) -> bool:
     rows = diagnose_instability(session.record)["stability.divergent"].evidence["trials"]
-    return any(row["trial"] == number and row["outcome"] in ("lasting", "divergent") for row in rows)
+    return any(row["trial"] in numbers and row["outcome"] in ("lasting", "divergent") for row in rows)
