@@ -33,8 +33,14 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(block("wb.LRSweep(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
+    exec(block("wb.diagnose_lr_sweep(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
     small = "workload = workload.replace(config=workload.config.replace(total_steps=20))\n"
     exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
     steps = wb.open("runs/hooked").steps
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
+    exec(small + block("record.lanes"), names)
+    lanes = wb.open("runs/many").lanes
+    assert len(lanes) == 32
+    columns = re.findall(r"\w+", block("record.lanes").rpartition(": ")[2])
+    assert [name for name in columns if name not in lanes] == []
+    assert (lanes["lanes"] == 32).all()
