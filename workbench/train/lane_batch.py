@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ def split_batch(batch: Any, examples: int) -> SplitBatch:
     Raises:
         CannotBatch: it holds an object that is neither a tensor nor a plain value.
     """
-    leaves, spec = tree_flatten(batch)
+    leaves, spec, tree = _flatten(batch)
     tensors: list[Tensor] = []
     constants = []
     for position, leaf in enumerate(leaves):
@@ -75,7 +76,7 @@ def split_batch(batch: Any, examples: int) -> SplitBatch:
         else:
             raise CannotBatch(f"the batch holds a {type(leaf).__name__}, which a traced step can not take as an input")
     described = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-    return tensors, BatchLayout(examples, described, tuple(constants), repr(spec), spec)
+    return tensors, BatchLayout(examples, described, tuple(constants), tree, spec)
 
 
 def stack_batches(batches: Sequence[SplitBatch]) -> SplitBatch:
@@ -88,3 +89,17 @@ def stack_batches(batches: Sequence[SplitBatch]) -> SplitBatch:
     if any(other != layout for _, other in batches[1:]):
         raise CannotBatch("trials with different data order get batches of different shapes at the same step")
     return [torch.stack(parts) for parts in zip(*(tensors for tensors, _ in batches), strict=True)], layout
+
+
+def _flatten(batch: Any) -> tuple[list[Any], TreeSpec, str]:
+    """Return the leaves of a batch, how they are nested, and that as text; most batches are a list of tensors."""
+    if type(batch) in (list, tuple) and all(type(each) is Tensor for each in batch):
+        return list(batch), *_flat_tree(len(batch), as_list=type(batch) is list)
+    leaves, spec = tree_flatten(batch)
+    return leaves, spec, repr(spec)
+
+
+@functools.cache
+def _flat_tree(length: int, *, as_list: bool) -> tuple[TreeSpec, str]:
+    _, spec = tree_flatten([0] * length if as_list else (0,) * length)
+    return spec, repr(spec)

@@ -20,17 +20,18 @@ class LaneLosses:
         examples: of all micro-batches of the step together.
         dtype: of the losses.
         device: where.
+        weighted: whether means will be weighted; without it there are no weights.
     """
 
-    def __init__(self, lanes: int, examples: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, lanes: int, examples: int, dtype: torch.dtype, device: torch.device, *, weighted: bool) -> None:
         self.losses = torch.empty((lanes, examples), dtype=dtype, device=device)
-        self.weights = torch.ones_like(self.losses)
+        self.weights = torch.ones_like(self.losses) if weighted else None
 
     def put(self, rows: slice, first: int, losses: Tensor, weights: Tensor | None) -> None:
         """Write what some rows have on the examples from `first` on; no weights are ones."""
         where = slice(first, first + losses.shape[-1])
         self.losses[rows, where] = losses
-        if weights is not None:
+        if weights is not None and self.weights is not None:
             self.weights[rows, where] = weights
 
     def mean(self) -> LaneLoss:
@@ -39,11 +40,13 @@ class LaneLosses:
         loss = losses.mean(1, dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean(1)
         if n == 1:
             return LaneLoss(loss, torch.full_like(loss, math.nan))
-        return LaneLoss(loss, losses.to(loss.dtype).var(1) / n)
+        residuals = losses.to(loss.dtype) - loss.unsqueeze(1)
+        return LaneLoss(loss, residuals.square_().sum(1).div_(n * (n - 1)))
 
     def weighted(self) -> tuple[LaneLoss, Tensor]:
         """Return weighted means with their squared standard error, and the sum of each lane's weights."""
         losses, weights, n = self.losses, self.weights, self.losses.shape[1]
+        assert weights is not None
         total = weights.sum(1)
         loss = (weights * losses).sum(1) / total
         residuals = weights * (losses - loss.unsqueeze(1))

@@ -110,12 +110,12 @@ class VmapGradients:
         with _failures_explained():
             self._plan(batches, "mean" if plain else "sum")
             dtype, examples = self._calls[0].programs[0].loss_dtype, sum(count for _, count in first)
-            out = LaneLosses(len(stack), examples, dtype, stack.device)
+            out = LaneLosses(len(stack), examples, dtype, stack.device, weighted=not plain)
             with self._or_as_it_was():
                 self._runner.run([partial(call.run, stack.rng.generators, out) for call in self._calls])
         if plain:
             return out.mean()
-        if weighted and not self._weights_checked:
+        if weighted and not self._weights_checked and out.weights is not None:
             check_weights(out.weights[0], where="the first batch of the train split")  # once: it synchronises
             self._weights_checked = True
         loss, total = out.weighted()
