@@ -106,7 +106,9 @@ Key = tuple[str, int]
 _warm: set[str] = set()
 
 
-def sides_of(workload: wb.Workload, plan: Plan, device: torch.device, runs: Path, threads: int) -> dict[Key, Side]:
+def sides_of(
+    workload: wb.Workload, plan: Plan, device: torch.device, runs: Path, *, threads: int, lane_threads: int
+) -> dict[Key, Side]:
     """Return what is measured, by name and lanes; a peer has 0 lanes.
 
     Args:
@@ -115,6 +117,7 @@ def sides_of(workload: wb.Workload, plan: Plan, device: torch.device, runs: Path
         device: where.
         runs: folder of the studies.
         threads: of whatever trains one trial at a time.
+        lane_threads: of several lanes, by whichever way.
     """
 
     def study(name: str, lanes: int) -> Callable[[int], Study]:
@@ -122,7 +125,7 @@ def sides_of(workload: wb.Workload, plan: Plan, device: torch.device, runs: Path
         gradients = "loop" if name == "loop" else "auto"
 
         def run(steps: int) -> Study:
-            torch.set_num_threads(threads if lanes == 1 else cores_here())
+            torch.set_num_threads(threads if lanes == 1 else lane_threads)
             return run_study(workload, lrs, steps=steps, gradients=gradients, device=device, runs=runs)
 
         return run
@@ -202,12 +205,13 @@ def compare(name: str, options: argparse.Namespace, runs: Path) -> None:
     plan = plan._replace(rounds={k: {} if peers.missing(k) else v for k, v in plan.rounds.items()})
     threads = fastest_threads(workload, workload.config.replace(total_steps=steps), device)
     print(
-        f"One trial at a time: {threads} thread(s), the better of 1 and 2; lanes: torch has {cores_here()}; Ray Tune: one "
+        f"One trial at a time: {threads} thread(s), the better of 1 and 2; lanes: {options.threads}; Ray Tune: one "
         f"CPU a trial, {cores_here()} at a time.\nA step of a trial: {flops / 1e6:.3g} MFLOP; its largest product: {product}."
     )
     for why in skipped:
         print(why)
-    found = measure(sides_of(workload, plan, device, runs, threads), steps, plan.warm_up)
+    sides = sides_of(workload, plan, device, runs, threads=threads, lane_threads=options.threads)
+    found = measure(sides, steps, plan.warm_up)
     print(f"\n{HEADER}", flush=True)
     for lanes in plan.rounds["auto"]:
         rows = rows_of(found, plan, lanes, float(flops) * steps * lanes)
@@ -228,6 +232,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="steps a trial")
     parser.add_argument("--rounds", type=int, help="rounds of every side; by default fewer for what takes long")
     parser.add_argument("--without", nargs="+", default=[], choices=[n for n in NAMES if n != "auto"], metavar="NAME")
+    parser.add_argument("--threads", type=int, default=cores_here(), help="of lanes; default one a core")
     parser.add_argument("--device", default="auto", help="as for Trainer")
     options = parser.parse_args()
     for name in options.models or PLANS:
