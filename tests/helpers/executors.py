@@ -115,6 +115,30 @@ class Dies(Hook):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Slow(Hook):
+    """Takes its time for every step; a loss that sleeps would do so once, when it is traced."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_step(self, step: Step) -> None:
+        time.sleep(self.seconds)
+
+
+class Meets(Hook):
+    """Begins when so many processes are there to begin."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def on_start(self, run: Run) -> None:
+        (self.folder / f"met-{os.getpid()}").touch()
+        end = time.monotonic() + 120
+        while len(list(self.folder.glob("met-*"))) < self.count:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
 class Notes(Hook):
     """Writes down what it was shown at the end, and in which process."""
 

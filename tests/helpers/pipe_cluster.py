@@ -34,10 +34,10 @@ class _Call:
 
 
 class PipeCluster:
-    """Has the methods of `RayCluster`; every worker is a process of its own on this machine.
+    """Has the methods of `RayCluster`; its machines have one CPU each, and a worker is a process on this one.
 
     Attributes:
-        room: how many workers there may be.
+        room: how many machines it has.
         placed: how many were started.
     """
 
@@ -46,10 +46,14 @@ class PipeCluster:
         self.workers: list[_Process] = []
         self.closed = False
 
-    def slots(self, *, gpu: bool = False) -> int:
-        return 0 if gpu else self.room
+    def total(self, resource: str) -> int:
+        return self.room if resource == "CPU" else 0
 
-    def place(self, kind: type, *arguments: Any, gpu: bool = False) -> _Process:
+    def free(self, resource: str) -> dict[str, int]:
+        alive = sum(worker.process.is_alive() for worker in self.workers)
+        return {f"machine-{n}": 1 for n in range(self.total(resource) - alive)}
+
+    def place(self, kind: type, *arguments: Any, node: str | None = None, cpus: int = 1, gpus: int = 0) -> _Process:
         worker = _Process(kind)
         self.placed += 1
         self.workers.append(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +65,11 @@ class Worker:
 
 cluster = RayCluster.connect()
 address = ray.get_runtime_context().gcs_address
-worker = cluster.place(Worker)
-found = {"slots": cluster.slots(), "gpus": cluster.slots(gpu=True), "address": address}
+free = cluster.free("CPU")
+(node,) = free
+worker = cluster.place(Worker, node=node)
+found = {"total": cluster.total("CPU"), "gpus": cluster.total("GPU"), "address": address}
+found["free"] = free[node]
 found["other"] = cluster.result(cluster.call(worker, "where")) != os.getpid()
 for method in ("fail", "die"):
     call = cluster.call(worker, method)
@@ -103,7 +107,7 @@ def test_a_cluster_of_its_own(tmp_path: Path) -> None:
     said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     found = json.loads(said.splitlines()[-1])
-    assert found["slots"] >= 1
+    assert found["total"] == found["free"] == len(os.sched_getaffinity(0))
     assert found["gpus"] == 0
     assert found["other"]
     assert "of my own" in found["fail"]
@@ -117,8 +121,6 @@ def test_a_cluster_of_its_own(tmp_path: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
 
 

@@ -143,3 +143,9 @@ def test_a_module_that_raises(folder: Path, source: str, code: str, said: str, c
         load_workload(f"{source}:workload")
     assert isinstance(caught.value.__cause__, cause)
     assert "_workload_failing_workload" not in sys.modules
+
+
+def test_a_copy_that_is_more_than_another_config_has_no_name_any_more() -> None:
+    workload = load_workload("quadratic")
+    assert workload.replace(config=workload.config.replace(peak_lr=0.5)).source == "quadratic"
+    assert workload.replace(loss=lambda outputs, batch: outputs).source is None

@@ -73,24 +73,40 @@ class RayCluster:
                     log_to_driver=False,
                     configure_logging=False,
                     _temp_dir=folder,
+                    _system_config={"worker_niceness": 0},  # as in this process; 15 starves them where others compute
                 )
         except BaseException:
             leave.close()
             raise
         return cls(ray, leave.close)
 
-    def slots(self, *, gpu: bool = False) -> int:
-        """Return how many workers the machines that are in the cluster now have room for, busy or not."""
-        return int(self._ray.cluster_resources().get("GPU" if gpu else "CPU", 0))
+    def total(self, resource: str) -> int:
+        """Return how many "CPU" or "GPU" the machines that are in the cluster now have, busy or not."""
+        return int(self._ray.cluster_resources().get(resource, 0))
 
-    def place(self, kind: type, *arguments: Any, gpu: bool = False) -> Any:
-        """Ask for a process of its own that holds `kind(*arguments)`: one CPU, one GPU where asked for.
+    def free(self, resource: str) -> dict[str, int]:
+        """Return for each machine, by its id, how many of them nobody uses now; the answer may be a second old."""
+        from ray._private.state import available_resources_per_node
 
-        It starts as soon as there is room for it, spread over the machines.
+        found = available_resources_per_node()
+        return {node: count for node, have in found.items() if (count := int(have.get(resource, 0))) > 0}
+
+    def place(self, kind: type, *arguments: Any, node: str | None = None, cpus: int = 1, gpus: int = 0) -> Any:
+        """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
+
+        Args:
+            kind: a class of an importable module.
+            arguments: for it.
+            node: the machine to start on, if it is there; None is any.
+            cpus: to reserve.
+            gpus: to reserve; the process sees no others.
         """
-        actor = self._ray.remote(kind)
-        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-        return actor.options(**options, num_gpus=1 if gpu else 0).remote(*arguments)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+        options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+        actor = self._ray.remote(kind).options(**options, max_restarts=0, max_task_retries=0)
+        return actor.remote(*arguments)
 
     def call(self, worker: Any, method: str, *arguments: Any) -> Any:
         """Call a method in a worker's process; calls of one worker are done in order. Returns what `result` waits for."""

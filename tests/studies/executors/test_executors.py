@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.executors import Durable, Notes, assert_same_study, assert_whole, begins, rates, train
+from tests.helpers.executors import Durable, Notes, Slow, assert_same_study, assert_whole, begins, rates, train
 from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload, squared
 from workbench.config import TrainConfig
@@ -87,7 +87,7 @@ def test_a_broken_loss_is_explained_here(make: Make, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_trained_and_the_same_call_goes_on(make: Make, tmp_path: Path) -> None:
-    workload = small_workload(loss=_slow, config={"total_steps": 120, "eval_every_steps": 5})
+    workload = small_workload(config={"total_steps": 200, "eval_every_steps": 5})
     configs = rates(workload.config, 0.01, 0.02, 0.03)
 
     def interrupt(steps: int) -> None:
@@ -97,7 +97,7 @@ def test_ctrl_c_keeps_what_was_trained_and_the_same_call_goes_on(make: Make, tmp
 
     interrupted: list[int] = []
     with pytest.raises(StudyInterrupted, match=r"stopped.*the same call goes on from there"):
-        train(make(), workload, configs, tmp_path / "s", progress=interrupt, hooks=[Durable()])
+        train(make(), workload, configs, tmp_path / "s", progress=interrupt, hooks=[Durable(), Slow(0.002)])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     stopped = StudyRecord(tmp_path / "s")
     assert "stopped" in set(stopped.trials["state"])
@@ -111,13 +111,6 @@ def test_ctrl_c_keeps_what_was_trained_and_the_same_call_goes_on(make: Make, tmp
     assert max(event["step"] for event in again) > 0
     train(LocalExecutor(), workload, configs, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
-
-
-def _slow(outputs: Tensor, batch: Any) -> Tensor:
-    import time
-
-    time.sleep(0.001)
-    return squared(outputs, batch)
 
 
 def test_hooks_see_the_trials_that_train_together(make: Make, tmp_path: Path) -> None:

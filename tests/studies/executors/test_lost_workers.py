@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.executors import Dies, Durable, assert_same_study, assert_whole, begins, gone, rates, train
+from tests.helpers.executors import Dies, Durable, Slow, assert_same_study, assert_whole, begins, gone, rates, train
 from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload, squared
 from workbench.errors import ClusterError, RecordError, WorkloadError
-from workbench.record import StudyRecord
+from workbench.record import StudyRecord, read_events
 from workbench.record_writer import StudyWriter
 from workbench.studies.executors import sweep
 from workbench.studies.executors.base import Executor
@@ -50,6 +51,11 @@ def test_the_chunk_of_a_killed_worker_is_trained_again_from_its_checkpoints(exec
     assert resumed
     assert all(event["event"] == "resumed" and event["step"] >= 20 for event in resumed)
     assert all(events[0]["pid"] != events[1]["pid"] for events in again if len(events) == 2)
+    lost = [
+        e for n in range(3, 6) for e in read_events(tmp_path / "s" / "trials" / str(n)) if e["event"] == "worker_lost"
+    ]
+    assert [e["pid"] for e in lost] == [events[0]["pid"] for events in again if len(events) == 2]
+    assert all(e["why"] for e in lost)
     train(LocalExecutor(), workload, configs, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
 
@@ -76,7 +82,7 @@ def test_a_trial_that_kills_every_worker_is_given_up_and_the_others_are_kept(tmp
 
 def test_workers_that_cannot_start_are_an_error(tmp_path: Path) -> None:
     class Broken(PipeCluster):
-        def place(self, kind: type, *arguments: Any, gpu: bool = False) -> Any:
+        def place(self, kind: type, *arguments: Any, **options: Any) -> Any:
             worker = super().place(kind, *arguments)
             worker.process.kill()
             return worker
@@ -96,7 +102,6 @@ def test_a_cluster_without_cpus_or_gpus_is_an_error(tmp_path: Path) -> None:
 
 def test_an_error_in_one_chunk_stops_the_others_and_keeps_them(tmp_path: Path) -> None:
     def loss(outputs: Any, batch: Any) -> Any:
-        time.sleep(0.002)
         if len(outputs) == 16 and outputs.requires_grad:
             raise ValueError("only for batches of 16")
         return squared(outputs, batch)
@@ -105,7 +110,7 @@ def test_an_error_in_one_chunk_stops_the_others_and_keeps_them(tmp_path: Path) -
     slow, broken = rates(workload.config, 0.01, total_steps=2000)[0], rates(workload.config, 0.02, batch_size=16)[0]
     start = time.monotonic()
     with pytest.raises(WorkloadError, match="only for batches of 16") as raised:
-        train(on_pipes()[0], workload, [slow, broken], tmp_path / "s", hooks=[Durable()])
+        train(on_pipes()[0], workload, [slow, broken], tmp_path / "s", hooks=[Durable(), Slow(0.01)])
     assert time.monotonic() - start < 60
     assert "Traceback" in "".join(raised.value.__notes__)
     assert f"process {begins(tmp_path / 's', 1)[0]['pid']}" in "".join(raised.value.__notes__)
@@ -136,29 +141,21 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tests.helpers.executors import Durable, rates, train
+from tests.helpers.executors import Durable, Slow, train
 from tests.helpers.pipe_cluster import PipeCluster
-from tests.studies.executors.test_lost_workers import slow_workload, CONFIGS
+from tests.studies.executors.test_lost_workers import CONFIGS, WORKLOAD
 from workbench.studies.executors.on_ray import RayExecutor
 
 if __name__ == "__main__":
     pipes = {"connect": lambda address: PipeCluster()} if sys.argv[3] == "pipes" else {}
-    train(RayExecutor(**pipes), slow_workload(), CONFIGS, Path(sys.argv[2]), hooks=[Durable()])
+    train(RayExecutor(**pipes), WORKLOAD, CONFIGS, Path(sys.argv[2]), hooks=[Durable(), Slow(0.005)])
 """
 
 
-def slowly(outputs: Any, batch: Any) -> Any:
-    time.sleep(0.002)
-    return squared(outputs, batch)
-
-
-def slow_workload() -> Any:
-    return small_workload(loss=slowly, config={"eval_every_steps": 20})
-
-
+WORKLOAD = small_workload(config={"eval_every_steps": 20})
 CONFIGS = [
-    *rates(slow_workload().config, 0.01, 0.02, total_steps=20),
-    *rates(slow_workload().config, 0.05, 0.06, total_steps=1000),
+    *rates(WORKLOAD.config, 0.01, 0.02, total_steps=20),
+    *rates(WORKLOAD.config, 0.05, 0.06, total_steps=1000),
 ]
 
 
@@ -185,5 +182,27 @@ def test_a_killed_driver_loses_no_finished_trial(kind: str, tmp_path: Path) -> N
     assert gone(driver.pid), "its processes end with it, Ray's own within a minute"
     assert_whole(tmp_path / "s")
     assert [len(begins(tmp_path / "s", n)) for n in range(4)] == [1, 1, 2, 2]
-    train(LocalExecutor(), slow_workload(), CONFIGS, tmp_path / "whole")
+    train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "whole")
+    assert_same_study(tmp_path / "s", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_keeps_what_is_there(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", DRIVER, ROOT, str(tmp_path / "s"), "ray"]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    with driver:
+        end = time.monotonic() + 300
+        while not (tmp_path / "s" / "trials" / "2" / "checkpoints").exists():
+            assert driver.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.killpg(driver.pid, signal.SIGINT)
+        _, said = driver.communicate(timeout=120)
+    assert "StudyInterrupted: stopped with 2 of 4 trials unfinished; everything that arrived is saved" in said
+    assert StudyRecord(tmp_path / "s").trials["state"].tolist() == ["complete", "complete", "stopped", "stopped"]
+    assert gone(driver.pid, within_s=30)
+    train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "s")
+    assert_whole(tmp_path / "s")
+    train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.executors import assert_same_study, assert_whole, begins, gone, rates, train
-from tests.helpers.workloads import small_workload, squared
+from tests.helpers.workloads import small_workload
 from workbench.studies.executors.local import LocalExecutor
 
 pytestmark = pytest.mark.slow
@@ -26,25 +26,18 @@ ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABL
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.helpers.executors import Durable, train
-from tests.studies.executors.test_two_nodes import CONFIGS, slow_workload
+from tests.helpers.executors import Durable, Meets, Slow, train
+from tests.studies.executors.test_two_nodes import CONFIGS, WORKLOAD
 from workbench.studies.executors.on_ray import RayExecutor
 
 if __name__ == "__main__":
-    train(RayExecutor(sys.argv[1]), slow_workload(), CONFIGS, Path(sys.argv[2]), hooks=[Durable()])
+    out = Path(sys.argv[2])
+    train(RayExecutor(sys.argv[1]), WORKLOAD, CONFIGS, out, hooks=[Durable(), Slow(0.005), Meets(out.parent, 2)])
 """
 
 
-def slowly(outputs: Any, batch: Any) -> Any:
-    time.sleep(0.005)
-    return squared(outputs, batch)
-
-
-def slow_workload() -> Any:
-    return small_workload(loss=slowly, config={"total_steps": 400, "eval_every_steps": 20})
-
-
-CONFIGS = rates(slow_workload().config, 0.01, 0.02, 0.03, 0.04)
+WORKLOAD = small_workload(config={"total_steps": 400, "eval_every_steps": 20})
+CONFIGS = rates(WORKLOAD.config, 0.01, 0.02, 0.03, 0.04)
 
 
 class Node:
@@ -115,5 +108,5 @@ def test_two_nodes_share_the_chunks(nodes: tuple[str, list[Node]], tmp_path: Pat
         last = {begins(tmp_path / "s", n)[-1]["ray_node"] for n in range(4)}
         assert len(last) == 1
         assert last < first
-    train(LocalExecutor(), slow_workload(), CONFIGS, tmp_path / "whole")
+    train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")

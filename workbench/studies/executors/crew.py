@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from workbench.studies.executors.worker import ChunkWorker
 
 __all__ = ["Crew", "Worker"]
 
+MOST_CPUS = 4  # rule of thumb: lanes in one process share each call; threads of one process get in each other's way
 STARTS = 3  # rule of thumb: a worker that cannot be started so many times in a row never can
+SETTLE_S = 2.0  # rule of thumb: a cluster that was started just now knows by then what is free
 PATIENCE_S = 30.0  # rule of thumb: whoever waits longer than this for a free CPU wants to know why
 
 
@@ -49,6 +52,7 @@ class Crew:
 
     def __init__(self, cluster: RayCluster, *, gpu: bool = False) -> None:
         self.cluster, self.gpu = cluster, gpu
+        self._resource = "GPU" if gpu else "CPU"
         self.idle: list[Worker] = []
         self._starting: dict[Any, Any] = {}
         self._out: list[Worker] = []
@@ -61,17 +65,43 @@ class Crew:
         return list(self._starting)
 
     def room(self) -> int:
-        """Return how many workers the cluster has room for."""
-        return self.cluster.slots(gpu=self.gpu)
+        """Return how many chunks could train at once: on workers that are here, and on what is free on the cluster.
+
+        Raises:
+            ClusterError: no machine of the cluster has what a worker needs.
+        """
+        if not self.cluster.total(self._resource):
+            raise ClusterError(
+                f"the Ray cluster has no {self._resource}. Add a machine that has with `ray start --address=...`"
+                f"{', or train with Trainer(device=' + repr('cpu') + ')' if self.gpu else ''}."
+            )
+        there = len(self.idle) + len(self._starting)
+        end = time.monotonic() + SETTLE_S
+        while not there and not self._free() and time.monotonic() < end:
+            time.sleep(0.1)
+        return max(1, there + len(self._free()))
 
     def ask_for(self, workers: int) -> None:
-        """Have at least `workers` idle or starting, as far as there is room."""
-        if not workers:
+        """Have at least `workers` idle or starting, as far as there is room; one that has to wait for it where none is."""
+        missing = workers - len(self.idle) - len(self._starting)
+        if missing <= 0:
             return
-        missing = min(workers, self.room() - len(self._out)) - len(self.idle) - len(self._starting)
-        for _ in range(missing):
-            handle = self.cluster.place(ChunkWorker, node_of_this_worker, gpu=self.gpu)
+        places: list[tuple[str | None, int]] = [*self._free()]
+        if not places and not self._out and not self.idle and not self._starting:
+            places = [(None, 1)]
+        for node, cpus in places[:missing]:
+            gpus = 1 if self.gpu else 0
+            handle = self.cluster.place(ChunkWorker, node_of_this_worker, cpus, node=node, cpus=cpus, gpus=gpus)
             self._starting[self.cluster.call(handle, "where")] = handle
+
+    def _free(self) -> list[tuple[str, int]]:
+        """Return machine and CPUs of the workers that there is room for, machines in turn."""
+        workers = []
+        for node, count in self.cluster.free(self._resource).items():
+            parts = count if self.gpu else math.ceil(count / MOST_CPUS)
+            sizes = [1] * count if self.gpu else [count // parts + (i < count % parts) for i in range(parts)]
+            workers += [(turn, node, size) for turn, size in enumerate(sizes)]
+        return [(node, size) for _, node, size in sorted(workers, key=lambda worker: worker[0])]
 
     def greet(self, call: Any) -> None:
         """Take in a worker whose call is answered.
@@ -117,8 +147,8 @@ class Crew:
         self._waiting_since = time.monotonic()
         logging.getLogger(__name__).warning(
             "waiting for a free %s on the Ray cluster: it has %d in all. `ray status` shows who uses them.",
-            "GPU" if self.gpu else "CPU",
-            self.room(),
+            self._resource,
+            self.cluster.total(self._resource),
         )
 
     def dismiss(self) -> None:

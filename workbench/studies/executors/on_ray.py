@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.config import TrainConfig
-from workbench.errors import ClusterError, StudyInterrupted
+from workbench.errors import StudyInterrupted
 from workbench.hosts.ray_cluster import RayCluster, require_ray
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter, TrialWriter
@@ -97,9 +97,7 @@ class RayExecutor:
             if self._crew is not None:
                 self._crew.dismiss()
             self._crew = Crew(self._cluster, gpu=gpu)
-        if not self._crew.room():
-            what = "GPU: train with Trainer(device='cpu'), or add" if gpu else "CPU: add"
-            raise ClusterError(f"the Ray cluster has no {what} machines with `ray start --address=...`.")
+        self._crew.room()
         return self._crew
 
     def _shipment(self, workload: Workload, trainer: Trainer, config: TrainConfig) -> Shipment:

@@ -134,23 +134,25 @@ class Sweep:
         if ended.state == "failed" and self._error is None:
             self._error = error_of(ended, running.worker.place)
         elif ended.state == "stopped" and self._stop_by is None:  # asked by another than this process
-            self._again(running.task, f"{running.worker.place} was interrupted")
+            self._again(running.task, running.worker, "it was interrupted")
 
     def _lost(self, running: _Running, lost: WorkerLost) -> None:
         self._crew.lose(running.worker)
         if self._stop_by is None:
-            self._again(running.task, f"{running.worker.place}: {lost}")
+            self._again(running.task, running.worker, str(lost))
 
-    def _again(self, task: Task, why: str) -> None:
+    def _again(self, task: Task, worker: Worker, why: str) -> None:
         """Run a task again from the newest checkpoints that have arrived, or give it up."""
         task.trials = [(config, writer) for config, writer in task.trials if not writer.finished]
         task.lost += 1
         if not task.trials:
             return
+        for _, writer in task.trials:
+            writer.event("worker_lost", ray_node=worker.node, pid=worker.pid, why=why)
         if task.lost > RERUNS:
             self._error = self._error or ClusterError(
-                f"trials {', '.join(map(str, task.numbers))} lost their worker {task.lost} times (the last one: {why}). All "
-                "that is finished is kept, and the same call goes on. A worker that is killed again and again is often out "
+                f"trials {', '.join(map(str, task.numbers))} lost their worker {task.lost} times (the last one, {worker.place}: "
+                f"{why}). All that is finished is kept, and the same call goes on. A worker that is killed again and again is often out "
                 "of memory: give the machines more, or fewer CPUs to Ray; executor='local' shows a crash of the code."
             )
             return
