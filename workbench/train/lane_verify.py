@@ -65,8 +65,8 @@ def _first_difference(expected: Tensor, found: Tensor, tolerance: float) -> int 
     expected, found = (value.reshape(len(value), -1) for value in (expected, found))
     if expected.is_floating_point():
         finite = expected.isfinite()
-        difference = torch.where(finite, expected - found, 0).double().norm(dim=1)
-        allowed = tolerance * torch.where(finite, expected, 0).double().norm(dim=1)
+        difference = torch.where(finite, expected - found, 0).norm(dim=1)
+        allowed = tolerance * torch.where(finite, expected, 0).norm(dim=1)
         wrong = ~(difference <= allowed) | (~finite & found.isfinite()).any(1)
     else:
         wrong = (expected != found).any(1)

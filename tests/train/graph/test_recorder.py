@@ -74,6 +74,8 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "if": (reads, r"reads the value of a tensor .*line \d+: return x if x\.sum\(\) > 0"),
     "item": (lambda x: x * x[0, 0].item(), "reads the value"),
     "written constant": (lambda x: x * float(torch.zeros(()).add_(x.sum())), "reads the value"),
+    "tolist": (lambda x: x * x.sum(1).tolist()[0], "reads the value"),
+    "numpy": (lambda x: x * x.detach().numpy().sum(), "reads the value"),
     "nonzero": (lambda x: x.nonzero(), "a shape depends on the values"),
     "mask": (lambda x: x[x > 0], "a shape depends on the values"),
     "unique": (lambda x: x.unique(), "a shape depends on the values"),
@@ -92,6 +94,7 @@ def test_what_depends_on_values_is_refused(kind: str) -> None:
     "function",
     [
         lambda x: x * torch.linspace(1, 2, 3).sum().item(),
+        lambda x: x * torch.linspace(1, 2, 3).tolist()[1],
         lambda x: x[torch.tensor([2, 0])],
         lambda x: x.sum(1)[torch.arange(3)],
         lambda x: F.dropout(x, 0.0),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -24,6 +25,23 @@ __all__ = ["CannotRecord", "Recorder"]
 
 class CannotRecord(Exception):
     """The step can not be written down as a list of operations, for a reason in plain words."""
+
+
+class _Readings(TorchFunctionMode):
+    """Notices the ways to a tensor's values that are no operations on tensors."""
+
+    WAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in self.WAYS:
+            self._recorder.check_readable([self._recorder.node_of(args[0])])
+        return func(*args, **(kwargs or {}))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -46,6 +64,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hidden = {_storage(tensor) for tensor in hidden}
         self._nodes: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
         self._fixed: set[fx.Node] = set()  # memory whose content depends on no input
+        self._readings = _Readings(self)
+
+    def __enter__(self) -> Recorder:
+        """Begin to record."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._readings.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        self._readings.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -74,6 +104,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fixed.add(node)
         return node
 
+    def check_readable(self, nodes: list[fx.Node]) -> None:
+        """Raise where the value of a tensor that depends on an input is about to be read."""
+        if not self._is_fixed(nodes):
+            raise CannotRecord(
+                "forward or loss reads the value of a tensor (`if`, `.item()`, `.tolist()`), so that what it computes "
+                f"depends on the data{_line()}"
+            )
+
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -81,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         inputs = [self.node_of(tensor) for tensor in tensors]
-        self._refuse(func, tensors, inputs, kwargs)
+        self._refuse(func, inputs, args, kwargs)
         out = func(*args, **kwargs)
         node_args, node_kwargs = tree_map(self._or_node, (args, kwargs))
         node = self.graph.call_function(func, node_args, node_kwargs)
@@ -119,20 +157,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _or_node(self, value: Any) -> Any:
         return self.node_of(value) if isinstance(value, Tensor) else value
 
-    def _refuse(self, func: Any, tensors: list[Tensor], inputs: list[fx.Node], kwargs: Mapping[str, Any]) -> None:
+    def _refuse(self, func: Any, inputs: list[fx.Node], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise for an operation whose result a list of operations can not repeat on other values."""
         if not isinstance(func, torch._ops.OpOverload):
             raise CannotRecord(f"forward or loss calls {func}, which is no plain tensor operation{_line()}")
         tags = func.tags
         indexed = func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
-        masked = indexed and any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+        masked = indexed and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
         if masked or (torch.Tag.dynamic_output_shape in tags and not indexed):
             raise CannotRecord(f"a shape depends on the values of a tensor ({func.overloadpacket}){_line()}")
-        if torch.Tag.data_dependent_output in tags and not self._is_fixed(inputs):
-            raise CannotRecord(
-                f"forward or loss reads the value of a tensor (`if`, `.item()`, `float()`), so that what it computes "
-                f"depends on the data{_line()}"
-            )
+        if torch.Tag.data_dependent_output in tags:
+            self.check_readable(inputs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             raise CannotRecord(f"forward or loss draws from a generator of its own{_line()}")
 

@@ -63,7 +63,7 @@ def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Callable[.
     fast = binding(target)
     try:
         return fast, fast(*args, **kwargs)
-    except TypeError:  # torch's Python binding takes the arguments in another order, or not at all
+    except Exception:  # torch's Python binding takes the arguments in another order, or not at all
         if fast is target:
             raise
         return target._op, target._op(*args, **kwargs)

@@ -77,13 +77,15 @@ def _make_independent(graph: fx.Graph) -> None:
 def _drop_unchanged(graph: fx.Graph) -> None:
     """Replace what equals its first argument by that argument."""
     touched = written(graph)
+    returned = {base_of(node) for node in graph.output_node().all_input_nodes}
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or "tensor" not in source.meta or "tensor" not in node.meta:
             continue
         same = meta(node) == meta(source)
         readers = node not in touched and base_of(source) not in touched
-        if (node.target in VIEWS and same) or (readers and _copies(node, source, same=same)):
+        lent = node in returned and base_of(source).op == "placeholder"  # the caller may write into what it gave
+        if (node.target in VIEWS and same) or (readers and not lent and _copies(node, source, same=same)):
             replace(node, source)
 
 
