@@ -86,9 +86,7 @@ class RayCluster:
 
     def free(self, resource: str) -> dict[str, int]:
         """Return for each machine, by its id, how many of them nobody uses now; the answer may be a second old."""
-        from ray._private.state import available_resources_per_node
-
-        found = available_resources_per_node()
+        found = self._ray._private.state.available_resources_per_node()
         return {node: count for node, have in found.items() if (count := int(have.get(resource, 0))) > 0}
 
     def place(self, kind: type, *arguments: Any, node: str | None = None, cpus: int = 1, gpus: int = 0) -> Any:
