@@ -303,6 +303,8 @@ def _lanes_row(folder: Path) -> dict[str, Any]:
             others = [ms for way, ms in measured.items() if way != "loop"]
             row["loop_ms"] = measured["loop"]
             row["step_ms"] = measured["loop"] if event["gradients"] == "loop" else min(others)
+        if event.get("event") == "changed":  # plain autograd took over
+            row |= {"lanes_per_call": None, "threads": None, "step_ms": row["loop_ms"]}
     return row | {"faster": row["loop_ms"] / row["step_ms"]}
 
 

@@ -162,6 +162,7 @@ def test_a_program_that_fails_later_hands_over_to_plain_autograd(
     assert changed[0]["gradients"] == "loop"
     assert "planted" in changed[0]["reason"]
     assert record.lanes["gradients"][1] == "loop"
+    assert record.lanes["faster"][1] == 1.0
 
 
 def test_a_later_stack_of_the_same_kind_is_not_measured_again(

@@ -1,4 +1,4 @@
-"""One round of a study: trials that do not depend on each other, asked for together so that they train side by side."""
+"""One round of a study: trials that do not depend on each other, asked for together; those of one stage train as lanes."""
 
 from __future__ import annotations
 

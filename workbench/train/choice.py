@@ -146,6 +146,11 @@ def choose_gradients(
             _remember(key, workload, verdict, lanes=len(stack))
         else:
             verdict = known[1]
+            if verdict.arrangement is not None:
+                try:
+                    _vmap(workload, stack, verdict.arrangement).close()
+                except CannotBatch as error:  # these lanes are not as alike as those that were measured
+                    verdict = _Verdict(None, str(error), {})
     if verdict.arrangement is None:
         if wanted == "vmap":
             raise ConfigError(
@@ -153,9 +158,7 @@ def choose_gradients(
                 "one lane after the other by plain autograd, or gradients='loop'."
             )
         return Chosen(loop, verdict)
-    lanes_per_call = min(len(stack), verdict.arrangement.lanes_per_call)
-    way = VmapGradients(workload, stack, lanes_per_call=lanes_per_call, threads=verdict.arrangement.threads)
-    return Chosen(loop, verdict, way)
+    return Chosen(loop, verdict, _vmap(workload, stack, verdict.arrangement))
 
 
 def arrangements(lanes: int, device: torch.device, threads: int) -> list[Arrangement]:
@@ -182,30 +185,36 @@ def _measured(
     if wanted == "auto" and left_s < WORTH_SECONDS:
         return _Verdict(None, f"{_SHORT}: about {left_s:.1f} s one after the other", {})
     best: Arrangement | None = None
+    reason = ""
     tried = arrangements(len(stack), stack.device, torch.get_num_threads())
     with stack.untouched():
         for arrangement in tried[:1] if left_s < WORTH_SECONDS else tried:
             try:
-                ms = _vmap_ms(workload, stack, arrangement, updates, verified=best is not None)
+                ms = _vmap_ms(workload, stack, arrangement, updates)
             except CannotBatch as error:
-                return _Verdict(None, str(error), {})
+                reason = reason or str(error)
+                continue
             if ms < min((v for k, v in measured.items() if wanted == "auto" or k != "loop"), default=math.inf):
                 best = arrangement
             measured[str(arrangement)] = ms
+    if len(measured) == 1:
+        return _Verdict(None, reason, {})
     rounded = {name: float(f"{ms:.3g}") for name, ms in measured.items()}
     return _Verdict(best, "the fastest here" if wanted == "auto" else "asked for", rounded)
 
 
-def _vmap_ms(
-    workload: Workload, stack: LaneStack, arrangement: Arrangement, updates: Sequence[Update], *, verified: bool
-) -> float:
-    way = VmapGradients(workload, stack, lanes_per_call=arrangement.lanes_per_call, threads=arrangement.threads)
+def _vmap_ms(workload: Workload, stack: LaneStack, arrangement: Arrangement, updates: Sequence[Update]) -> float:
+    way = _vmap(workload, stack, arrangement)
     try:
-        if not verified:
-            verify(stack, LoopGradients(workload, stack), way, updates)
+        verify(stack, LoopGradients(workload, stack), way, updates)
         return _ms(way, updates, stack.device)
     finally:
         way.close()
+
+
+def _vmap(workload: Workload, stack: LaneStack, arrangement: Arrangement) -> VmapGradients:
+    lanes_per_call = min(len(stack), arrangement.lanes_per_call)
+    return VmapGradients(workload, stack, lanes_per_call=lanes_per_call, threads=arrangement.threads)
 
 
 def _loop_ms(workload: Workload, config: TrainConfig, stack: LaneStack, updates: Sequence[Update]) -> float:

@@ -54,7 +54,8 @@ class LaneRng:
             return
         watching = not self._host_random and self._watched > 0
         before = _host_state() if watching else None
-        if self._host_random:
+        whole = self._host_random or watching
+        if whole:
             restore_rng(self.state(lane))
         else:
             self._swap_in(lane)
@@ -65,7 +66,7 @@ class LaneRng:
             if before is not None:
                 self._watched -= 1
                 self._host_random = not _same(before, _host_state())
-            if self._host_random:
+            if whole:
                 self._rest[lane] = capture_rng()
 
     def state(self, lane: int) -> dict[str, Tensor]:

@@ -271,6 +271,9 @@ class LaneRun:
             self.stack.keep(rows)
             self.updater.keep(rows)
             self._set_constants()
+            read = sorted(set(self.stack.streams))
+            self.streams = [self.streams[stream] for stream in read]
+            self.stack.streams = [read.index(stream) for stream in self.stack.streams]
         self.run.models, self.run.trials = self.stack.models if rows else [], self._numbers()
         self.run.configs = [lane.config for lane in self.lanes]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from workbench.train.lane import Lane
+from workbench.train.lane_groups import group_lanes
 
 __all__ = ["is_out_of_memory", "train_stacks"]
 
@@ -27,11 +28,15 @@ def train_stacks(lanes: Sequence[Lane], train: Callable[[Sequence[Lane]], None],
     for stack in _pieces(lanes, fit):
         try:
             train(stack)
+            continue
         except Exception as error:
             if len(stack) == 1 or not is_out_of_memory(error):
                 raise
-            left = [lane.again() for lane in stack if not lane.writer.finished]
-            train_stacks(left, train, fit=(len(stack) + 1) // 2)
+        if torch.cuda.is_available():  # outside the handler, whose traceback holds the stack that failed
+            torch.cuda.empty_cache()
+        left = [lane.again() for lane in stack if not lane.writer.finished]
+        for group in group_lanes(left):  # their newest checkpoints need not be of the same step
+            train_stacks(group, train, fit=(len(stack) + 1) // 2)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

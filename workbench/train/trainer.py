@@ -166,7 +166,9 @@ class Trainer:
                         lanes.append(Lane(config, writer))
             for group in group_lanes(lanes):
                 train = partial(self._train, workload, study, device, progress)
-                train_stacks(group, train, fit=self._fit(workload, group, device))
+                with _noted(*(lane.writer for lane in group)):
+                    fit = self._fit(workload, group, device)
+                train_stacks(group, train, fit=fit)
         return [writer.record for writer in writers]
 
     def _fit(self, workload: Workload, lanes: Sequence[Lane], device: torch.device) -> int:
