@@ -250,7 +250,9 @@ def test_without_a_folder_an_interrupted_diagnosis_goes_on(
     before = events(begun)
     again = wb.diagnose(small_workload(), command="c", **QUICK)
     assert studies(tmp_path) == [begun]
-    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1", "2", "3")), "what was complete is not trained again"
+    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1", "2", "3")), (
+        "what was complete is not trained again"
+    )
     assert comparable(again) == comparable(whole)
 
 
