@@ -50,7 +50,12 @@ def test_a_right_step_passes(name: str, dtype: torch.dtype) -> None:
 
 
 def gradient_of_lane_1(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
-    stack.grad[1] *= 1.01
+    stack.grad[1] *= 1.1
+    return loss
+
+
+def all_gradients_a_little(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
+    stack.grad.mul_(1.01)
     return loss
 
 
@@ -72,6 +77,7 @@ def not_a_number(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
     ("change", "said"),
     [
         (gradient_of_lane_1, "another gradient than plain autograd, in lane 1 of step 0"),
+        (all_gradients_a_little, "another gradient than plain autograd, in lane 0 of step 0"),
         (loss_of_lane_2, "another loss than plain autograd, in lane 2 of step 0"),
         (counter_of_lane_0, "another 2.num_batches_tracked than plain autograd, in lane 0 of step 0"),
         (not_a_number, "another gradient than plain autograd, in lane 0 of step 0"),
@@ -82,6 +88,20 @@ def test_what_differs_is_named(change: Callable[[LaneStack, LaneLoss], LaneLoss]
     loop = LoopGradients(workload, stack)
     with pytest.raises(CannotBatch, match=said):
         verify(stack, loop, Wrong(loop, lambda loss: change(stack, loss)), updates(workload, 2))
+
+
+def test_a_kink_in_one_gradient_is_no_difference() -> None:
+    workload, stack = stack_of("mlp")
+    loop, calls = LoopGradients(workload, stack), []
+
+    def once(loss: LaneLoss) -> LaneLoss:
+        calls.append(0)
+        if len(calls) == 2:
+            stack.grad[1] *= 1.01
+        return loss
+
+    verify(stack, loop, Wrong(loop, once), updates(workload, 2))
+    assert len(calls) == 2
 
 
 class Clock(nn.Module):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -44,10 +46,7 @@ class TensorMeta:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def contiguous(self) -> bool:
@@ -63,6 +62,12 @@ class TensorMeta:
     def dense(self) -> bool:
         """Whether each place in memory between the first and last element belongs to exactly one element."""
         return is_dense(self.shape, self.stride)
+
+    @property
+    def packed(self) -> TensorMeta:
+        """The same tensor, contiguous in memory of its own."""
+        stride = tuple(math.prod(self.shape[d + 1 :]) for d in range(len(self.shape)))
+        return replace_fields(self, stride=stride, offset=0)
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -148,18 +153,28 @@ def aliases(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def call(graph: fx.Graph, target: Any, *args: Any, of: fx.Node | None = None, **kwargs: Any) -> fx.Node:
-    """Insert a call at the graph's insertion point; what its result looks like is known after `refresh`.
+def call(
+    graph: fx.Graph,
+    target: Any,
+    *args: Any,
+    of: fx.Node | None = None,
+    about: TensorMeta | None = None,
+    **kwargs: Any,
+) -> fx.Node:
+    """Insert a call at the graph's insertion point.
 
     Args:
         graph: to insert into.
         target: what is called.
         *args: with what.
         of: the node whose memory the result lies in; None for memory of its own.
+        about: what the result looks like, where a later part of the same pass may ask; else `refresh` finds out.
         **kwargs: with what.
     """
     node = graph.call_function(target, args, kwargs)
     set_base(node, node if of is None else base_of(of))
+    if about is not None:
+        node.meta["tensor"] = about
     return node
 
 

@@ -34,8 +34,7 @@ def add_inside(graph: fx.Graph) -> None:
         for product, bias in (node.args, reversed(node.args)):
             if _addable(product, bias, node):
                 with graph.inserting_before(node):
-                    new = call(graph, aten.baddbmm.default, bias, *product.args)
-                new.meta["tensor"] = meta(node)
+                    new = call(graph, aten.baddbmm.default, bias, *product.args, about=meta(node))
                 replace(node, new)
                 graph.erase_node(product)
                 break
@@ -89,9 +88,10 @@ def share_operands(graph: fx.Graph) -> None:
             flat = call(graph, aten.reshape.default, left, [lanes * rows, inner])
             one = call(graph, aten.select.int, right, 0, 0, of=right)
             product = call(graph, aten.mm.default, flat, one)
-            new = call(graph, aten.view.default, product, list(meta(node).shape), of=product)
+            about = meta(node).packed
+            new = call(graph, aten.view.default, product, list(about.shape), of=product, about=about)
             if bias:
-                new = call(graph, aten.add.Tensor, new, bias[0])
+                new = call(graph, aten.add.Tensor, new, bias[0], about=about)
         replace(node, new)
 
 
@@ -109,7 +109,7 @@ def use_onednn(graph: fx.Graph) -> None:
         with graph.inserting_before(node):
             weight = call(graph, aten.t.default, right, of=right)
             given = bias[0] if bias else None
-            new = call(graph, _linear(), left, weight, given, "none", [], "")
+            new = call(graph, _linear(), left, weight, given, "none", [], "", about=meta(node).packed)
         replace(node, new)
 
 

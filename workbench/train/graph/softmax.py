@@ -51,9 +51,8 @@ def _lay_out(node: fx.Node, *, tensors: int, dim: int) -> None:
     with graph.inserting_before(node):
         given = [_contiguous(graph, argument, order) for argument in node.args[:tensors]]
         new = call(graph, node.target, *given, order.index(axis), *node.args[dim + 1 :])
-        result = call(graph, aten.permute.default, new, back, of=new)
-    stride = [math.prod(about.shape[d] for d in order[order.index(axis) + 1 :]) for axis in range(len(order))]
-    result.meta["tensor"] = dataclasses.replace(about, stride=tuple(stride))
+        stride = tuple(math.prod(about.shape[d] for d in order[place + 1 :]) for place in back)
+        result = call(graph, aten.permute.default, new, back, of=new, about=dataclasses.replace(about, stride=stride))
     replace(node, result)
 
 
