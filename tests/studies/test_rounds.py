@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.errors import DataError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
@@ -21,17 +22,17 @@ from workbench.workloads.base import Workload
 from workbench.workloads.catapult import catapult
 from workbench.workloads.quadratic import quadratic
 
-Calls = list[list[tuple[str, float]]]
+Calls = list[list[float]]
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What is asked for, call by call, as (stage, lr)."""
+    """The lrs asked for, call by call."""
     seen: Calls = []
     real = Session.trials
 
     def noted(session: Session, configs: Sequence[TrainConfig], *, stage: str) -> list[TrialRecord]:
-        seen.append([(stage, config.peak_lr) for config in configs])
+        seen.append([config.peak_lr for config in configs])
         return real(session, configs, stage=stage)
 
     monkeypatch.setattr(Session, "trials", noted)
@@ -46,7 +47,7 @@ def run(study: Any, workload: Workload, out: Path) -> StudyRecord:
 
 def test_given_lrs_are_one_round(tmp_path: Path, calls: Calls) -> None:
     record = run(LRSweep(lrs=(0.3, 0.01, 0.1), seeds=2), small_workload(), tmp_path / "s")
-    assert calls == [[("lr_sweep", lr) for lr in (0.3, 0.3, 0.01, 0.01, 0.1, 0.1)]]
+    assert calls == [[0.3, 0.3, 0.01, 0.01, 0.1, 0.1]]
     assert record.trials["shared_seed"].tolist() == [0, 1] * 3
 
 
@@ -63,7 +64,34 @@ def test_a_round_is_in_order_and_the_same_trial_is_run_once(tmp_path: Path, call
         stages = session.record.trials.set_index("peak_lr")["stage"].to_dict()
         assert stages == {0.2: "a", 0.1: "b", 0.3: "a"}, "what it was asked for first"
         assert run_round(session, []) == []
-    assert sorted(lr for call in calls for _, lr in call) == [0.1, 0.2, 0.3]
+    assert calls == [[0.2, 0.1, 0.3]], "one call, whatever the stages"
+
+
+def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing(tmp_path: Path) -> None:
+    workload = small_workload()
+    good, bad = workload.config.replace(peak_lr=0.1), workload.config.replace(peak_lr=0.2, batch_size=1000)
+    with (
+        open_session(workload, stem="round", settings={}, trainer=Trainer(device="cpu"), out=tmp_path / "s") as session,
+        pytest.raises(DataError, match="batch_size=1000") as raised,
+    ):
+        run_round(session, [Asked("a", good), Asked("b", bad)])
+    assert "peak_lr=0.2" in "".join(raised.value.__notes__)
+    assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_lengths_and_stages_of_a_round_do_not_touch_each_other(tmp_path: Path) -> None:
+    workload = small_workload()
+    long, short = workload.config, workload.config.replace(peak_lr=0.2, total_steps=15, eval_every_steps=1)
+    with open_session(
+        workload, stem="round", settings={}, trainer=Trainer(device="cpu"), out=tmp_path / "s"
+    ) as session:
+        run_round(session, [Asked("a", short), Asked("b", long)])
+        together = session.record
+    for number, config in enumerate((short, long)):
+        alone = Trainer(device="cpu").run(workload, config, out=tmp_path / str(number))
+        one, other = (r.steps["loss"].to_numpy() for r in (alone, together.trial(number)))
+        assert one == pytest.approx(other, rel=1e-6)
+        assert alone.evals["step"].tolist() == together.trial(number).evals["step"].tolist()
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
@@ -100,24 +128,26 @@ def test_a_search_by_short_runs_takes_few_rounds_and_few_full_length_trials(tmp_
 def test_probe_confirmation_and_fix_do_not_wait_for_each_other(tmp_path: Path, calls: Calls, confirm_all: bool) -> None:
     sweep = LRSweep(lrs=(0.5, 1.0, 1.9, 2.1))
     study = InstabilityStudy(sweep=sweep, probe_steps=20, confirm_all=confirm_all, fixes=("warmup",))
-    run(study, quadratic(dimension=4, condition=4.0, total_steps=60), tmp_path / "s")
-    stages = [stage for call in calls for stage, _ in call]
-    assert stages[:5] == ["lr_sweep"] * 5, "the sweep, and lr* once more, which is there already"
-    assert sorted(stages[-3 - confirm_all :]) == ["confirm"] * (1 + confirm_all) + ["fix", "probe"]
+    record = run(study, quadratic(dimension=4, condition=4.0, total_steps=60), tmp_path / "s")
+    star = record.facts["lr_star"]
+    multiples = [1.0, 2.0, 5.0, 10.0] if confirm_all else [1.0, 2.0, 5.0]
+    assert [lr / star for lr in calls[-1][:-1]] == pytest.approx(multiples), "and the fix comes last"
+    assert len(calls) == 3, "the sweep, lr* which is there already, and all the rest"
+    confirm = ["confirm"] * (1 + confirm_all)
+    assert record.trials["stage"].tolist() == ["lr_sweep"] * 4 + ["probe", *confirm, "fix"]
 
 
 def test_confirmation_runs_below_the_known_edge_are_run_together(tmp_path: Path, calls: Calls) -> None:
-    """With lr* = 0.1 and an edge at 2, neither 5 nor 10 times lr* can be the first that is unstable: both are needed."""
+    """With lr* = 0.05 and an edge at 2, neither 5 nor 10 times lr* can be the first that is unstable: both are needed."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
     sweep = LRSweep(lrs=(0.01, 0.05, 2.5))
     run(InstabilityStudy(sweep=sweep, probe_steps=20, confirm_all=False, fixes=()), workload, tmp_path / "s")
-    (confirm,) = [[lr for stage, lr in call if stage == "confirm"] for call in calls if call[0][0] == "confirm"]
-    assert confirm == pytest.approx([0.25, 0.5])
+    assert calls[-1] == pytest.approx([0.05, 0.1, 0.25, 0.5])
 
 
 def test_without_a_known_edge_the_first_confirmation_run_decides(tmp_path: Path, calls: Calls) -> None:
     workload = catapult(curvature=1.0, peak_lr=1.0)
     study = InstabilityStudy(best_lr=1.0, probe_steps=20, confirm_all=False, fixes=("warmup",))
     record = run(study, workload, tmp_path / "s")
-    assert [lr for call in calls for stage, lr in call if stage == "confirm"] == [5.0], "5 is divergent: 10 is not run"
-    assert set(record.trials["stage"]) >= {"lr_sweep", "probe", "confirm"}
+    assert calls == [[1.0, 2.0, 5.0]], "5 is divergent, so 10 is not run"
+    assert record.trials["stage"].tolist() == ["lr_sweep", "probe", "confirm"]

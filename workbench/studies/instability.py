@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError
@@ -91,16 +92,17 @@ class InstabilityStudy(Study):
         star = Asked("lr_sweep", session.config.replace(peak_lr=lr_star))
         probe = Asked("probe", self._probe(session.config, lr_star))
         confirm = [Asked("confirm", session.config.replace(peak_lr=m * lr_star)) for m in self.confirm_multiples]
-        edge = _edge(session)
+        known = diagnose_lr_sweep(session.record)
+        edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
         settled = edge is not None and all(trial.config.peak_lr >= edge for trial in confirm)
         if settled:
             run_round(session, [star])  # a fix may need its gradient norms
-        fixes = self._fixes(session, lr_star) if settled else []
+        fixes = self._fixes(session, lr_star, known) if settled else []
         at_once = len(confirm) if self.confirm_all else _first_beyond(confirm, edge)
         _, _, *done = run_round(session, [star, probe, *confirm[:at_once], *fixes[:1]])
         self._confirm_further(session, confirm, done[:at_once])
-        fixes = fixes if settled else self._fixes(session, lr_star)
+        fixes = fixes if settled else self._fixes(session, lr_star, diagnose_lr_sweep(session.record))
         for fix in fixes[settled:]:
             if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
                 return
@@ -134,11 +136,10 @@ class InstabilityStudy(Study):
             checkpoint_every_steps=steps,
         )
 
-    def _fixes(self, session: Session, lr_star: float) -> list[Asked]:
+    def _fixes(self, session: Session, lr_star: float, known: Diagnosis) -> list[Asked]:
         """Return what to try beyond an edge that lr* sits at, one fix after the other until one helps; else nothing."""
-        edge = diagnose_lr_sweep(session.record)
-        onset = edge["lr.unstable"].value
-        if edge["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
+        onset = known["lr.unstable"].value
+        if known["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
             return []
         config = session.config.replace(peak_lr=self.fix_multiple * onset)
         fixed = [self._fixed(session, config, kind, lr_star) for kind in self.fixes]
@@ -158,12 +159,6 @@ class InstabilityStudy(Study):
         rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
         norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
         return np.asarray(norms[np.isfinite(norms)])
-
-
-def _edge(session: Session) -> float | None:
-    """Return the smallest lr above lr* that is known to be lasting unstable."""
-    upper = diagnose_lr_sweep(session.record)["lr.unstable"].evidence.get("upper")
-    return None if upper is None else float(upper)
 
 
 def _first_beyond(confirm: Sequence[Asked], edge: float | None) -> int:

@@ -1,4 +1,4 @@
-"""One round of a study: trials that do not depend on each other, asked for together; those of one stage train as lanes."""
+"""One round of a study: trials that do not depend on each other, asked for together so that they train side by side."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workbench.config import TrainConfig
 from workbench.record import TrialRecord
 from workbench.studies.session import Session
+from workbench.train.lane_groups import check_lanes
 
 __all__ = ["Asked", "run_round"]
 
@@ -24,13 +25,19 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
 
     Args:
         session: the study.
-        asked: its trials.
+        asked: its trials; they may be of different stages and lengths.
+
+    Raises:
+        WorkbenchError: one cannot be trained; it is named, and nothing is written.
     """
     unique: dict[TrainConfig, str] = {}
     for trial in asked:
         unique.setdefault(trial.config, trial.stage)
-    done: dict[TrainConfig, TrialRecord] = {}
-    for stage in dict.fromkeys(unique.values()):
-        configs = [config for config, why in unique.items() if why == stage]
-        done |= zip(configs, session.trials(configs, stage=stage), strict=True)
+    if not unique:
+        return []
+    sizes = check_lanes(session.workload, list(unique))
+    for config, stage in unique.items():  # a trial keeps the stage that it was first written down with
+        session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
+    records = session.trials(list(unique), stage=next(iter(unique.values())))
+    done = dict(zip(unique, records, strict=True))
     return [done[trial.config] for trial in asked]
