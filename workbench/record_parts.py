@@ -135,7 +135,10 @@ def _live_parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        with pq.ParquetFile(
+            path, page_checksum_verification=True
+        ) as file:  # half the time of `read_table` on a small part
+            table = file.read(use_threads=False)
         return pd.DataFrame({name: table[name].to_numpy() for name in table.column_names})
     except FileNotFoundError:
         raise
