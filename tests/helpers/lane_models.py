@@ -1,4 +1,4 @@
-"""Small models of every kind that lanes must train like plain autograd does, and some that can not be traced."""
+"""Small models of every kind that lanes must train like plain autograd does, and some that cannot be traced."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_every_kind_of_draw(name: str, per_call: int, dtype: torch.dtype) -> Non
     workload = lane_workload(lambda: Drawing(DRAWS[name]), dtype=dtype)
     stack, steps = lane_stack(workload, 3), updates(workload, 2)
     if name == "multinomial" and per_call > 1:  # vmap draws for all lanes as if they were one
-        with pytest.raises(CannotBatch, match="in a way that lanes can not do together"):
+        with pytest.raises(CannotBatch, match="in a way that lanes cannot do together"):
             VmapGradients(workload, stack, lanes_per_call=per_call)(steps[0])
         return
     expected = loop(workload, stack, steps)

@@ -79,7 +79,7 @@ def test_half_precision() -> None:
 
 
 @pytest.mark.parametrize("name", ["branching", "python_random"])
-def test_what_can_not_be_traced_is_evaluated_one_lane_at_a_time(name: str) -> None:
+def test_what_cannot_be_traced_is_evaluated_one_lane_at_a_time(name: str) -> None:
     workload = lane_workload(REFUSED[name][0])
     stack = lane_stack(workload, 2)
     way = VmapGradients(workload, stack, lanes_per_call=2)

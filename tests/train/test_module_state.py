@@ -130,7 +130,7 @@ def test_tied_weights_stay_tied_in_a_copy() -> None:
     assert twin[0].weight is not model[0].weight  # type: ignore[index]
 
 
-def test_what_can_not_be_copied_is_refused() -> None:
+def test_what_cannot_be_copied_is_refused() -> None:
     model = Holder(i for i in range(3))
-    with pytest.raises(CannotBatch, match="the model can not be copied .TypeError"):
+    with pytest.raises(CannotBatch, match="the model cannot be copied .TypeError"):
         copy_model(model)

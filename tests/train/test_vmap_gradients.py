@@ -21,7 +21,7 @@ def test_gradients_are_those_of_plain_autograd(name: str, lanes: int, per_call: 
     workload = lane_workload(MODELS[name], dtype=dtype)
     stack, steps = lane_stack(workload, lanes), updates(workload, 2)
     if name in ALONE and per_call > 1:
-        with pytest.raises(CannotBatch, match="lanes can not be batched"):
+        with pytest.raises(CannotBatch, match="lanes cannot be batched"):
             VmapGradients(workload, stack, lanes_per_call=per_call)(steps[0])
         return
     expected = loop(workload, stack, steps)

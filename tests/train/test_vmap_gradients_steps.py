@@ -117,7 +117,7 @@ def test_an_object_in_the_batch_is_refused() -> None:
 
 @pytest.mark.parametrize("per_call", [1, 3])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_not_be_traced_is_refused_with_the_reason(name: str, per_call: int) -> None:
+def test_what_cannot_be_traced_is_refused_with_the_reason(name: str, per_call: int) -> None:
     build, reason = REFUSED[name]
     workload = lane_workload(build)
     stack, step = lane_stack(workload, 3), updates(workload, 1)[0]

@@ -1,4 +1,4 @@
-"""`CannotBatch`: lanes of this model can not share one program, for a reason in plain words."""
+"""`CannotBatch`: lanes of this model cannot share one program, for a reason in plain words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["CannotBatch"]
 
 
 class CannotBatch(Exception):
-    """Lanes can not be computed together; plain autograd, one lane after the other, still can.
+    """Lanes cannot be computed together; plain autograd, one lane after the other, still can.
 
     Its text is the reason, fit for the record. Whoever raises it leaves the stack as it was, gradients aside.
     """

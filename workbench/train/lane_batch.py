@@ -74,7 +74,7 @@ def split_batch(batch: Any, examples: int) -> SplitBatch:
         elif isinstance(leaf, _CONSTANTS):
             constants.append((position, type(leaf), leaf))
         else:
-            raise CannotBatch(f"the batch holds a {type(leaf).__name__}, which a traced step can not take as an input")
+            raise CannotBatch(f"the batch holds a {type(leaf).__name__}, which a traced step cannot take as an input")
     described = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
     return tensors, BatchLayout(examples, described, tuple(constants), tree, spec)
 

@@ -38,7 +38,7 @@ class LanePrograms:
         """Return the program for such a batch, built now where there is none.
 
         Raises:
-            CannotBatch: lanes can not be computed together, or no two batches look alike.
+            CannotBatch: lanes cannot be computed together, or no two batches look alike.
         """
         key = (layout, lanes, stacked, objective)
         if key not in self._recent:

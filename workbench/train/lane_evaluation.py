@@ -39,7 +39,7 @@ def evaluate_lanes(
 ) -> list[list[Evaluation]]:
     """Return for each lane what `evaluate` returns for its model, to rounding; the stack is left as it is.
 
-    Where the lanes can not be computed together, each is evaluated by itself.
+    Where the lanes cannot be computed together, each is evaluated by itself.
 
     Args:
         workload: what is evaluated.

@@ -110,7 +110,7 @@ def build_program(
     """Record, clean up and check a program; the arguments are those of `record`, and the stack is left as it is.
 
     Raises:
-        CannotBatch: lanes can not be computed together.
+        CannotBatch: lanes cannot be computed together.
     """
     for clean in (True, False):
         recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)

@@ -70,21 +70,19 @@ def record(
     stacked: bool,
     objective: Objective,
 ) -> tuple[Recorded, Recorded]:
-    """Record the step of the first `lanes` lanes together, and of the first lane alone; they are one for `lanes` = 1.
-
-    The model itself is not touched, nor is any random state.
+    """Record the step of the first `lanes` lanes together, and of the first alone; neither model nor random state move.
 
     Args:
         workload: what is computed.
         stack: whose first lanes are used as an example.
         layout: of the batch.
         batch: its tensors, with a lane axis where `stacked`.
-        lanes: in one call.
+        lanes: in one call; with 1 the two records are one.
         stacked: whether each lane has a batch of its own.
         objective: what is computed.
 
     Raises:
-        CannotBatch: lanes can not be computed together.
+        CannotBatch: lanes cannot be computed together.
     """
     model = copy_model(stack.models[0]).train(objective != "evaluate")
     step = LaneStep(workload, model, stack, layout, objective)
@@ -113,7 +111,7 @@ def _attempt(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        what = "lanes can not be batched" if lanes > 1 else "the step can not be traced"
+        what = "lanes cannot be batched" if lanes > 1 else "the step cannot be traced"
         message = str(error).strip().splitlines()
         raise CannotBatch(f"{what} ({type(error).__name__}: {message[0] if message else 'no message'})") from error
 
@@ -201,7 +199,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 
 def _plain_cells(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Return a block in which a recurrent layer is computed cell by cell: oneDNN's own can not be recorded."""
+    """Return a block in which a recurrent layer is computed cell by cell: oneDNN's own cannot be recorded."""
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         block: contextlib.AbstractContextManager[Any] = torch.backends.mkldnn.flags(enabled=False)
         return block

@@ -26,7 +26,7 @@ def copy_model(model: nn.Module) -> nn.Module:
     """Return a copy with memory of its own.
 
     Raises:
-        CannotBatch: something in it can not be copied.
+        CannotBatch: something in it cannot be copied.
     """
     memo: dict[int, Any] = {}
     for p in model.parameters():
@@ -36,7 +36,7 @@ def copy_model(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        raise CannotBatch(f"the model can not be copied ({type(error).__name__}: {error})") from error
+        raise CannotBatch(f"the model cannot be copied ({type(error).__name__}: {error})") from error
 
 
 def module_state(model: nn.Module, *, by_value: bool = False) -> ModuleState:

@@ -1,4 +1,4 @@
-"""What runs is written down: every operation, constants, memory that is shared; what can not be repeated is refused."""
+"""What runs is written down: every operation, constants, memory that is shared; what cannot be repeated is refused."""
 
 from __future__ import annotations
 

@@ -138,5 +138,5 @@ def _sample_of(node: fx.Node, single: fx.Node, lanes: int) -> Sample:
     shapes = [(meta(a).shape, meta(b).shape) for a, b in tensors]
     same = all(a == b for a, b in pairs if not isinstance(a, fx.Node))
     if target._schema.is_mutable or not tensors or not same or any(a not in (b, (lanes, *b)) for a, b in shapes):
-        raise CannotRecord(f"{target} draws random numbers in a way that lanes can not do together")
+        raise CannotRecord(f"{target} draws random numbers in a way that lanes cannot do together")
     return Sample(target, tuple(a != b for a, b in shapes), takes)

@@ -24,7 +24,7 @@ __all__ = ["CannotRecord", "Recorder"]
 
 
 class CannotRecord(Exception):
-    """The step can not be written down as a list of operations, for a reason in plain words."""
+    """The step cannot be written down as a list of operations, for a reason in plain words."""
 
 
 class _Readings(TorchFunctionMode):
@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.node_of(value) if isinstance(value, Tensor) else value
 
     def _refuse(self, func: Any, inputs: list[fx.Node], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise for an operation whose result a list of operations can not repeat on other values."""
+        """Raise for an operation whose result a list of operations cannot repeat on other values."""
         if not isinstance(func, torch._ops.OpOverload):
             raise CannotRecord(f"forward or loss calls {func}, which is no plain tensor operation{_line()}")
         tags = func.tags
