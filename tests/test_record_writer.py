@@ -20,6 +20,7 @@ from workbench.errors import RecordError, UsageError
 from workbench.record import StudyRecord, open_record
 from workbench.record_folder import default_folder
 from workbench.record_writer import StudyWriter
+from workbench.train import checkpoint_store
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 
@@ -239,6 +240,7 @@ def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     whole = Trainer().run(small_workload(), out=tmp_path / "whole")
+    monkeypatch.setattr(checkpoint_store, "WRITE_SECONDS", -1.0)  # on disk at each evaluation, as in a long run
     with pytest.raises(RecordError, match="No space left on device.*free some space"):
         Trainer(hooks=[FillsTheDisk()]).run(small_workload(), out=tmp_path / "s")
     monkeypatch.undo()
