@@ -111,11 +111,28 @@ def test_a_busy_cluster_is_waited_for_and_said_to_be(
     crew.ask_for(3)
     assert machines.placed == [(None, 1, 0)], "one that waits, wherever there will be room"
     with caplog.at_level(logging.WARNING):
-        crew.complain()
+        crew.check()
+        assert not caplog.records
+        monkeypatch.setattr(crew_module, "GONE_S", 0.0)
+        crew.check()
         assert not caplog.records
         monkeypatch.setattr(crew_module, "PATIENCE_S", 0.0)
-        crew.complain()
+        crew.check()
     assert "waiting for a free CPU on the Ray cluster: it has 8 in all" in caplog.text
+
+
+def test_a_cluster_whose_machines_are_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines({"a": 2})
+    crew = crew_on(machines)
+    crew.ask_for(1)
+    crew.greet(crew.calls[0])
+    worker = crew.take()
+    monkeypatch.setattr(crew_module, "GONE_S", 0.0)
+    machines.have["CPU"].clear()
+    crew.check()
+    crew.lose(worker)
+    with pytest.raises(ClusterError, match=r"no CPU any more.*asleep.*the same call goes on"):
+        crew.check()
 
 
 def test_workers_that_cannot_start_are_given_up_after_a_few() -> None:

@@ -18,6 +18,7 @@ __all__ = ["Crew", "Worker"]
 MOST_CPUS = 4  # rule of thumb: lanes in one process share each call; threads of one process get in each other's way
 STARTS = 3  # rule of thumb: a worker that cannot be started so many times in a row never can
 SETTLE_S = 2.0  # rule of thumb: a cluster that was started just now knows by then what is free
+GONE_S = 5.0  # rule of thumb: a cluster without machines for so long gets none
 PATIENCE_S = 30.0  # rule of thumb: whoever waits longer than this for a free CPU wants to know why
 
 
@@ -57,6 +58,10 @@ class Crew:
         self._starting: dict[Any, Any] = {}
         self._out: list[Worker] = []
         self._failures = 0
+        self._waiting_since = time.monotonic()
+
+    def begin(self) -> None:
+        """Count waiting from now on."""
         self._waiting_since = time.monotonic()
 
     @property
@@ -138,17 +143,31 @@ class Crew:
     def lose(self, worker: Worker) -> None:
         """Forget a worker that is gone, or that nobody wants to wait for."""
         self._out.remove(worker)
+        self._waiting_since = time.monotonic()
         self._end(worker.handle)
 
-    def complain(self) -> None:
-        """Say so where nothing trains because no worker starts, once in `PATIENCE_S`."""
-        if self._out or self.idle or time.monotonic() - self._waiting_since < PATIENCE_S:
+    def check(self) -> None:
+        """Where no worker trains and none has started for a while, say why.
+
+        Raises:
+            ClusterError: the cluster has no machine left that could start one.
+        """
+        waited = time.monotonic() - self._waiting_since
+        if self._out or self.idle or waited < GONE_S:
+            return
+        total = self.cluster.total(self._resource)
+        if not total:
+            raise ClusterError(
+                f"the Ray cluster has no {self._resource} any more: its machines are gone, or were asleep for so long that "
+                "Ray gave them up. Everything that arrived is saved, and the same call goes on on a cluster that has."
+            )
+        if waited < PATIENCE_S:
             return
         self._waiting_since = time.monotonic()
         logging.getLogger(__name__).warning(
             "waiting for a free %s on the Ray cluster: it has %d in all. `ray status` shows who uses them.",
             self._resource,
-            self.cluster.total(self._resource),
+            total,
         )
 
     def dismiss(self) -> None:

@@ -77,6 +77,7 @@ class Sweep:
             Exception: what training raised, after everything else that ran was stopped and saved.
         """
         self._queue.extend(tasks)
+        self._crew.begin()
         try:
             with catch_interrupt() as stop:
                 while self._queue or self._running:
@@ -101,7 +102,7 @@ class Sweep:
                 self._crew.greet(call)
             else:
                 self._listen(call, self._running.pop(call))
-        self._crew.complain()
+        self._crew.check()
 
     def _assign(self, task: Task, worker: Worker) -> None:
         self._inbox.flush()
