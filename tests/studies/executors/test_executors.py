@@ -39,7 +39,11 @@ def make(request: pytest.FixtureRequest) -> Make:
 @pytest.mark.parametrize(
     ("name", "lrs", "changes"),
     [
-        ("digits_mlp", (0.001, 0.01, 0.1, 1.0, 500.0), {"total_steps": 60, "warmup_steps": 5, "max_grad_norm": 1.0}),
+        (
+            "digits_mlp",
+            (0.001, 0.01, 0.1, 1.0, 500.0),
+            {"total_steps": 60, "warmup_steps": 5, "max_grad_norm": 1.0, "precision": "float64"},
+        ),
         ("quadratic", (0.01, 0.1, 1.0), {"total_steps": 30}),
     ],
 )
