@@ -36,7 +36,8 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
     if not unique:
         return []
     sizes = check_lanes(session.workload, list(unique))
-    for config, stage in unique.items():  # a trial keeps the stage that it was first written down with
+    mixed = len(set(unique.values())) > 1
+    for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with
         session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
     records = session.trials(list(unique), stage=next(iter(unique.values())))
     done = dict(zip(unique, records, strict=True))
