@@ -20,9 +20,9 @@ def rows(count: int, **columns: object) -> pd.DataFrame:
 
 def test_every_way_is_named_with_its_reason_and_its_gain() -> None:
     vmap = rows(32, lanes=32, gradients="vmap", reason="the fastest here", faster=7.96)
-    loop = rows(2, lanes=1, gradients="loop", reason="a single lane", faster=math.nan)
+    loop = rows(2, lanes=1, gradients="loop", reason="asked for", faster=math.nan)
     assert how_trained(pd.concat([vmap, loop])) == (
-        "34 trials, up to 32 of them together. 2 one after the other by plain autograd (a single lane). "
+        "34 trials, up to 32 of them together. 2 one after the other by plain autograd (asked for). "
         "32 by one traced program, 8 times as fast as plain autograd (the fastest here)."
     )
 

@@ -103,8 +103,8 @@ class StudyRecord:
         """How each trial was trained, one row a trial.
 
         trial, stage, lanes (that trained together, itself included), gradients ("loop" or "vmap"), lanes_per_call, threads,
-        reason, and what a step of all its lanes took when the ways were measured: loop_ms, step_ms (of the way taken) and
-        their ratio, faster. Missing values: not measured.
+        reason, and what a step of one lane took when the ways were measured, in milliseconds: loop_ms, step_ms (by the way
+        taken) and their ratio, faster. Missing values: not measured.
         """
         folders = [self.path / "trials" / str(number) for number in self.trials.get("trial", [])]
         return pd.DataFrame([_lanes_row(folder) for folder in folders], columns=_LANES)
@@ -298,7 +298,8 @@ def _lanes_row(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"trial": stored["trial"], "stage": stored["stage"], "loop_ms": math.nan, "step_ms": math.nan}
     for event in read_events(folder):
         row |= {key: event[key] for key in _LANES if key in event}
-        measured = event.get("measured_ms") or {}
+        lanes = event.get("measured_lanes", event.get("lanes"))
+        measured = {way: ms / lanes for way, ms in (event.get("measured_ms") or {}).items()}
         if measured:
             others = [ms for way, ms in measured.items() if way != "loop"]
             row["loop_ms"] = measured["loop"]

@@ -7,9 +7,10 @@ parts 4 to 9: merging is one rename, so a reader never sees a row twice or not a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,18 @@ class PartWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._blocks: list[pd.DataFrame] = []
+        self._blocks: list[dict[str, Any]] = []
         self.written = 0
         self._next = 1 + max((last for _, last, _ in _all_parts(folder)), default=0)
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Keep one block of rows in memory until the next `flush`."""
-        self._blocks.append(pd.DataFrame(dict(columns)))
+        self._blocks.append(dict(columns))
 
     def flush(self) -> None:
         """Write everything collected so far as one part; keep it in memory when the disk refuses."""
         if self._blocks:
-            self._write(pd.concat(self._blocks, ignore_index=True), f"part-{self._next:06d}.parquet")
+            self._write(_table(self._blocks), f"part-{self._next:06d}.parquet")
             self._blocks.clear()
             self._next += 1
             self.written += 1
@@ -98,6 +99,15 @@ class PartWriter:
             write_page_checksum=True,
         )
         write_atomic(self.folder / name, sink.getvalue().to_pybytes())
+
+
+def _table(blocks: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return all rows of the blocks; a table is made once for all neighbours that have the same columns."""
+    tables = []
+    for names, alike in itertools.groupby(blocks, key=tuple):
+        group = list(alike)
+        tables.append(pd.DataFrame({name: np.concatenate([np.asarray(b[name]) for b in group]) for name in names}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def read_parts(folder: Path, *, columns: list[str] | None = None) -> pd.DataFrame:

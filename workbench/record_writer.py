@@ -203,14 +203,14 @@ class TrialWriter:
         return TrialRecord(self.study.path, self.number)
 
     @property
-    def started(self) -> bool:
-        """Whether this trial was begun before."""
-        return bool(read_events(self.folder))
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the trial so far, oldest first."""
+        return read_events(self.folder)
 
     @property
     def finished(self) -> bool:
         """Whether the trial already ran to its end, diverged ones included."""
-        events = read_events(self.folder)
+        events = self.events
         return bool(events) and events[-1].get("state") in ("complete", "diverged")
 
     def event(self, event: str, **values: Any) -> None:

@@ -31,6 +31,7 @@ from workbench.workloads.helpers import classification, language_model
 from workbench.workloads.source_text import Transformer
 
 WAYS = ("loop", "vmap")
+DIGITS = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 FEATURES, CLASSES = 12, 4
 
 
@@ -195,18 +196,19 @@ def check(
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("dtype", "rel"), DIGITS)
 @pytest.mark.parametrize(("optimizer", "rules"), RULES)
 def test_every_rule_trains_a_lane_like_a_trial_of_its_own(
-    tmp_path: Path, way: str, alone: Any, optimizer: str, rules: str
+    tmp_path: Path, way: str, alone: Any, optimizer: str, rules: str, dtype: torch.dtype, rel: float
 ) -> None:
-    lr = 0.02 if optimizer in ("sgd", "momentum", "nesterov") else 2e-3
-    given = workload(dtype=torch.float64, optimizer=optimizer, rules=rules, peak_lr=lr)
-    check(given, variants(given.config, 3), tmp_path, way, alone, rel=1e-10)
+    lr = {"sgd": 0.02, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 2e-4}.get(optimizer, 2e-3)  # stable for all steps
+    given = workload(dtype=dtype, optimizer=optimizer, rules=rules, peak_lr=lr)
+    check(given, variants(given.config, 3), tmp_path, way, alone, rel=rel)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "rel"), DIGITS)
 def test_every_model_trains_a_lane_like_a_trial_of_its_own(
     tmp_path: Path, way: str, alone: Any, model: str, dtype: torch.dtype, rel: float
 ) -> None:
@@ -219,6 +221,20 @@ def test_every_model_trains_a_lane_like_a_trial_of_its_own(
 def test_any_number_of_lanes(tmp_path: Path, way: str, alone: Any, lanes: int) -> None:
     given = workload("batch_norm", dtype=torch.float64)
     check(given, variants(given.config, lanes), tmp_path, way, alone, rel=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lanes", [32, 64])
+def test_many_lanes(tmp_path: Path, way: str, alone: Any, lanes: int) -> None:
+    given = workload("dropout")
+    configs = [
+        given.config.replace(peak_lr=1e-3 * 1.06**k, warmup_steps=k % 7, shared_seed=k % 5) for k in range(lanes)
+    ]
+    found = together(given, configs, tmp_path / "lanes", way)
+    assert set(found.trials["lanes"]) == {lanes}
+    for number in (0, 1, lanes // 2, lanes - 1):
+        assert_same(found, number, alone(given, configs[number]), rel=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -249,17 +265,18 @@ def test_half_precision_forward_passes(tmp_path: Path, way: str, alone: Any) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_transformer(tmp_path: Path, way: str, alone: Any) -> None:
+@pytest.mark.parametrize(("dtype", "rel"), DIGITS)
+def test_a_transformer(tmp_path: Path, way: str, alone: Any, dtype: torch.dtype, rel: float) -> None:
     tokens = torch.randint(0, 30, (64, 9), generator=torch.Generator().manual_seed(3))
     given = language_model(
-        name="transformer",
-        build_model=lambda: Transformer(vocabulary=30, length=8, width=16, heads=2).double(),
+        name=f"transformer-{dtype}",
+        build_model=lambda: Transformer(vocabulary=30, length=8, width=16, heads=2).to(dtype),
         train_data=TensorDataset(tokens[:48, :-1], tokens[:48, 1:]),
         validation_data=TensorDataset(tokens[48:, :-1], tokens[48:, 1:]),
         ignore_index=None,
-        config=TrainConfig(optimizer="adam", peak_lr=2e-3, total_steps=60, batch_size=8, eval_every_steps=30),
+        config=TrainConfig(optimizer="adam", peak_lr=5e-4, total_steps=200, batch_size=8, eval_every_steps=100),
     )
-    check(given, variants(given.config, 2), tmp_path, way, alone, rel=1e-10)
+    check(given, variants(given.config, 2), tmp_path, way, alone, rel=rel)
 
 
 @pytest.mark.parametrize("way", WAYS)

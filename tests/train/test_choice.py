@@ -17,10 +17,11 @@ from workbench.errors import ConfigError
 from workbench.record import StudyRecord
 from workbench.record_writer import StudyWriter
 from workbench.train import choice
+from workbench.train.arrangement import Arrangement, Verdict, arrangements
 from workbench.train.cannot_batch import CannotBatch
-from workbench.train.choice import Arrangement, arrangements
 from workbench.train.hooks.activations import Activations
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks.base import Hook, Step
+from workbench.train.known_choices import forget_choices, recall, remember
 from workbench.train.trainer import Trainer
 from workbench.train.vmap_gradients import VmapGradients
 from workbench.workloads.base import Workload
@@ -51,6 +52,14 @@ class Counts(nn.Module):
         return out * (0.5 if self.calls > 30 else 1.0)
 
 
+class Breaks(Hook):
+    """Fails in the middle of training."""
+
+    def on_step(self, step: Step) -> None:
+        if step.index == 20:
+            raise RuntimeError("planted")
+
+
 def sweep(given: Workload, out: Path, *, lanes: int = 3, way: str = "auto", hooks: Sequence[Hook] = ()) -> StudyRecord:
     study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
     configs = [given.config.replace(peak_lr=0.01 * (k + 1)) for k in range(lanes)]
@@ -70,7 +79,7 @@ def events(record: StudyRecord, trial: int) -> list[dict[str, Any]]:
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "WORTH_SECONDS", 0.0)
     monkeypatch.setattr(choice, "TIMED_SECONDS", 0.0)
-    choice._known.clear()
+    forget_choices()
 
 
 @pytest.fixture
@@ -79,7 +88,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
 
     def plant(loop: float, vmap: float) -> None:
         monkeypatch.setattr(
-            choice, "_ms", lambda way, *_: vmap if isinstance(way, VmapGradients) else loop
+            choice, "_ms", lambda way, *_, **__: vmap if isinstance(way, VmapGradients) else loop
         )  # fmt: skip
 
     return plant
@@ -94,8 +103,8 @@ def test_the_faster_way_is_taken_and_recorded(
     assert list(record.trials["gradients"]) == [taken] * 3
     assert list(record.trials["lanes"]) == [3] * 3
     row = record.lanes.iloc[0]
-    assert row["loop_ms"] == 3.0
-    assert row["step_ms"] == min(3.0, vmap)
+    assert row["loop_ms"] == 1.0, "per lane"
+    assert row["step_ms"] == pytest.approx(min(3.0, vmap) / 3)
     assert row["faster"] == pytest.approx(3.0 / min(3.0, vmap))
     assert row["reason"] == "the fastest here"
 
@@ -133,8 +142,31 @@ def test_a_hook_that_watches_the_modules_keeps_plain_autograd(tmp_path: Path) ->
     assert record.lanes["reason"][0] == "the hook Activations watches the forward pass"
 
 
-def test_a_single_lane_and_a_short_training_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sweep(small_workload(), tmp_path / "one", lanes=1).lanes["reason"][0] == "a single lane"
+def test_a_single_lane_is_measured_too(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
+    timed(1.0, 0.9)
+    record = sweep(small_workload(), tmp_path / "run", lanes=1)
+    assert record.lanes[["gradients", "lanes_per_call", "threads"]].values.tolist() == [["vmap", 1, 1]]
+
+
+@pytest.mark.parametrize(("first", "taken"), [((1.0, 0.1), "vmap"), ((0.1, 1.0), "loop")])
+def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_now(
+    tmp_path: Path, timed: Callable[[float, float], None], first: tuple[float, float], taken: str
+) -> None:
+    given = small_workload(config={"checkpoint_every_steps": 8})
+    timed(*first)
+    whole = sweep(given, tmp_path / "whole", lanes=1)
+    with pytest.raises(RuntimeError, match="planted"):
+        sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
+    forget_choices()
+    timed(*reversed(first))
+    record = sweep(given, tmp_path / "run", lanes=1)
+    assert record.trials["steps_run"].tolist() == [given.config.total_steps]
+    assert [event["event"] for event in events(record, 0)].count("resumed") == 1
+    assert record.lanes["gradients"].tolist() == [taken]
+    assert record.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_a_short_training_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "WORTH_SECONDS", 1e9)
     assert sweep(small_workload(), tmp_path / "short").lanes["reason"][0].startswith("too short to measure: about")
 
@@ -165,6 +197,31 @@ def test_a_program_that_fails_later_hands_over_to_plain_autograd(
     assert record.lanes["faster"][1] == 1.0
 
 
+def test_what_cannot_be_evaluated_together_is_evaluated_alone_with_the_reason_in_the_record(
+    tmp_path: Path, timed: Callable[[float, float], None]
+) -> None:
+    class Branching(nn.Module):
+        """Decides by the values of its activations, in evaluation alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net().double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.net(x)
+            return out if self.training or bool(out.sum() > 0) else out * 0.5
+
+    timed(1.0, 0.1)
+    given = small_workload(build_model=Branching)
+    whole = sweep(given, tmp_path / "whole", way="loop")
+    record = sweep(given, tmp_path / "run")
+    assert record.lanes["gradients"].tolist() == ["vmap"] * 3
+    said = [event for event in events(record, 1) if event["event"] == "evaluated alone"]
+    assert [event["step"] for event in said] == [0]
+    assert "what it computes depends on the data" in said[0]["why"]
+    np.testing.assert_allclose(record.evals["value"], whole.evals["value"], rtol=1e-9)
+
+
 def test_a_later_stack_of_the_same_kind_is_not_measured_again(
     tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +232,31 @@ def test_a_later_stack_of_the_same_kind_is_not_measured_again(
     record = sweep(given, tmp_path / "second", lanes=3)
     assert list(record.trials["gradients"]) == ["vmap"] * 3
     assert record.lanes["lanes_per_call"][0] == 3
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "arrangement", "asked_for", "recalled"),
+    [
+        (8, (1, 2), 3, True),  # a call for each lane, for fewer lanes
+        (8, (1, 2), 1, False),  # for one there is nothing to spread over the cores
+        (3, (1, 2), 8, False),  # for more, sharing a call may pay
+        (8, (8, 1), 3, False),
+        (8, (8, 1), 5, True),  # about as many
+        (8, None, 3, False),
+    ],
+)
+def test_what_is_known_for_another_number_of_lanes(
+    measured_on: int, arrangement: tuple[int, int] | None, asked_for: int, recalled: bool
+) -> None:
+    verdict = Verdict(None if arrangement is None else Arrangement(*arrangement), "planted", {"loop": 1.0})
+    remember("kind", small_workload(), verdict, lanes=measured_on)
+    assert (recall("kind", lanes=asked_for) is not None) == recalled
+    assert recall("another kind", lanes=measured_on) is None
+
+
+def test_what_cannot_be_traced_is_known_for_every_number_of_lanes() -> None:
+    remember("kind", small_workload(), Verdict(None, "planted", {}), lanes=4)
+    assert recall("kind", lanes=1) == recall("kind", lanes=64) == Verdict(None, "planted", {})
 
 
 @pytest.mark.parametrize(

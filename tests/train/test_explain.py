@@ -91,4 +91,4 @@ def test_a_forward_that_fails_late_names_the_step(tmp_path: Path) -> None:
     with pytest.raises(
         WorkloadError, match=r"^workload 'small', at step 7: forward or loss raised IndexError: planted"
     ):
-        Trainer().run(small_workload(forward=forward), out=tmp_path / "run")
+        Trainer(gradients="loop").run(small_workload(forward=forward), out=tmp_path / "run")

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.lane_models import MODELS, REFUSED, lane_workload
 from tests.helpers.lane_stacks import CPU, lane_stack, run, updates
-from workbench.train import lane_evaluation
+from workbench.train.cannot_batch import CannotBatch
 from workbench.train.evaluation import Evaluation, evaluate
 from workbench.train.lanes import LaneStack
 from workbench.train.vmap_gradients import VmapGradients
@@ -33,12 +33,6 @@ def assert_same(found: list[list[Evaluation]], expected: list[list[Evaluation]],
             assert a.seconds > 0
 
 
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_evaluation, "evaluate", lambda *a, **k: pytest.fail("fell back to one lane at a time"))
-
-
-@pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("per_call", [1, 2, 3])
 @pytest.mark.parametrize("name", EVALUATED)
 def test_every_model(name: str, per_call: int) -> None:
@@ -49,7 +43,6 @@ def test_every_model(name: str, per_call: int) -> None:
     assert_same(way.evaluate("validation", workload.config.evaluation_batch), alone(workload, stack))
 
 
-@pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("name", ["lstm", "spectral_norm"])
 def test_what_does_not_batch_is_traced_lane_by_lane(name: str) -> None:
     workload = lane_workload(MODELS[name])
@@ -58,7 +51,6 @@ def test_what_does_not_batch_is_traced_lane_by_lane(name: str) -> None:
     assert_same(way.evaluate("validation", 12), alone(workload, stack))
 
 
-@pytest.mark.usefixtures("traced_only")
 def test_weights_splits_and_chosen_rows() -> None:
     workload = lane_workload(MODELS["batch_norm"]).replace(weights=lambda batch: (batch[1] % 3).double())
     stack = lane_stack(workload, 5)
@@ -70,7 +62,6 @@ def test_weights_splits_and_chosen_rows() -> None:
     way.close()
 
 
-@pytest.mark.usefixtures("traced_only")
 def test_half_precision() -> None:
     workload = lane_workload(MODELS["mlp"], dtype=torch.float32, precision="bfloat16")
     stack = lane_stack(workload, 3)
@@ -79,14 +70,11 @@ def test_half_precision() -> None:
 
 
 @pytest.mark.parametrize("name", ["branching", "python_random"])
-def test_what_cannot_be_traced_is_evaluated_one_lane_at_a_time(name: str) -> None:
+def test_what_cannot_be_traced_is_refused(name: str) -> None:
     workload = lane_workload(REFUSED[name][0])
-    stack = lane_stack(workload, 2)
-    way = VmapGradients(workload, stack, lanes_per_call=2)
-    found = way.evaluate("validation", 12)
-    if name == "branching":
-        assert_same(found, alone(workload, stack))
-    assert len(found) == 2
+    way = VmapGradients(workload, lane_stack(workload, 2), lanes_per_call=2)
+    with pytest.raises(CannotBatch):
+        way.evaluate("validation", 12)
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "dropout", "noisy", "caching"])

@@ -12,9 +12,11 @@ from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.lane_stacks import CPU, lane_stack, updates
 from workbench.errors import ConfigError
 from workbench.train import lane_memory
+from workbench.train.gradients import LoopGradients
 from workbench.train.lane_batch import split_batch
-from workbench.train.lane_memory import available_bytes, lane_bytes, lanes_that_fit
+from workbench.train.lane_memory import available_bytes, lane_bytes, lanes_that_fit, room_for_calls
 from workbench.train.lane_program import LaneProgram, build_program
+from workbench.train.vmap_gradients import VmapGradients
 
 
 def program(lanes: int, width: int = 64) -> LaneProgram:
@@ -61,15 +63,42 @@ def test_on_a_gpu_what_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatc
 
 
 def test_how_many_lanes_fit() -> None:
-    assert lanes_that_fit(1000, lane=10, share=1.0) == 100
-    assert lanes_that_fit(1000, lane=10, call=30, share=0.8) == 20
-    assert lanes_that_fit(1000, lane=10, fixed=300, share=0.8) == 50
-    assert lanes_that_fit(100, lane=10, fixed=300) == 1  # a single lane is always tried
+    assert lanes_that_fit(1000, lane=10) == 100
+    assert lanes_that_fit(1000, lane=10, share=0.8) == 80
+    assert lanes_that_fit(5, lane=10) == 1  # a single lane is always tried
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"lane": -1}, {"lane": 1, "share": 0.0}, {"lane": 1, "share": 1.5}, {"lane": 1, "call": -2}]
-)
+@pytest.mark.parametrize("arguments", [{"lane": -1}, {"lane": 1, "share": 0.0}, {"lane": 1, "share": 1.5}])
 def test_impossible_amounts_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         lanes_that_fit(100, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_bound_leaves_for_the_calls_what_the_state_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = lane_stack(lane_workload(MODELS["mlp"]), 4)
+    state = 4 * lane_bytes(stack)
+    assert room_for_calls(stack, bound=state + 123) == 123
+    assert room_for_calls(stack, bound=state // 2) == 0
+    monkeypatch.setattr(lane_memory, "available_bytes", lambda device: 1000)
+    assert room_for_calls(stack, bound=None, share=0.5) == 500
+
+
+@pytest.mark.parametrize(("lanes_of_room", "threads", "expected"), [(8.5, 1, 8), (3.5, 1, 3), (3.5, 2, 1), (0.1, 1, 1)])
+def test_calls_take_as_many_lanes_as_there_is_room_for(lanes_of_room: float, threads: int, expected: int) -> None:
+    workload = lane_workload(lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)))
+    stack, (step,) = lane_stack(workload, 8), updates(workload, 1)
+    room = int(lanes_of_room * program(1).peak_bytes)
+    way = VmapGradients(workload, stack, lanes_per_call=8, threads=threads, room=room)
+    try:
+        way(step)
+        assert way.describe()["lanes_per_call"] == expected
+        found = stack.grad.clone()
+        evaluated = way.evaluate("validation", 8)
+    finally:
+        way.close()
+    loop = LoopGradients(workload, stack)
+    loop(step)
+    torch.testing.assert_close(found, stack.grad, rtol=1e-10, atol=1e-12)
+    assert [[e.value for e in lane] for lane in evaluated] == [
+        [pytest.approx(e.value, rel=1e-9) for e in lane] for lane in loop.evaluate("validation", 8, rows=range(8))
+    ]

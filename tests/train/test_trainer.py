@@ -263,6 +263,17 @@ def test_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path) -> None:
     assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
+def test_an_interrupt_at_the_very_last_step_still_stops_whoever_would_go_on(tmp_path: Path) -> None:
+    class Interrupts(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 39:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(StudyInterrupted, match=r"stopped after step 40 of 40"):
+        Trainer(hooks=[Interrupts()]).run(small_workload(), out=tmp_path / "run")
+    assert open_record(tmp_path / "run").state == "complete"
+
+
 def test_a_finished_trial_is_not_trained_again(tmp_path: Path) -> None:
     nosy = Nosy()
     first = Trainer().run(small_workload(), out=tmp_path / "run")

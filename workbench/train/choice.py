@@ -4,60 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
+from workbench.train.arrangement import Arrangement, Verdict, arrangements
 from workbench.train.cannot_batch import CannotBatch
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches
+from workbench.train.known_choices import recall, remember, stack_kind
+from workbench.train.lane_memory import room_for_calls
+from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.vmap_gradients import VmapGradients, verify
 from workbench.workloads.base import Workload
 
-__all__ = ["Arrangement", "Chosen", "arrangements", "choose_gradients"]
+__all__ = ["Chosen", "choose_gradients"]
 
 WORTH_SECONDS = (
-    2.0  # rule of thumb: tracing and measuring take up to a second, which a shorter training does not give back
+    1.0  # rule of thumb: tracing and measuring take a third of it, which a shorter training does not give back
 )
 TIMED_SECONDS = 0.1  # rule of thumb: a way is timed for this long, or for one step
-ALL = 2**31  # lanes in a call: however many there are
-REMEMBERED = 32  # rule of thumb: choices of earlier stacks that are kept
-
-_SHORT = "too short to measure"
 
 Update = Sequence[MicroBatches]
-
-
-class Arrangement(NamedTuple):
-    """How the lanes of a stack go through one traced program.
-
-    Attributes:
-        lanes_per_call: lanes in one call of the program.
-        threads: calls at a time, each on one core; with 1 the single call has all cores.
-    """
-
-    lanes_per_call: int
-    threads: int
-
-    def __str__(self) -> str:
-        """Return it as words."""
-        return f"vmap, {self.lanes_per_call} a call, {self.threads} at a time"
-
-
-class _Verdict(NamedTuple):
-    arrangement: Arrangement | None
-    reason: str
-    measured_ms: dict[str, float]
-
-
-_known: OrderedDict[Hashable, tuple[Workload, _Verdict]] = OrderedDict()
+Vmap = Callable[[Arrangement], VmapGradients]
 
 
 class Chosen:
@@ -67,16 +43,19 @@ class Chosen:
         gradients: the way taken now.
         arrangement: of its calls; None is plain autograd.
         fell_back: whether it is another one than in the beginning.
+        evaluated_alone: why lanes are evaluated one after the other by a way that computes them together; None where
+            they are not.
     """
 
-    def __init__(self, loop: LoopGradients, verdict: _Verdict, gradients: Gradients | None = None) -> None:
+    def __init__(self, loop: LoopGradients, verdict: Verdict, gradients: Gradients | None = None) -> None:
         self._loop = loop
         self.gradients: Gradients = gradients or loop
         self.arrangement = None if gradients is None else verdict.arrangement
         self._why: dict[str, Any] = {"reason": verdict.reason}
         if verdict.measured_ms:
-            self._why["measured_ms"] = verdict.measured_ms
+            self._why |= {"measured_ms": verdict.measured_ms, "measured_lanes": verdict.lanes}
         self.fell_back = False
+        self.evaluated_alone: str | None = None
 
     @property
     def lane(self) -> int | None:
@@ -95,7 +74,12 @@ class Chosen:
 
     def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`."""
-        return self.gradients.evaluate(split, batch_size, rows=rows)
+        if self.evaluated_alone is None:
+            try:
+                return self.gradients.evaluate(split, batch_size, rows=rows)
+            except CannotBatch as error:
+                self.evaluated_alone = str(error)
+        return self._loop.evaluate(split, batch_size, rows=rows)
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done, and why, as JSON values."""
@@ -115,6 +99,8 @@ def choose_gradients(
     wanted: str,
     steps: int,
     watched: str | None,
+    memory: int | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Chosen:
     """Return the way to the gradients for a stack that is about to train; the stack is left as it was.
 
@@ -126,31 +112,30 @@ def choose_gradients(
         wanted: "loop", "vmap", or "auto": the faster of the two where measuring pays, plain autograd where it does not.
         steps: that are left to train.
         watched: name of a hook that watches the forward pass of the modules, which a traced program does not have.
+        memory: bytes that the stack may take in all; None is a share of what is free now.
+        before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same way
+            gives the same digits (P4.2).
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
     loop = LoopGradients(workload, stack)
+    vmap = partial(_vmap, workload, stack, room=room_for_calls(stack, bound=memory))
     if wanted == "loop":
-        return Chosen(loop, _Verdict(None, "asked for", {}))
+        return Chosen(loop, Verdict(None, "asked for", {}))
     if watched is not None:
-        verdict = _Verdict(None, f"the hook {watched} watches the forward pass", {})
-    elif wanted == "auto" and len(stack) == 1:
-        verdict = _Verdict(None, "a single lane", {})
+        verdict = Verdict(None, f"the hook {watched} watches the forward pass", {})
+    elif wanted == "auto" and before is not None:
+        verdict = _checked(loop, stack, vmap, _updates(streams), _as_before(before))
     else:
-        key = _key(workload, stack, configs[0], wanted)
-        known = _known.get(key)
-        if known is None or known[1].reason.startswith(_SHORT):
-            updates = [[stream.peek(2)[i] for stream in streams] for i in range(2)]
-            verdict = _measured(workload, configs, stack, updates, wanted=wanted, steps=steps)
-            _remember(key, workload, verdict, lanes=len(stack))
+        key, updates = (id(workload), wanted, *stack_kind(stack, configs[0])), _updates(streams)
+        known = recall(key, lanes=len(stack))
+        if known is None:
+            verdict = _measured(workload, configs[0], stack, vmap, updates, wanted=wanted, steps=steps)
+            if verdict.lasting:
+                remember(key, workload, verdict, lanes=len(stack))
         else:
-            verdict = known[1]
-            if verdict.arrangement is not None:
-                try:
-                    _vmap(workload, stack, verdict.arrangement).close()
-                except CannotBatch as error:  # these lanes are not as alike as those that were measured
-                    verdict = _Verdict(None, str(error), {})
+            verdict = _checked(loop, stack, vmap, updates, known)
     if verdict.arrangement is None:
         if wanted == "vmap":
             raise ConfigError(
@@ -158,39 +143,38 @@ def choose_gradients(
                 "one lane after the other by plain autograd, or gradients='loop'."
             )
         return Chosen(loop, verdict)
-    return Chosen(loop, verdict, _vmap(workload, stack, verdict.arrangement))
-
-
-def arrangements(lanes: int, device: torch.device, threads: int) -> list[Arrangement]:
-    """Return what is worth trying: all lanes in one call, and on a CPU calls of fewer lanes spread over the cores."""
-    found = [Arrangement(lanes, 1)]
-    if device.type == "cpu" and threads > 1 and lanes > 1:
-        found += [Arrangement(per_call, threads) for per_call in sorted({1, math.ceil(lanes / threads)})]
-    return found
+    return Chosen(loop, verdict, vmap(verdict.arrangement))
 
 
 def _measured(
     workload: Workload,
-    configs: Sequence[TrainConfig],
+    config: TrainConfig,
     stack: LaneStack,
+    vmap: Vmap,
     updates: Sequence[Update],
     *,
     wanted: str,
     steps: int,
-) -> _Verdict:
+) -> Verdict:
     """Time plain autograd and each arrangement on the first batches."""
-    lane_ms = _loop_ms(workload, configs[0], stack, updates)
+    enough_ms = 1e3 * WORTH_SECONDS / (steps * len(stack))  # a step that takes less leaves nothing to gain
+    try:
+        lane_ms = _loop_ms(workload, config, stack, updates, enough_ms if wanted == "auto" else 0.0)
+    except Exception as error:  # training itself says at which step, and what to look at
+        if is_out_of_memory(error):
+            raise
+        return Verdict(None, f"a step failed while it was timed ({type(error).__name__})", {}, lasting=False)
     measured = {"loop": lane_ms * len(stack)}
     left_s = measured["loop"] * steps / 1e3
     if wanted == "auto" and left_s < WORTH_SECONDS:
-        return _Verdict(None, f"{_SHORT}: about {left_s:.1f} s one after the other", {})
+        return Verdict(None, f"too short to measure: about {left_s:.1f} s one after the other", {}, lasting=False)
     best: Arrangement | None = None
     reason = ""
     tried = arrangements(len(stack), stack.device, torch.get_num_threads())
     with stack.untouched():
         for arrangement in tried[:1] if left_s < WORTH_SECONDS else tried:
             try:
-                ms = _vmap_ms(workload, stack, arrangement, updates)
+                ms = _vmap_ms(LoopGradients(workload, stack), stack, vmap(arrangement), updates)
             except CannotBatch as error:
                 reason = reason or str(error)
                 continue
@@ -198,35 +182,63 @@ def _measured(
                 best = arrangement
             measured[str(arrangement)] = ms
     if len(measured) == 1:
-        return _Verdict(None, reason, {})
+        return Verdict(None, reason, {})
     rounded = {name: float(f"{ms:.3g}") for name, ms in measured.items()}
-    return _Verdict(best, "the fastest here" if wanted == "auto" else "asked for", rounded)
+    return Verdict(best, "the fastest here" if wanted == "auto" else "asked for", rounded, len(stack))
 
 
-def _vmap_ms(workload: Workload, stack: LaneStack, arrangement: Arrangement, updates: Sequence[Update]) -> float:
-    way = _vmap(workload, stack, arrangement)
+def _checked(loop: LoopGradients, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], known: Verdict) -> Verdict:
+    """Return a verdict that was found on other lanes, if the traced program is right for these too."""
+    if known.arrangement is None:
+        return known
     try:
-        verify(stack, LoopGradients(workload, stack), way, updates)
+        way = vmap(known.arrangement)
+        try:
+            verify(stack, loop, way, updates)
+        finally:
+            way.close()
+    except CannotBatch as error:
+        return Verdict(None, str(error), {})
+    return known
+
+
+def _as_before(before: Mapping[str, Any]) -> Verdict:
+    """Return the way that was taken before an interruption."""
+    loop = before["gradients"] == "loop"
+    arrangement = None if loop else Arrangement(before["lanes_per_call"], before["threads"])
+    return Verdict(arrangement, str(before["reason"]), before.get("measured_ms", {}), before.get("measured_lanes", 0))
+
+
+def _updates(streams: Sequence[DataStream]) -> list[Update]:
+    """Return the batches of the next two steps, without using them up."""
+    return [[stream.peek(2)[i] for stream in streams] for i in range(2)]
+
+
+def _vmap_ms(loop: LoopGradients, stack: LaneStack, way: VmapGradients, updates: Sequence[Update]) -> float:
+    try:
+        verify(stack, loop, way, updates)
         return _ms(way, updates, stack.device)
     finally:
         way.close()
 
 
-def _vmap(workload: Workload, stack: LaneStack, arrangement: Arrangement) -> VmapGradients:
+def _vmap(workload: Workload, stack: LaneStack, arrangement: Arrangement, *, room: int) -> VmapGradients:
     lanes_per_call = min(len(stack), arrangement.lanes_per_call)
-    return VmapGradients(workload, stack, lanes_per_call=lanes_per_call, threads=arrangement.threads)
+    return VmapGradients(workload, stack, lanes_per_call=lanes_per_call, threads=arrangement.threads, room=room)
 
 
-def _loop_ms(workload: Workload, config: TrainConfig, stack: LaneStack, updates: Sequence[Update]) -> float:
+def _loop_ms(
+    workload: Workload, config: TrainConfig, stack: LaneStack, updates: Sequence[Update], enough_ms: float
+) -> float:
     """Time plain autograd on a lane that is not of the stack, so that no module of the stack notices."""
     with isolated_rng():
         alone = LaneStack(workload, [config], stack.device)
         alone.models[0].train()
-        return _ms(LoopGradients(workload, alone), updates, stack.device)
+        return _ms(LoopGradients(workload, alone), updates, stack.device, enough_ms=enough_ms)
 
 
-def _ms(way: Gradients, updates: Sequence[Update], device: torch.device) -> float:
-    """Return the milliseconds of one step, the shortest of those that fit into `TIMED_SECONDS`."""
+def _ms(way: Gradients, updates: Sequence[Update], device: torch.device, *, enough_ms: float = 0.0) -> float:
+    """Return the milliseconds of one step, the shortest of those that fit into `TIMED_SECONDS`, or the first below enough."""
     way(updates[0])
     _wait(device)
     began, best = time.perf_counter(), math.inf
@@ -236,33 +248,10 @@ def _ms(way: Gradients, updates: Sequence[Update], device: torch.device) -> floa
         _wait(device)
         now = time.perf_counter()
         best = min(best, now - start)
-        if now - began > TIMED_SECONDS:
+        if now - began > TIMED_SECONDS or best * 1e3 < enough_ms:
             return best * 1e3
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _key(workload: Workload, stack: LaneStack, config: TrainConfig, wanted: str) -> Hashable:
-    lanes = 2 ** math.ceil(math.log2(len(stack)))
-    batches = (config.batch_size, config.accumulate_steps, config.precision, len(set(stack.streams)))
-    return (
-        id(workload),
-        tuple(stack.shapes),
-        stack.values.dtype,
-        str(stack.device),
-        lanes,
-        batches,
-        torch.get_num_threads(),
-        wanted,
-    )
-
-
-def _remember(key: Hashable, workload: Workload, verdict: _Verdict, *, lanes: int) -> None:
-    if verdict.arrangement is not None and verdict.arrangement.lanes_per_call == lanes:
-        verdict = verdict._replace(arrangement=verdict.arrangement._replace(lanes_per_call=ALL))
-    _known[key] = (workload, verdict)  # the workload is held, so that its id stays its own
-    while len(_known) > REMEMBERED:
-        _known.popitem(last=False)

@@ -59,6 +59,12 @@ class Lane:
         """How an error calls it."""
         return f"trial {self.number} (peak_lr={self.config.peak_lr:g}, shared_seed={self.config.shared_seed})"
 
+    @property
+    def way(self) -> dict[str, Any] | None:
+        """How the gradients of a trial that goes on from a checkpoint were taken before."""
+        said = [event for event in self.writer.events if "gradients" in event] if self.start else []
+        return said[-1] if said else None
+
     def again(self) -> Lane:
         """Return the same trial, to go on from its newest checkpoint on disk."""
         return Lane(self.config, self.writer)
@@ -66,7 +72,7 @@ class Lane:
     def begin(self, **how: Any) -> None:
         """Drop the rows that come again, and note that the trial is running and how."""
         if self.start is None:
-            if self.writer.started:
+            if self.writer.events:
                 self.writer.rewind(-1)
             self.writer.event("started", state="running", **how)
             return

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from workbench.train.cannot_batch import CannotBatch
 from workbench.train.lane_batch import BatchLayout
+from workbench.train.lane_memory import lanes_that_fit
 from workbench.train.lane_program import LaneProgram, build_program
 from workbench.train.lane_step import Objective
 from workbench.train.lanes import LaneStack
@@ -50,6 +51,31 @@ class LanePrograms:
                 )
             self._recent[key] = self._shared(key, batch)
         return self._recent[key]
+
+    def lanes_that_fit(
+        self,
+        batch: Sequence[Tensor],
+        layout: BatchLayout,
+        *,
+        lanes: int,
+        threads: int,
+        objective: Objective,
+        room: int | None,
+    ) -> int:
+        """Return how many lanes a call may take, at most `lanes`: measured on the program of a single lane.
+
+        Args:
+            batch: tensors of a batch.
+            layout: of that batch.
+            lanes: wanted in a call.
+            threads: calls at a time.
+            objective: of the program.
+            room: bytes that all calls in progress may take; None is no bound.
+        """
+        if room is None or lanes == 1:
+            return lanes
+        single = self.get(layout, batch, lanes=1, stacked=False, objective=objective)
+        return min(lanes, lanes_that_fit(room, lane=single.peak_bytes * threads))
 
     def _shared(self, key: tuple[BatchLayout, int, bool, Objective], batch: Sequence[Tensor]) -> LaneProgram:
         layout, lanes, stacked, objective = key

@@ -22,7 +22,7 @@ class CallRunner:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self.threads = threads
         self._before = torch.get_num_threads()
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1:
@@ -32,7 +32,7 @@ class CallRunner:
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks without recording gradients; after an error no further task begins, and it is raised at the end."""
         left = deque(tasks)
-        helpers = min(self._threads, len(tasks)) - 1
+        helpers = min(self.threads, len(tasks)) - 1
         if self._pool is None or helpers < 1:
             _work(left)
             return

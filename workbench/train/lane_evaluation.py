@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.train.batches import eval_batches
 from workbench.train.cannot_batch import CannotBatch
-from workbench.train.evaluation import Evaluation, evaluate, on_host, weighted_means
+from workbench.train.evaluation import Evaluation, on_host, weighted_means
 from workbench.train.lane_batch import BatchLayout, split_batch
 from workbench.train.lane_cache import LanePrograms
 from workbench.train.lane_calls import CallRunner
@@ -35,11 +35,10 @@ def evaluate_lanes(
     programs: LanePrograms,
     runner: CallRunner,
     lanes_per_call: int,
+    room: int | None = None,
     rows: Sequence[int] | None = None,
 ) -> list[list[Evaluation]]:
     """Return for each lane what `evaluate` returns for its model, to rounding; the stack is left as it is.
-
-    Where the lanes cannot be computed together, each is evaluated by itself.
 
     Args:
         workload: what is evaluated.
@@ -48,48 +47,25 @@ def evaluate_lanes(
         batch_size: examples in a batch; the last may be smaller.
         programs: where traced programs are found.
         runner: runs the calls.
-        lanes_per_call: lanes in one call.
+        lanes_per_call: lanes in one call, at most.
+        room: bytes that the calls in progress may take; None is no bound.
         rows: lanes to evaluate; None is all.
+
+    Raises:
+        CannotBatch: the lanes cannot be computed together.
     """
     rows = list(range(len(stack))) if rows is None else list(rows)
-    firsts = range(0, len(stack), lanes_per_call)
-    pieces = [slice(first, min(first + lanes_per_call, len(stack))) for first in firsts]
-    calls = [piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows)]
-    try:
-        return _traced(workload, stack, split, batch_size, programs=programs, runner=runner, calls=calls, rows=rows)
-    except Exception:  # plain evaluation does it, or says better what is wrong
-        return [_alone(workload, stack, split, batch_size, row) for row in rows]
-
-
-def _alone(workload: Workload, stack: LaneStack, split: str, batch_size: int, row: int) -> list[Evaluation]:
-    with stack.rng.lane(row):
-        return evaluate(
-            workload,
-            stack.models[row],
-            split=split,
-            batch_size=batch_size,
-            device=stack.device,
-            precision=stack.precision,
-        )
-
-
-def _traced(
-    workload: Workload,
-    stack: LaneStack,
-    split: str,
-    batch_size: int,
-    *,
-    programs: LanePrograms,
-    runner: CallRunner,
-    calls: Sequence[slice],
-    rows: Sequence[int],
-) -> list[list[Evaluation]]:
     start = time.perf_counter()
     found: dict[str, list[Tensor]] = {name: [] for name in ("loss", *workload.metrics)}
     weights: list[Tensor] = []
+    calls: list[slice] = []
     with torch.no_grad(), isolated_rng():
         for batch, examples in eval_batches(workload, split, batch_size, stack.device, stack.precision):
-            results = _batch(stack, *split_batch(batch, examples), programs=programs, runner=runner, calls=calls)
+            tensors, layout = split_batch(batch, examples)
+            if not calls:  # the first batch is the largest
+                fit = partial(programs.lanes_that_fit, tensors, layout, threads=runner.threads, objective="evaluate")
+                calls = _calls(len(stack), rows, fit(lanes=lanes_per_call, room=room))
+            results = _batch(stack, tensors, layout, programs=programs, runner=runner, calls=calls)
             columns = zip(*((result.losses, *result.metrics) for result in results), strict=True)
             for name, parts in zip(found, columns, strict=True):
                 found[name].append(torch.cat([part.view(-1, examples) for part in parts]))
@@ -104,6 +80,12 @@ def _traced(
     seconds = (time.perf_counter() - start) / len(rows)
     means = [weighted_means(name, values, weight, seconds) for name, values in hosted.items()]
     return [list(row) for row in zip(*means, strict=True)]
+
+
+def _calls(lanes: int, rows: Sequence[int], lanes_per_call: int) -> list[slice]:
+    """Return the rows of each call that holds a wanted one."""
+    pieces = [slice(first, min(first + lanes_per_call, lanes)) for first in range(0, lanes, lanes_per_call)]
+    return [piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows)]
 
 
 def _batch(

@@ -10,7 +10,9 @@ import torch
 from workbench.errors import ConfigError
 from workbench.train.lanes import LaneStack
 
-__all__ = ["available_bytes", "lane_bytes", "lanes_that_fit"]
+__all__ = ["FREE_SHARE", "available_bytes", "lane_bytes", "lanes_that_fit", "room_for_calls"]
+
+FREE_SHARE = 0.8  # rule of thumb: of what is free now; the rest is for what nobody counted
 
 OPTIMIZER_COPIES = (
     4  # two moments, the update and what it is made from: the most that a built-in rule keeps per parameter
@@ -42,22 +44,34 @@ def available_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def lanes_that_fit(available: int, *, lane: int, call: int = 0, fixed: int = 0, share: float = 0.8) -> int:
+def lanes_that_fit(available: int, *, lane: int, share: float = 1.0) -> int:
     """Return how many lanes fit into the available memory, at least 1.
 
     Args:
         available: bytes; see `available_bytes`.
-        lane: bytes of state that each lane adds; see `lane_bytes`.
-        call: bytes that a call needs for each of its lanes, where all lanes are in one call at a time.
-        fixed: bytes that are needed whatever the number of lanes, such as calls of a fixed number of lanes.
-        share: of the available memory that may be used; the rest is for what nobody counted (rule of thumb).
+        lane: bytes that each lane needs: of its state (see `lane_bytes`), or of its part of the calls in progress.
+        share: of the available memory that may be used; the rest is for what nobody counted.
 
     Raises:
         ConfigError: an argument is negative or the share is not between 0 and 1.
     """
-    for name, value in (("available", available), ("lane", lane), ("call", call), ("fixed", fixed)):
+    for name, value in (("available", available), ("lane", lane)):
         if value < 0:
             raise ConfigError(f"{name}={value} must be a number of bytes, at least 0.")
     if not 0 < share <= 1:
         raise ConfigError(f"share={share} must be above 0 and at most 1.")
-    return max(1, int((available * share - fixed) // max(1, lane + call)))
+    return max(1, int(available * share) // max(1, lane))
+
+
+def room_for_calls(stack: LaneStack, *, bound: int | None, share: float = FREE_SHARE) -> int:
+    """Return the bytes that the activations of a stack may take, beside what `lane_bytes` counts.
+
+    Args:
+        stack: allocated already, its optimizer aside.
+        bound: bytes that it may take in all; None is a share of what is free.
+        share: of what is free now.
+    """
+    state = lane_bytes(stack) * len(stack)
+    if bound is not None:
+        return max(0, bound - state)
+    return int(available_bytes(stack.device) * share)

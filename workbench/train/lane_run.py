@@ -90,6 +90,7 @@ class LaneRun:
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
         started: list[Hook] = []
+        steps = max(lane.config.total_steps for lane in self.lanes)
         try:
             watchers = _watchers(self.stack.models[0])
             watched = None
@@ -118,17 +119,28 @@ class LaneRun:
                 self._gradients.close()
         for first in self._end(started):
             raise first
-        if self.lanes:
+        if stop.requested:
             raise StudyInterrupted(
-                f"stopped after step {self.step} of {max(lane.config.total_steps for lane in self.lanes)}; everything is "
-                f"saved in {self.study.path}, and the same call goes on from there."
+                f"stopped after step {self.step} of {steps}; everything is saved in {self.study.path}, and the same call "
+                "goes on from there."
             )
 
     def _way(self, watched: str | None) -> Chosen:
         configs = [lane.config for lane in self.lanes]
         steps = max(config.total_steps for config in configs) - self.step
+        ways = [lane.way for lane in self.lanes]
+        keys = ("gradients", "lanes_per_call", "threads")
+        same = len({tuple((way or {}).get(key) for key in keys) for way in ways}) == 1
         with explained(self.workload, f"at step {self.step}"):
-            return self._choose(self.workload, configs, self.stack, self.streams, steps=steps, watched=watched)
+            return self._choose(
+                self.workload,
+                configs,
+                self.stack,
+                self.streams,
+                steps=steps,
+                watched=watched,
+                before=ways[0] if same else None,
+            )
 
     def _train(self, gradients: Chosen, stop: StopRequest) -> None:
         fell_back = False
@@ -210,15 +222,19 @@ class LaneRun:
             self._leave(leaving)
 
     def _evaluate(self, lanes: Sequence[Lane]) -> None:
+        assert self._gradients is not None
+        noted = self._gradients.evaluated_alone
         found_rows: list[dict[str, Any]] = []
         rows = [self.lanes.index(lane) for lane in lanes]
         selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
         for split in sorted({"validation"} | selected):
-            assert self._gradients is not None
             results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows)
             for lane, found in zip(lanes, results, strict=True):
                 if split in ("validation", lane.config.select.split("/", 1)[0]):
                     found_rows += lane.rows(self.step, split, found)
+        if self._gradients.evaluated_alone != noted:
+            for lane in self.lanes:
+                lane.writer.event("evaluated alone", step=self.step, why=self._gradients.evaluated_alone)
         for row in found_rows:
             for hook in self.hooks:
                 hook.on_evaluation(MappingProxyType(row))

@@ -24,7 +24,7 @@ from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
-from workbench.train.lane_memory import available_bytes, lane_bytes, lanes_that_fit
+from workbench.train.lane_memory import FREE_SHARE, available_bytes, lane_bytes, lanes_that_fit
 from workbench.train.lane_run import LaneRun
 from workbench.train.lane_stacks import train_stacks
 from workbench.train.lanes import LaneStack
@@ -46,9 +46,10 @@ class Trainer:
         gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
             many lanes; "auto" measures a few steps of each and takes the faster, or plain autograd where the model cannot
             be traced. The record says which, and why.
-        memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes: weights, gradients, optimizer
-            state. None is four fifths of what is free when they begin (rule of thumb). What does not fit is trained in
-            further stacks, one after the other; a stack that runs out of memory all the same is halved and goes on.
+        memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes. None is four fifths of what is
+            free when they begin (rule of thumb). Weights, gradients and optimizer state say how many lanes are in a stack;
+            the others train in further stacks, one after the other. Activations, measured on a single lane, say how many
+            of them share a call. A stack that runs out of memory all the same is halved and goes on.
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
     """
 
@@ -176,9 +177,14 @@ class Trainer:
         if len(lanes) < 2:
             return 1
         lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
-        if self.memory_gb is not None:
-            return lanes_that_fit(int(self.memory_gb * 1e9), lane=lane, share=1.0)
-        return lanes_that_fit(available_bytes(device), lane=lane)
+        if self._memory is not None:
+            return lanes_that_fit(self._memory, lane=lane)
+        return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE)
+
+    @property
+    def _memory(self) -> int | None:
+        """The bound in bytes."""
+        return None if self.memory_gb is None else int(self.memory_gb * 1e9)
 
     def _train(
         self,
@@ -195,7 +201,7 @@ class Trainer:
                 study=study,
                 device=device,
                 hooks=self._all_hooks(),
-                choose=partial(choose_gradients, wanted=self.gradients),
+                choose=partial(choose_gradients, wanted=self.gradients, memory=self._memory),
                 progress=progress,
             )
         run.train()

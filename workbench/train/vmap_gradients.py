@@ -41,13 +41,21 @@ class VmapGradients:
         lanes_per_call: lanes in one call of the program; 1 is a program without a lane axis, called for each lane.
         threads: calls at a time. 1 leaves all of torch's threads to each call.
         observed: whether hooks on the modules want to see the forward pass, which a traced program does not run.
+        room: bytes that the calls in progress may take; where they need more, a call takes fewer lanes. None is no bound.
 
     Raises:
         CannotBatch: at the start or at any step; the stack is then as it was before that step, gradients aside.
     """
 
     def __init__(
-        self, workload: Workload, stack: LaneStack, *, lanes_per_call: int, threads: int = 1, observed: bool = False
+        self,
+        workload: Workload,
+        stack: LaneStack,
+        *,
+        lanes_per_call: int,
+        threads: int = 1,
+        observed: bool = False,
+        room: int | None = None,
     ) -> None:
         for name, value in (("lanes_per_call", lanes_per_call), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -58,6 +66,7 @@ class VmapGradients:
         self._workload, self._stack = workload, stack
         self._lanes_per_call, self._threads = lanes_per_call, threads
         self._programs = LanePrograms(workload, stack)
+        self._room = room
         self._calls: list[LaneCall] = []
         self._packed: Tensor | None = None
         self._weights_checked = False
@@ -77,17 +86,23 @@ class VmapGradients:
                 torch.cuda.empty_cache()
 
     def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int] | None = None) -> list[list[Evaluation]]:
-        """Return the evaluations of each lane in `rows`, or of all; the stack is left as it is."""
-        return evaluate_lanes(
-            self._workload,
-            self._stack,
-            split,
-            batch_size,
-            programs=self._programs,
-            runner=self._runner,
-            lanes_per_call=self._largest_call(),
-            rows=rows,
-        )
+        """Return the evaluations of each lane in `rows`, or of all; the stack is left as it is.
+
+        Raises:
+            CannotBatch: the lanes cannot be evaluated together.
+        """
+        with _failures_explained(out_of_memory=True):
+            return evaluate_lanes(
+                self._workload,
+                self._stack,
+                split,
+                batch_size,
+                programs=self._programs,
+                runner=self._runner,
+                lanes_per_call=self._largest_call(),
+                room=self._room,
+                rows=rows,
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done."""
@@ -104,11 +119,20 @@ class VmapGradients:
 
     def _step(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         stack, weighted = self._stack, self._workload.weights is not None
-        self._pack()
         first = batches[stack.streams[0]]
         plain = not weighted and len(first) == 1
+        objective: Objective = "mean" if plain else "sum"
         with _failures_explained():
-            self._plan(batches, "mean" if plain else "sum")
+            if self._packed is None:
+                self._lanes_per_call = self._programs.lanes_that_fit(
+                    *split_batch(*first[0]),
+                    lanes=self._largest_call(),
+                    threads=self._threads,
+                    objective=objective,
+                    room=self._room,
+                )
+            self._pack()
+            self._plan(batches, objective)
             dtype, examples = self._calls[0].programs[0].loss_dtype, sum(count for _, count in first)
             out = LaneLosses(len(stack), examples, dtype, stack.device, weighted=not plain)
             with self._or_as_it_was():
@@ -159,14 +183,14 @@ class VmapGradients:
 
 
 @contextmanager
-def _failures_explained() -> Iterator[None]:
+def _failures_explained(*, out_of_memory: bool = False) -> Iterator[None]:
     """Turn an error of a traced step into `CannotBatch`: plain autograd will say better what is wrong, or do it."""
     try:
         yield
     except CannotBatch:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and not out_of_memory:
             raise
         message = (str(error).strip().splitlines() or ["no message"])[0]
         raise CannotBatch(f"the traced step failed ({type(error).__name__}: {message})") from error

@@ -95,9 +95,9 @@ class _RelayTrial:
         return self._inner.record
 
     @property
-    def started(self) -> bool:
-        """Whether this trial was begun before, by this worker or another."""
-        return self._inner.started
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the trial so far, with this worker or another."""
+        return self._inner.events
 
     @property
     def finished(self) -> bool:
