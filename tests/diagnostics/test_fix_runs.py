@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.fix_runs import fix_trials, is_harmful
+from workbench.diagnostics.fix_runs import is_harmful
+from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, sweep_table
 
 
@@ -29,17 +30,17 @@ def study(fix_loss=None, lr=1.5):
 ])  # fmt: skip
 def test_harmful_means_that_a_fix_beats_the_loss_at_lr_star(loss, harmful):
     r = study(loss)
-    assert is_harmful(sweep_table(r), fix_trials(r, above=0.75)) is harmful
+    assert is_harmful(sweep_table(r), judged_runs(r, ["fix"], above=0.75)) is harmful
 
 
 def test_rows_say_what_was_changed_and_what_came_of_it():
-    (row,) = fix_trials(study(run(0.3)), above=0.75)
+    (row,) = judged_runs(study(run(0.3)), ["fix"], above=0.75)
     assert (row["lr"], row["warmup_steps"], row["max_grad_norm"], row["lasting"]) == (1.5, 20, None, False)
     assert row["loss"] == pytest.approx(0.3, abs=1e-3)
 
 
 def test_only_runs_above_the_unstable_lr_count():
-    assert fix_trials(study(run(0.3), lr=0.7), above=0.75) == []
+    assert judged_runs(study(run(0.3), lr=0.7), ["fix"], above=0.75) == []
 
 
 def point(

@@ -6,38 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.diagnostics.lr_points import SweepTable, objective
-from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.diagnostics.lr_points import SweepTable
 
-__all__ = ["fix_trials", "is_harmful"]
-
-
-def fix_trials(record: RecordLike, *, above: float) -> list[dict[str, Any]]:
-    """Return the trials of stage "fix" at an lr above `above`, each with what was changed and what came of it.
-
-    Args:
-        record: a study.
-        above: `lr.unstable`.
-    """
-    curves = read_curves(record)
-    fixes = [c for c in curves if c.stage == "fix" and c.finished and c.lr > above]
-    return [_row(item) for item in judge(fixes, full_length(curves, record.config))]
-
-
-def _row(item: TrialVerdict) -> dict[str, Any]:
-    curve = item.curve
-    clip = curve.config.get("max_grad_norm")
-    return {
-        "trial": curve.trial,
-        "lr": curve.lr,
-        "seed": curve.seed,
-        "warmup_steps": int(curve.config.get("warmup_steps") or 0),
-        "max_grad_norm": None if clip is None or math.isnan(float(clip)) else float(clip),
-        "when": item.verdict.when,
-        "outcome": item.verdict.outcome,
-        "lasting": item.verdict.is_lasting or item.verdict.high,
-        "loss": objective(curve),
-    }
+__all__ = ["is_harmful"]
 
 
 def is_harmful(
@@ -52,7 +23,7 @@ def is_harmful(
 
     Args:
         table: the sweep.
-        fixes: what `fix_trials` returns.
+        fixes: what `judged_runs` returns for the stage "fix".
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
         material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.curves import Rise
-from workbench.diagnostics.fix_runs import fix_trials, is_harmful
+from workbench.diagnostics.fix_runs import is_harmful
+from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import BestLR, lr_best, unstable_bracket
 from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
@@ -120,7 +121,7 @@ def _read(
     table = sweep_table(record)
     best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
     bracket = None if best is None else unstable_bracket(table)
-    fixes = [] if bracket is None else fix_trials(record, above=bracket.middle)
+    fixes = [] if bracket is None else judged_runs(record, ["fix"], above=bracket.middle)
     baseline = record.config.get("peak_lr")
     return _Study(
         record=record,

@@ -8,7 +8,8 @@ from typing import Any
 
 from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.fix_runs import fix_trials, is_harmful
+from workbench.diagnostics.fix_runs import is_harmful
+from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, objective, sweep_table
 from workbench.diagnostics.lr_rounds import bisect_next
 from workbench.diagnostics.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
@@ -219,7 +220,7 @@ def _at_edge(
         )
     ratio = bracket.middle / best.lr
     at_edge = ratio <= edge_ratio
-    trials = fix_trials(record, above=bracket.middle)
+    trials = judged_runs(record, ["fix"], above=bracket.middle)
     harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance, material_frac=material_frac)
     evidence = {
         "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": trials,

@@ -33,7 +33,7 @@ FREE_FIELDS = frozenset(
 )
 """Config fields that may differ between the trials of one learning-rate sweep."""
 
-SHORT_STAGES = frozenset({"lr_range", "probe", "fix"})
+OTHER_STAGES = frozenset({"lr_range", "probe", "fix", "warmup", "warmup_full", "clipping", "proof"})
 """Stages whose trials never count as a point of the sweep."""
 
 
@@ -161,7 +161,7 @@ def full_length(curves: Sequence[TrialCurve], config: Mapping[str, Any] | None =
         curves: all trials of the record.
         config: the baseline's; None, or one that no trial has, takes the config that most of the longest trials share.
     """
-    usable = [c for c in curves if c.stage not in SHORT_STAGES and c.finished]
+    usable = [c for c in curves if c.stage not in OTHER_STAGES and c.finished]
     wanted = [c for c in usable if config and _same_config(c.config, config)]
     if wanted or not usable:
         return wanted
