@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.diagnostics.base import Diagnosis, Finding
+    from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.errors import (
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
     )
     from workbench.ledger import list_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
+    from workbench.panels.clipping import clipping_panel
     from workbench.playbook import diagnose
-    from workbench.plots.instability import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_probe
+    from workbench.plots.clipping import plot_clipping
+    from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
+    from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.schedule import plot_schedule
     from workbench.record import StudyRecord, TrialRecord
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
         schedule_of,
         shaped,
     )
+    from workbench.studies.clipping import ClippingStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.train.hooks.activations import Activations
@@ -72,6 +77,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "CheckpointError",
+    "ClippingStudy",
     "ClusterError",
     "ConfigError",
     "DataError",
@@ -98,10 +104,12 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "classification",
+    "clipping_panel",
     "constant",
     "cosine",
     "describe_notebook",
     "diagnose",
+    "diagnose_clipping",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "find_notebook",
@@ -115,6 +123,7 @@ __all__ = [
     "load_workload",
     "lr_values",
     "open",
+    "plot_clipping",
     "plot_confirm",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -137,6 +146,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Diagnosis",
         "Finding",
     ),
+    "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "errors": (
@@ -160,11 +170,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "read_verdict",
         "run_notebook",
     ),
+    "panels.clipping": ("clipping_panel",),
     "playbook": ("diagnose",),
-    "plots.instability": (
-        "plot_confirm",
+    "plots.clipping": ("plot_clipping",),
+    "plots.grad_norm": (
         "plot_grad_norm",
         "plot_grad_norm_histogram",
+    ),
+    "plots.instability": (
+        "plot_confirm",
         "plot_probe",
     ),
     "plots.lr_sweep": (
@@ -189,6 +203,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "schedule_of",
         "shaped",
     ),
+    "studies.clipping": ("ClippingStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "train.hooks.activations": ("Activations",),

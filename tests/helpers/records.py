@@ -17,6 +17,7 @@ PROBE_STEPS = 250
 LRS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 BEST, LASTING, DIVERGED = 0.08, 0.16, 0.32
 DIVERGED_AT = 40
+CLIPPED_AT = 0.5
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
 EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
 
@@ -60,12 +61,13 @@ def excursion(steps: int = PROBE_STEPS) -> np.ndarray:
 
 
 def study() -> MemoryRecord:
-    """Baseline, six lrs, a probe evaluated at every step, and two runs far above the best lr."""
+    """Baseline, six lrs, a probe evaluated at every step, two runs far above the best lr, and one with clipping."""
     runs: list[tuple[str, TrainConfig, np.ndarray]] = [("baseline", BASELINE, losses_of(0.02))]
     runs += [("lr_sweep", BASELINE.replace(peak_lr=lr), losses_of(lr)) for lr in LRS]
     probe = BASELINE.replace(peak_lr=2 * BEST, total_steps=PROBE_STEPS, eval_every_steps=1)
     runs.append(("probe", probe, excursion()[:-1]))
     runs += [("confirm", BASELINE.replace(peak_lr=m * BEST), losses_of(DIVERGED)) for m in (5, 10)]
+    runs.append(("clipping", BASELINE.replace(peak_lr=LASTING, max_grad_norm=CLIPPED_AT), falling(BEST)))
     trials, steps, evals = [], [], []
     for number, (stage, config, loss) in enumerate(runs):
         ended = "complete" if np.isfinite(loss).all() else "diverged"
@@ -153,10 +155,10 @@ def _trial(number: int, stage: str, state: str, config: TrainConfig, steps_run: 
 
 
 def _steps(number: int, config: TrainConfig, loss: np.ndarray) -> pd.DataFrame:
-    nothing = np.full(len(loss), np.nan)
+    nothing, norms = np.full(len(loss), np.nan), np.sqrt(np.abs(loss))
     return pd.DataFrame(
         {"trial": number, "step": np.arange(len(loss)), "loss": loss, "loss_se": 0.001, "lr": config.peak_lr,
-         "grad_norm": np.sqrt(np.abs(loss)), "clipped": 0, "update_norm": nothing, "param_norm": nothing}
+         "grad_norm": norms, "clipped": (norms > (config.max_grad_norm or np.inf)) * 1, "update_norm": nothing, "param_norm": nothing}
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
+    "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
     "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),
     "plot_probe": lambda r, d, ax: plots.plot_probe(r, d, ax=ax),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from workbench.plots.instability import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_probe
+from workbench.plots.clipping import plot_clipping
+from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
+from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.schedule import plot_schedule
 
 __all__ = [
+    "plot_clipping",
     "plot_confirm",
     "plot_grad_norm",
     "plot_grad_norm_histogram",

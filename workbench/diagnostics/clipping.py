@@ -1,0 +1,300 @@
+"""`diagnose_clipping`: a threshold for the gradient norm, and what clipping at it does to training (F4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.diagnostics.base import Diagnosis, Finding, Status
+from workbench.diagnostics.clip_ladder import Rung, is_calm, leading, masks, read_ladder
+from workbench.diagnostics.clip_reference import ReferenceNorms, reference_norms
+from workbench.diagnostics.clip_threshold import ClipThreshold, choose_threshold
+from workbench.diagnostics.clipped_runs import clipped_runs
+from workbench.diagnostics.lr_points import objective, sweep_table
+from workbench.diagnostics.lr_search import unstable_bracket
+from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, read_curves
+
+__all__ = ["CODES", "diagnose_clipping"]
+
+CODES = ("clipping.threshold", "clipping.cures", "clipping.aggressive", "clipping.masks_lr", "clipping.nonfinite")
+_CLAUSE = dict(zip(CODES, ("F4.9", "F4.10", "F4.12", "F4.11", "F4.6"), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What the verdicts are made of."""
+
+    record: RecordLike
+    reference: ReferenceNorms | None
+    threshold: ClipThreshold
+    rows: Sequence[Mapping[str, Any]]
+    ladder: Sequence[Rung]
+    lead: Rung | None
+    why: str
+    unstable_lr: float | None
+    aggressive_frac: float
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What every finding about clipped runs carries."""
+        return {"runs": [dict(row) for row in self.rows], "unstable_lr": self.unstable_lr}
+
+
+def diagnose_clipping(
+    record: RecordLike,
+    *,
+    percentile: float = 90.0,
+    aggressive_frac: float = 0.5,
+    drift_ratio: float = 2.0,
+    parked_frac: float = 0.5,
+    skip_frac: float = 0.1,
+) -> Diagnosis:
+    """Propose a clipping threshold, and say what the clipped runs of a record show.
+
+    Healthy: the threshold lies a little above the typical norm, a tenth of the steps is clipped, and what was unstable
+    without clipping is stable with it. Sick: half of the steps or more have to be clipped, or the run stays bounded only
+    because nearly every step is clipped: then the learning rate is too high, and clipping hides it.
+
+    Args:
+        record: a study, or a single trial.
+        percentile: of the norms of a steady stretch without clipping (F4.9).
+        aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
+        drift_ratio: norms whose percentile moves by more than this factor have no one threshold (rule of thumb).
+        parked_frac: see `clipped_runs`.
+        skip_frac: see `steady_stretch`.
+
+    Returns:
+        The codes `clipping.threshold`, `.cures`, `.aggressive`, `.masks_lr` and `.nonfinite`, once each.
+    """
+    reference = reference_norms(record, skip_frac=skip_frac)
+    rows = clipped_runs(record, parked_frac=parked_frac)
+    lead, why = leading(record, rows)
+    bracket = unstable_bracket(sweep_table(record))
+    study = _Study(
+        record=record,
+        reference=reference,
+        threshold=choose_threshold([], percentile=percentile) if reference is None else reference.threshold(percentile),
+        rows=rows,
+        ladder=read_ladder(record, rows),
+        lead=lead,
+        why=why,
+        unstable_lr=None if bracket is None else bracket.middle,
+        aggressive_frac=aggressive_frac,
+    )
+    findings = (_threshold(study, drift_ratio), _cures(study), _aggressive(study), _masks(study), _nonfinite(study))
+    return Diagnosis(
+        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _threshold(study: _Study, drift_ratio: float) -> Finding:
+    chosen, found = study.threshold, study.reference
+    evidence: dict[str, Any] = chosen.to_dict() | {
+        "trial": None if found is None else found.item.curve.trial,
+        "lr": None if found is None else found.item.curve.lr,
+        "loss": None if found is None else objective(found.item.curve),
+        "reference_clipped": None if found is None else found.clipped,
+        "reference_outcome": None if found is None else found.item.verdict.outcome,
+    }
+    if chosen.threshold is None or found is None:
+        return Finding(
+            code="clipping.threshold", status="not_measured", clause="F4.9", evidence=evidence,
+            summary=f"Not measured: {chosen.reason}.",
+        )  # fmt: skip
+    typical = f", {chosen.ratio:.3g} times the median {chosen.median:.3g}" if chosen.ratio else ""
+    where = f"steps {chosen.first_step:,} to {chosen.last_step:,} at lr {found.item.curve.lr:.4g}"
+    notes = ""
+    if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
+        notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
+    if chosen.drift is not None and chosen.drift > drift_ratio:
+        notes += f" It drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
+    if found.clipped:
+        notes += " The run was itself clipped; its path differs from one without."
+    return Finding(
+        code="clipping.threshold", status="ok", value=chosen.threshold, unit="gradient norm", clause="F4.9",
+        evidence=evidence,
+        summary=f"The {_ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
+        f"({where}); {chosen.clip_frac:.0%} of that run's steps lie above it.{notes}",
+    )  # fmt: skip
+
+
+def _cures(study: _Study) -> Finding:
+    code, lead = "clipping.cures", study.lead
+    if lead is None or any(row["twin"] is None for row in lead.rows):
+        missing = "no run was clipped" if lead is None else f"lr {lead.lr:.4g} was not run without clipping"
+        return _not_measured(study, code, missing)
+    evidence = study.evidence | {"ladder": [_rung_row(study, rung) for rung in study.ladder]}
+    if all(is_calm(row, "twin_outcome") for row in lead.rows):
+        hurt = lead.lasting > 0
+        summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping" + (
+            f", and unstable with it at {lead.max_grad_norm:.3g}." if hurt else "."
+        )
+        return Finding(code=code, status="warn" if hurt else "ok", clause="F4.10", summary=summary, evidence=evidence)
+    value = {"value": lead.max_grad_norm, "unit": "gradient norm"}
+    share = f"{lead.clip_frac:.0%} of the steps clipped" if lead.clip_frac is not None else "an unknown share clipped"
+    if lead.passes:
+        beyond = _is_aggressive(study, lead) or any(masks(row, study.unstable_lr) for row in lead.rows)
+        summary = (
+            f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable, which is not "
+            f"without it; {share}" + (": no cure but a smaller step." if beyond else ".")
+        )
+        return Finding(code=code, status="warn" if beyond else "ok", summary=summary, clause="F4.10", evidence=evidence,
+                       advice=[_lower(study, lead)] if beyond else (), **value)  # type: ignore[arg-type]  # fmt: skip
+    some = f" for all of {len(lead.rows)} seeds ({lead.cured} cured)" if len(lead.rows) > 1 else ""
+    tried = f"any of {len(study.ladder)} thresholds down to" if len(study.ladder) > 1 and study.why != "own" else "at"
+    summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}; {share}."
+    return Finding(code=code, status="warn", summary=summary, clause="F4.10", evidence=evidence,
+                   advice=[_lower(study, lead)], **value)  # type: ignore[arg-type]  # fmt: skip
+
+
+def _aggressive(study: _Study) -> Finding:
+    code, lead = "clipping.aggressive", study.lead
+    if lead is None or lead.clip_frac is None:
+        return _not_measured(study, code, "no run was clipped")
+    common: dict[str, Any] = {
+        "code": code, "clause": "F4.12", "value": lead.clip_frac, "unit": "share of steps clipped",
+        "threshold": study.aggressive_frac, "evidence": study.evidence | {"lead": study.why},
+    }  # fmt: skip
+    shown = f"{lead.clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
+    if not _is_aggressive(study, lead):
+        return Finding(status="ok", summary=f"{shown}.", **common)
+    needed = {
+        "own": "",
+        "passes": ", and no looser threshold lets it train",
+        "tightest": ", and not even that lets it train",
+    }
+    return Finding(
+        status="warn", advice=[_lower(study, lead)], **common,
+        summary=f"{shown}{needed[study.why] if len(study.ladder) > 1 or study.why == 'tightest' else ''}: an odd way to lower the "
+        "learning rate.",
+    )  # fmt: skip
+
+
+def _masks(study: _Study) -> Finding:
+    code, lead = "clipping.masks_lr", study.lead
+    if lead is None:
+        return _not_measured(study, code, "no run was clipped")
+    said = [masks(row, study.unstable_lr) for row in lead.rows]
+    if all(answer is None for answer in said):
+        known = study.unstable_lr is not None or any(row["twin"] is not None for row in lead.rows)
+        why = f"whether lr {lead.lr:.4g} is stable without clipping is not known; run it without, or sweep"
+        return _not_measured(
+            study, code, f"at lr {lead.lr:.4g} training still comes down when it ends" if known else why
+        )
+    every = [dict(row) | {"masks": masks(row, study.unstable_lr)} for row in study.rows]
+    late = [row["late_clip_frac"] for row in lead.rows if row["late_clip_frac"] is not None]
+    common: dict[str, Any] = {
+        "code": code, "clause": "F4.11", "value": float(np.mean(late)) if late else None,
+        "unit": "share clipped at the end", "evidence": {"runs": every, "unstable_lr": study.unstable_lr},
+    }  # fmt: skip
+    if not any(said):
+        return Finding(status="ok", summary=_no_mask(lead), **common)
+    swings = [row["alternation"] for row in lead.rows if row["alternation"] is not None]
+    cycle = ", swinging to and fro from step to step" if swings and min(swings) < -0.9 else ""
+    return Finding(
+        status="warn", advice=[_lower(study, lead)], **common,
+        summary=f"Clipping at {lead.max_grad_norm:.3g} hides that lr {lead.lr:.4g} is too high: the run stays bounded only "
+        f"because {np.mean(late):.0%} of its last steps are clipped{cycle}.",
+    )  # fmt: skip
+
+
+def _no_mask(lead: Rung) -> str:
+    if lead.lasting:
+        return f"Nothing is hidden: lr {lead.lr:.4g} is unstable with clipping, too."
+    if any(row["twin_lasting"] for row in lead.rows):
+        return (
+            f"At lr {lead.lr:.4g} the gradient norm comes down below the threshold: clipping helps and hides nothing."
+        )
+    return f"Nothing to hide: lr {lead.lr:.4g} is stable without clipping."
+
+
+def _nonfinite(study: _Study) -> Finding:
+    code = "clipping.nonfinite"
+    curves = [c for c in read_curves(study.record) if "grad_norm" in c.steps]
+    if not curves:
+        return _not_measured(study, code, "no gradient norm was recorded")
+    counts = [
+        (c, int((~np.isfinite(c.steps["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum())) for c in curves
+    ]
+    hits = [(c, n) for c, n in counts if n]
+    own_lr = study.record.config.get("peak_lr")
+    own = [n for c, n in hits if c.stage == "baseline" or (c.lr == own_lr and c.stage not in OTHER_STAGES)]
+    whole = [n for c, n in hits if not c.diverged]
+    rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]
+    total = sum(n for _, n in counts)
+    status: Status = "fail" if own else "warn" if whole else "ok"
+    if not hits:
+        summary = f"All gradient norms of {len(curves)} trial(s) are finite."
+    else:
+        where = (
+            "at the baseline's lr"
+            if own
+            else "in runs whose loss stays finite"
+            if whole
+            else "where runs ended non-finite"
+        )
+        summary = f"{total} gradient norm(s) in {len(hits)} of {len(curves)} trial(s) are not finite, {where}; they are counted, not averaged."
+    advice = [
+        "Clipping leaves a non-finite gradient as it is: look for overflow (precision), a division or logarithm of zero, or "
+        "non-finite data."
+    ]
+    return Finding(
+        code=code, status=status, summary=summary, value=float(total), unit="steps", clause="F4.6",
+        evidence={"trials": rows}, advice=advice if status != "ok" else (),
+    )  # fmt: skip
+
+
+def _not_measured(study: _Study, code: str, reason: str) -> Finding:
+    return Finding(
+        code=code,
+        status="not_measured",
+        clause=_CLAUSE[code],
+        summary=f"Not measured: {reason}.",
+        evidence=study.evidence,
+    )
+
+
+def _is_aggressive(study: _Study, rung: Rung) -> bool:
+    return rung.clip_frac is not None and rung.clip_frac >= study.aggressive_frac
+
+
+def _rung_row(study: _Study, rung: Rung) -> dict[str, Any]:
+    return {
+        "max_grad_norm": rung.max_grad_norm, "lr": rung.lr, "percentile": _percentile_of(study, rung),
+        "clip_frac": rung.clip_frac, "passes": rung.passes, "cured": rung.cured, "lasting": rung.lasting,
+        "seeds": len(rung.rows), "aggressive": _is_aggressive(study, rung),
+        "masks": any(masks(row, study.unstable_lr) for row in rung.rows), "trials": [row["trial"] for row in rung.rows],
+    }  # fmt: skip
+
+
+def _percentile_of(study: _Study, rung: Rung) -> float | None:
+    """Return which percentile of the reference norms the study asked this threshold to be."""
+    for percentile, threshold in study.record.facts.get("clipping_thresholds") or ():
+        if np.isclose(threshold, rung.max_grad_norm, rtol=1e-9, atol=0.0):
+            return float(percentile)
+    return None
+
+
+def _percentile_name(study: _Study, rung: Rung) -> str:
+    found = _percentile_of(study, rung)
+    return "" if found is None else f" (the {_ordinal(found)} percentile)"
+
+
+def _lower(study: _Study, lead: Rung) -> str:
+    """Return the advice of F4.12, with the lr that clipping amounts to where that is one and is a stable one."""
+    known = [row["effective_lr"] for row in lead.rows if row["effective_lr"] is not None]
+    edge = study.unstable_lr
+    to = f" to about {np.mean(known):.2g}, the mean length of its steps" if known else ""
+    if edge is not None and lead.lr >= edge and not (known and np.mean(known) < edge):
+        to = f" below {edge:.4g}, where training becomes unstable"
+    elif edge is None and any(row["parked"] for row in lead.rows):
+        to = ""
+    return f"Reduce peak_lr from {lead.lr:.4g}{to}, instead of clipping (F4.12)."
+
+
+def _ordinal(percentile: float) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(int(percentile) % 10, "th") if percentile % 1 == 0 else "th"
+    return f"{percentile:g}{'th' if 10 <= percentile % 100 <= 20 else ending}"

@@ -1,0 +1,1 @@
+"""Panels: figures with controls, for a notebook that somebody is looking at."""

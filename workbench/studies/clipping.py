@@ -1,0 +1,138 @@
+"""`ClippingStudy`: does clipping the gradient norm let an unstable lr train, at which threshold, and at what price?
+
+A run without clipping at a stable lr gives the norms; the same without clipping at the lr in question is the control; and
+a ladder of thresholds, decreasing percentiles of those norms, is tried at that lr (F4.9, F4.10).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from workbench.config import TrainConfig
+from workbench.diagnostics.clip_ladder import is_calm, read_ladder
+from workbench.diagnostics.clip_reference import ReferenceNorms, reference_norms
+from workbench.diagnostics.clipped_runs import clipped_runs
+from workbench.diagnostics.judged_runs import judged_runs
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.errors import ConfigError
+from workbench.studies.base import Study
+from workbench.studies.rounds import Asked, run_round
+from workbench.studies.session import Session
+
+__all__ = ["ClippingStudy"]
+
+STAGE = "clipping"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingStudy(Study):
+    """A ladder of clipping thresholds at one learning rate, with a run without clipping beside it.
+
+    Attributes:
+        peak_lr: the lr that clipping is to make trainable; None takes `multiple` times the lr where instability starts,
+            which a sweep in the same folder has found, and without one the baseline's.
+        reference_lr: a stable lr whose norms the thresholds come from; None is the baseline's, below the unstable one.
+        percentiles: of those norms, the loosest first (F4.9, F4.10).
+        at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
+        seeds: trials per threshold; the same seeds, and so the same batches, at each.
+        multiple: see `peak_lr`.
+        lower: an unstable reference is tried again at the lr divided by this.
+        tries: reference lrs tried, at most.
+        steps: length of a trial; None is the baseline's.
+    """
+
+    stem: ClassVar[str] = "clipping"
+
+    peak_lr: float | None = None
+    reference_lr: float | None = None
+    percentiles: Sequence[float] = (90.0, 75.0, 50.0, 25.0, 10.0)
+    at_once: bool = True
+    seeds: int = 1
+    multiple: float = 1.5
+    lower: float = 4.0
+    tries: int = 3
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("peak_lr", "reference_lr", "multiple"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+        for name in ("seeds", "tries"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        if not 1 < self.lower < math.inf:
+            raise ConfigError(f"lower={self.lower!r} must be a finite number above 1.")
+        ladder = list(self.percentiles)
+        if not ladder or not all(isinstance(p, (int, float)) and 0 < p <= 100 for p in ladder):
+            raise ConfigError(f"percentiles={ladder!r} must hold at least one number, each above 0 and at most 100.")
+        if any(a <= b for a, b in pairwise(ladder)):
+            raise ConfigError(f"percentiles={ladder!r} must decrease: clipping begins loose and gets tighter (F4.10).")
+
+    def extend(self, session: Session) -> None:
+        """Run the study's trials inside a study that is already open."""
+        lr, edge = self._target(session)
+        session.facts(clipping_lr=lr)
+        controls = self._seeded(session, "lr_sweep", session.config.replace(peak_lr=lr, max_grad_norm=None))
+        own = [Asked("baseline", session.config)] if session.config.max_grad_norm is not None else []
+        reference = self._reference(session, edge, [*controls, *own])
+        if reference is None:
+            return
+        found = [(p, reference.threshold(p).threshold) for p in self.percentiles]
+        thresholds = [(p, float(value)) for p, value in found if value is not None and value > 0]
+        session.facts(clipping_thresholds=[list(pair) for pair in thresholds])
+        ladder = [
+            self._seeded(session, STAGE, session.config.replace(peak_lr=lr, max_grad_norm=value))
+            for _, value in thresholds
+        ]
+        if self.at_once and not self._calm(session, lr):
+            run_round(session, [asked for rung in ladder for asked in rung])
+            return
+        for rung in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
+            run_round(session, rung)
+            record = session.record
+            if any(found.passes for found in read_ladder(record, clipped_runs(record))):
+                return
+
+    def _target(self, session: Session) -> tuple[float, float | None]:
+        """Return the lr in question, and where instability starts as far as a sweep in this folder knows."""
+        record = session.record
+        edge = diagnose_lr_sweep(record)["lr.unstable"].value if len(record.trials) else None
+        if self.peak_lr is not None:
+            return float(self.peak_lr), edge
+        return (session.config.peak_lr if edge is None else self.multiple * edge), edge
+
+    def _reference(self, session: Session, edge: float | None, beside: Sequence[Asked]) -> ReferenceNorms | None:
+        """Run the trial that the norms come from, the first one together with those `beside` it; lower where unstable."""
+        lr = self.reference_lr or session.config.peak_lr
+        if self.reference_lr is None and edge is not None and lr >= edge:
+            lr = edge / 2.0
+        for _ in range(self.tries):
+            config = session.config.replace(peak_lr=lr, max_grad_norm=None)
+            session.facts(clipping_reference_lr=lr)
+            (trial, *_) = run_round(session, [Asked("lr_sweep", config), *beside])
+            rows = judged_runs(session.record, set(session.record.trials["stage"]))
+            if not any(row["trial"] == trial.number and row["lasting"] for row in rows):
+                break
+            lr, beside = lr / self.lower, ()
+        return reference_norms(session.record)
+
+    def _seeded(self, session: Session, stage: str, config: TrainConfig) -> list[Asked]:
+        """Return the trials of one config under each seed, the baseline's own first."""
+        first, per_host = session.config.shared_seed, session.config.per_host_seed
+        return [
+            Asked(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k)) for k in range(self.seeds)
+        ]
+
+    def _calm(self, session: Session, lr: float) -> bool:
+        """Tell whether training at `lr` shows no rise without clipping."""
+        record = session.record
+        rows = judged_runs(record, set(record.trials["stage"]) - {"lr_range", "probe"})
+        twins = [row for row in rows if row["max_grad_norm"] is None and row["lr"] == lr and not row["warmup_steps"]]
+        return all(is_calm(row) for row in twins)
