@@ -116,8 +116,19 @@ def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None
 def test_the_comparison_is_by_selected_checkpoints(written: dict[str, Any], record: StudyRecord) -> None:
     for run in ("baseline", "recommended"):
         result = written["recommendation"][run]
-        best = record.trial(result["trials"][0]).best()
-        assert (best.step, best.value) == (result["best_step"], pytest.approx(result["validation/loss"]))
+        best = [record.trial(number).best() for number in result["trials"]]
+        assert best[0].step == result["best_step"]
+        assert np.mean([b.value for b in best]) == pytest.approx(result["validation/loss"])
+
+
+def test_what_is_adopted_was_proved_over_seeds(written: dict[str, Any], record: StudyRecord) -> None:
+    recommendation = written["recommendation"]
+    proof = recommendation.get("proof")
+    assert (proof is not None) >= recommendation["adopted"], "nothing is adopted without a proof"
+    if proof is not None:
+        assert proof["seeds"] == [0, 1, 2]
+        assert proof["wins"] is recommendation["adopted"]
+        assert {"proof"} <= set(record.trials["stage"])
 
 
 def test_the_stages_are_those_of_the_playbook(record: StudyRecord) -> None:

@@ -88,6 +88,13 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument(
+        "--proof-seeds",
+        metavar="N",
+        type=int,
+        default=3,
+        help="trials of the baseline and of a better-looking config before it is recommended; 1 proves nothing (default: 3)",
+    )
+    parser.add_argument(
         "--executor", metavar="E", default="local", help="where trials run: local, ray (default: local)"
     )
     parser.add_argument("--address", metavar="A", help="host:port of a Ray cluster (default: one on this machine)")
@@ -160,6 +167,7 @@ def _diagnose(args: argparse.Namespace) -> int:
         device=args.device,
         executor=args.executor,
         address=args.address,
+        proof_seeds=args.proof_seeds,
         command=shlex.join(["workbench", *args.words]),
         progress=True,
     )

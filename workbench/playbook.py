@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.preflight import diagnose_preflight
-from workbench.diagnostics.recommendation import cost_of, recommend
+from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.preflight import collect_preflight
+from workbench.studies.proof import Proof
 from workbench.studies.session import Session, open_session
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -33,6 +36,7 @@ class _Walk:
 
     sweep: LRSweep
     instability: InstabilityStudy
+    proof: Proof
 
     def run(self, session: Session) -> None:
         if "preflight" not in session.record.facts:
@@ -41,8 +45,20 @@ class _Walk:
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
         session.trial(session.config, stage="baseline")
-        self.sweep.extend(session)
+        self.sweep.extend(session, beside=partial(self.instability.beside, session.config))
         self.instability.extend(session)
+        candidate = _candidate(session)
+        if candidate is not None:
+            self.proof.extend(session, candidate)
+
+
+def _candidate(session: Session) -> TrainConfig | None:
+    """Return the config that looks better than the baseline by more than its noise, if there is one."""
+    found = screen(session.record, diagnose_lr_sweep(session.record))
+    if not found["adopted"]:
+        return None
+    changed = config_of(session.record, found["recommended"]["trials"][0])
+    return session.config.replace(**{name: changed[name] for name in CHANGEABLE})
 
 
 def diagnose(
@@ -58,13 +74,15 @@ def diagnose(
     address: str | None = None,
     sweep: LRSweep | None = None,
     instability: InstabilityStudy | None = None,
+    proof_seeds: int = 3,
     command: str | None = None,
     progress: bool = False,
 ) -> Diagnosis:
     """Walk the playbook for a workload: verdict, evidence, and a recommended config, in one folder.
 
-    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs), then baseline and
-    candidates held against each other by their selected checkpoints (F3.12, P4.7). The same call on the same folder goes on where an
+    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); then baseline and
+    candidates are held against each other by their selected checkpoints, and the best candidate again over seeds (F3.12,
+    P4.7). The same call on the same folder goes on where an
     interrupted one stopped, and answers from disk when all is there.
 
     Args:
@@ -78,8 +96,10 @@ def diagnose(
         executor: where trials run: "local" is this process, "ray" a cluster.
         address: of the Ray cluster; None starts one on this machine, for as long as the diagnosis runs.
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
-        instability: how to look for instability; None is `InstabilityStudy` at a price of ten baseline
-            runs in all: one confirmation run where it answers, and warmup as the one fix.
+        instability: how to look for instability; None is `InstabilityStudy` at the price of a few baseline runs: one
+            confirmation run where it answers, and warmup as the one fix.
+        proof_seeds: trials of the baseline and of a candidate that looks better, seed by seed, before it is recommended; with
+            1 a single pair of runs decides.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 
@@ -88,7 +108,9 @@ def diagnose(
     """
     if isinstance(workload, str):
         workload = load_workload(workload)
-    walk = _Walk(sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE)
+    walk = _Walk(
+        sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
+    )
     with open_session(
         workload,
         stem="diagnosis",
@@ -102,7 +124,8 @@ def diagnose(
         note=note,
         command=command,
         call=call_on(
-            workload, f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability)})"
+            workload,
+            f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds)})",
         ),
         progress=progress,
     ) as session:
@@ -116,9 +139,9 @@ def diagnose(
     return diagnosis
 
 
-def _settings(sweep: LRSweep | None, instability: InstabilityStudy | None) -> str:
+def _settings(sweep: LRSweep | None, instability: InstabilityStudy | None, proof_seeds: int) -> str:
     """Return the arguments that were given, as source."""
-    given = {"sweep": sweep, "instability": instability}
+    given = {"sweep": sweep, "instability": instability, "proof_seeds": None if proof_seeds == 3 else proof_seeds}
     return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
 
 

@@ -10,6 +10,8 @@ from tests.helpers.simulated_records import record, trial
 from workbench.diagnostics.instability import CODES, diagnose_instability
 from workbench.plain import dumps
 
+EARLY = ["warmup", "clip", "optimizer", "architecture", "last resort"]
+MID = ["clip", "warmup", "optimizer", "architecture", "last resort"]
 TOTAL = 400
 T = np.arange(TOTAL)
 LEVELS = {0.1: 1.2, 0.2: 0.8, 0.4: 0.5, 0.8: 0.7}  # lr* = 0.4
@@ -119,8 +121,8 @@ def test_the_short_probe_counts_and_says_who_would_have_missed_it():
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    ("early", ["warmup", "clipping", "last resort"]), ("recovers", ["warmup", "clipping", "last resort"]),
-    ("jump", ["clipping", "last resort"]), ("spike", ["clipping", "last resort"]),
+    ("early", EARLY), ("recovers", EARLY),
+    ("jump", MID), ("spike", MID),
 ])  # fmt: skip
 def test_advice_follows_the_kind_and_ends_with_the_lr(kind, words):
     loss, codes = EVENTS[kind]
@@ -128,7 +130,7 @@ def test_advice_follows_the_kind_and_ends_with_the_lr(kind, words):
     for code in codes:
         advice = diagnosis[f"stability.{code}"].advice
         assert len(advice) == len(words)
-        assert all(word in line for word, line in zip(words, advice, strict=True))
+        assert all(word in line.lower() for word, line in zip(words, advice, strict=True))
 
 
 def test_confirmation_runs_stand_in_the_evidence_of_mid():

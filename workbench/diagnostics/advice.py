@@ -1,9 +1,89 @@
-"""The words of the advice that more than one finding gives, so that it is given once (F2.9, F2.10)."""
+"""The adviser: what to try against an instability, in which order, for which gain and at which price (F2.9, F2.10).
+
+Early instability calls for warmup first, one in the middle of training for clipping. What follows is the same for both:
+another optimizer, the practices of the architecture, and as the last resort a smaller learning rate.
+"""
 
 from __future__ import annotations
 
-__all__ = ["CLIPPING", "LAST_RESORT", "WARMUP"]
+from dataclasses import dataclass
+from typing import Literal
 
-WARMUP = "Try learning-rate warmup: the best remedy for early instability (F2.1)."
-CLIPPING = "Try gradient clipping, at first at the 90th percentile of the gradient norms (F2.2, F4.9)."
-LAST_RESORT = "Lower the learning rate only as the last resort: it hides the instability instead of curing it (F2.9)."
+__all__ = ["ADVICE", "Advice", "Kind", "advise"]
+
+Kind = Literal["early", "mid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to try.
+
+    Attributes:
+        action: what to do, as an order.
+        clause: the requirement it follows from.
+        gain: what it can be expected to bring.
+        cost: what trying it takes, in runs of the length of the baseline.
+        study: what tries it, or None where only a person can.
+    """
+
+    action: str
+    clause: str
+    gain: str
+    cost: str
+    study: str | None = None
+
+    def __str__(self) -> str:
+        """Return one line."""
+        how = f" with wb.{self.study}" if self.study else ""
+        return f"{self.action} ({self.clause}). Expected: {self.gain}. Cost{how}: {self.cost}."
+
+
+ADVICE: dict[str, Advice] = {
+    "warmup": Advice(
+        action="Prepend a learning-rate warmup, the shortest that is stable at ten times the unstable lr",
+        clause="F2.1, F3.6",
+        gain="the best remedy for early instability; it opens larger peak learning rates and lengthens the run by its steps",
+        cost="short trials and one full run, about 2 baseline runs",
+        study="WarmupStudy",
+    ),
+    "clipping": Advice(
+        action="Clip the gradient norm, at first at the 90th percentile of the norms of a stable run",
+        clause="F2.2, F4.9",
+        gain="helps early and in the middle, and most where single batches have outlier gradients",
+        cost="one full run a threshold, together as lanes",
+        study="ClippingStudy",
+    ),
+    "optimizer": Advice(
+        action="Try another optimizer: Adam sometimes copes where momentum does not",
+        clause="F2.3",
+        gain="another range of stable learning rates, wider or narrower",
+        cost="a learning-rate sweep of its own, about 4 baseline runs",
+        study="LRSweep",
+    ),
+    "architecture": Advice(
+        action="Use the practices of the architecture: residual connections, normalisation before the addition as in "
+        "x + Norm(f(x)), residual branches that begin at zero",
+        clause="F2.4 to F2.8",
+        gain="a larger stable lr, the more so the deeper the model",
+        cost="a change of the model and a diagnosis of its own",
+    ),
+    "lower_lr": Advice(
+        action="Lower the learning rate only as the last resort: it hides the instability instead of curing it",
+        clause="F2.9",
+        gain="stable, and slower for it",
+        cost="nothing; the sweep has trained it already",
+    ),
+}
+_ORDER: dict[Kind, tuple[str, ...]] = {
+    "early": ("warmup", "clipping", "optimizer", "architecture", "lower_lr"),
+    "mid": ("clipping", "warmup", "optimizer", "architecture", "lower_lr"),
+}
+
+
+def advise(kind: Kind) -> list[str]:
+    """Return what to try, the most promising first and a smaller lr last, one line each.
+
+    Args:
+        kind: whether the instability begins early or in the middle of training.
+    """
+    return [str(ADVICE[name]) for name in _ORDER[kind]]

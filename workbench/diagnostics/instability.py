@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
+from workbench.diagnostics.advice import advise
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.curves import Rise
 from workbench.diagnostics.fix_runs import is_harmful
@@ -15,13 +15,14 @@ from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import BestLR, lr_best, unstable_bracket
 from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
-from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, TrialVerdict, full_length, judge, read_curves
 
 __all__ = ["CODES", "diagnose_instability"]
 
 Zone = Literal["own", "below", "near", "far"]
 ZONES: tuple[Zone, ...] = ("own", "below", "near", "far")
 CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
+_FOREIGN = OTHER_STAGES - {"probe"}  # their lr is too high or too short on purpose, or something else was changed
 _CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
 _WORST: dict[str, Status] = {"stability.early_recovers": "warn", "stability.spike": "warn"}
 _NAME = {
@@ -116,7 +117,7 @@ def diagnose_instability(
 def _read(
     record: RecordLike, near_ratio: float, noise_sds: float, loss_tolerance: float, thresholds: Mapping[str, float]
 ) -> _Study:
-    curves = [c for c in read_curves(record) if c.stage not in ("lr_range", "fix") and (c.finished or len(c.loss) > 9)]
+    curves = [c for c in read_curves(record) if c.stage not in _FOREIGN and (c.finished or len(c.loss) > 9)]
     peers = full_length(curves, record.config)
     table = sweep_table(record)
     best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
@@ -219,7 +220,7 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) 
 
 def _advice(lead: _Hit) -> list[str]:
     early = lead.rise is None or lead.rise.when == "early"
-    return [WARMUP, CLIPPING, LAST_RESORT] if early else [CLIPPING, LAST_RESORT]
+    return advise("early" if early else "mid")
 
 
 def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
@@ -288,5 +289,5 @@ def _headroom(study: _Study) -> Finding:
         code="stability.headroom", status="ok" if value > 1 else "warn", value=value, threshold=1.0, clause="F1.4",
         unit="unstable lr / baseline lr", summary=f"Instability starts {shown}.",
         evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
-        advice=[] if value > 1 else [WARMUP, CLIPPING, LAST_RESORT],
+        advice=[] if value > 1 else advise("early"),
     )  # fmt: skip

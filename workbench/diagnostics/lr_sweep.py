@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.diagnostics.advice import CLIPPING, LAST_RESORT, WARMUP
+from workbench.diagnostics.advice import advise
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.fix_runs import is_harmful
 from workbench.diagnostics.judged_runs import judged_runs
@@ -246,7 +246,7 @@ def _at_edge(
     )
     return Finding(
         status="warn", summary=f"{start}{end}.", **common,
-        advice=[WARMUP, CLIPPING, LAST_RESORT],
+        advice=advise("early"),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`recommend`: the config to train with, adopted only where its selected checkpoint beats the baseline's (F3.12)."""
+"""`recommend`: the config to train with, adopted only where its selected checkpoints beat the baseline's (F3.12)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.judged_runs import judged_runs
+from workbench.diagnostics.proof import prove
+from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import compare_selected
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["cost_of", "recommend"]
+__all__ = ["CHANGEABLE", "REMEDIES", "config_of", "cost_of", "recommend", "screen"]
 
-_CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
+REMEDIES = ("fix", "warmup_full", "clipping")
+"""Stages whose trials change something against instability, at full length."""
+
+CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
+"""What a candidate may change."""
 
 
 def cost_of(record: RecordLike) -> dict[str, Any]:
@@ -32,30 +39,27 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return config, changed, paste, baseline, recommended, candidate, adopted and reason.
+    """Return config, changed, paste, baseline, recommended, candidate, adopted, reason and proof.
 
-    Candidates are lr* and, where the best lr sits at a harmful edge, the fix runs that did not stay unstable. The config
-    has the length of the workload's own; a study of shorter trials says so, because short runs prefer larger learning
-    rates.
+    The best candidate of `screen` is adopted where it wins over seeds (`prove`); where it was trained with a single seed, where
+    it is better by more than its noise. The config has the length of the workload's own; a study of shorter trials says so,
+    because short runs prefer larger learning rates.
 
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
-        diagnosis: with `lr.best` and `lr.at_edge`.
+        diagnosis: with `lr.best`.
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
-    candidates: dict[str, list[int]] = {}
-    lr = diagnosis["lr.best"].value
-    if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
-        candidates[f"lr {lr:.4g}"] = _trials_with(record, fields | {"peak_lr": lr})
-    edge = diagnosis["lr.at_edge"].evidence
-    for fix in edge.get("fix_trials", ()) if edge.get("harmful") else ():
-        if not fix["lasting"]:
-            candidates[f"fix run {fix['trial']}, lr {fix['lr']:.4g}"] = [fix["trial"]]
-    comparison = compare_selected(record, baseline=_trials_with(record, fields), candidates=candidates)
+    comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
-    if comparison["adopted"]:
-        changes = _changes(record, comparison["recommended"]["trials"][0], fields, own)
+    if comparison["candidate"] is not None:
+        candidate = config_of(record, comparison["recommended"]["trials"][0])
+        comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate)
+        if proof is not None:
+            comparison |= {"adopted": proof["wins"], "reason": proof["reason"]}
+        if comparison["adopted"]:
+            changes = _changes(candidate, fields, own)
     if fields["total_steps"] < own["total_steps"]:
         comparison["reason"] += (
             f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
@@ -64,14 +68,52 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
 
 
-def _changes(record: RecordLike, trial: int, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a trial changed, its warmup stretched to the workload's own length."""
+def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Compare the baseline with everything that trained stably: lr*, and what was tried against instability.
+
+    Args:
+        record: a study.
+        diagnosis: with `lr.best`.
+
+    Returns:
+        What `compare_selected` does.
+    """
+    fields = record.config
+    candidates: dict[str, list[int]] = {}
+    lr = diagnosis["lr.best"].value
+    if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
+        candidates[f"lr {lr:.4g}"] = trials_with(record, fields | {"peak_lr": lr})
+    for run in judged_runs(record, REMEDIES):
+        config = config_of(record, run["trial"])
+        if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
+            candidates[_named(run)] = trials_with(record, config)
+    return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
+
+
+def config_of(record: RecordLike, trial: int) -> dict[str, Any]:
+    """Return the config that a trial was trained with, as plain values, its seeds those of the baseline."""
     row = record.trials[record.trials["trial"] == trial].iloc[0]
-    stored = {name: _plain(row[name]) for name in _CHANGEABLE}
-    stored |= {name: int(stored[name]) for name in ("warmup_steps", "total_steps")}  # pandas may hold them as floats
-    changes = {n: v for n, v in stored.items() if n != "total_steps" and not _equal(v, fields[n])}
+    config = {name: plain_cell(row[name]) for name in record.config}
+    for name, value in record.config.items():
+        if isinstance(value, int) and not isinstance(value, bool) and isinstance(config[name], float):
+            config[name] = int(config[name])  # pandas may hold whole numbers as floats
+    return config | {name: record.config[name] for name in ("shared_seed", "per_host_seed")}
+
+
+def _named(run: Mapping[str, Any]) -> str:
+    said = [f"lr {run['lr']:.4g}"]
+    if run["warmup_steps"]:
+        said.append(f"warmup {run['warmup_steps']}")
+    if run["max_grad_norm"] is not None:
+        said.append(f"clipping at {run['max_grad_norm']:.3g}")
+    return ", ".join(said)
+
+
+def _changes(candidate: Mapping[str, Any], fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a candidate changes, its warmup stretched to the workload's own length."""
+    changes = {n: candidate[n] for n in CHANGEABLE if n != "total_steps" and not equal(candidate[n], fields[n])}
     if "warmup_steps" in changes:
-        added = round((stored["warmup_steps"] - fields["warmup_steps"]) * own["total_steps"] / fields["total_steps"])
+        added = round((candidate["warmup_steps"] - fields["warmup_steps"]) * own["total_steps"] / fields["total_steps"])
         changes |= {"warmup_steps": own["warmup_steps"] + added, "total_steps": own["total_steps"] + added}
     return changes
 
@@ -81,24 +123,3 @@ def _paste(own: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
         shown = "".join(f"    {name}={value!r},\n" for name, value in changes.items())
         return f"workload.config.replace(\n{shown})" if changes else "workload.config"
     return TrainConfig.from_dict(dict(own)).paste(**changes)
-
-
-def _trials_with(record: RecordLike, fields: Mapping[str, Any]) -> list[int]:
-    """Return the trials that were trained with these config fields, under any seed."""
-    if not len(record.trials):
-        return []
-    wanted = {name: value for name, value in fields.items() if name not in ("shared_seed", "per_host_seed")}
-    rows = record.trials.to_dict("records")
-    return [int(row["trial"]) for row in rows if all(_equal(_plain(row[n]), v) for n, v in wanted.items())]
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell of a frame as the config had it: pandas writes None as NaN."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)

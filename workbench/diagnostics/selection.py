@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["compare_selected"]
+__all__ = ["compare_selected", "selected_by_seed"]
 
 
 def compare_selected(
@@ -34,7 +34,7 @@ def compare_selected(
         None), gain, noise, adopted, reason.
     """
     select = str(record.config["select"])
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    sign = _sign(record)
     ours = _selected(record, baseline)
     found = {name: result for name, numbers in candidates.items() if (result := _selected(record, numbers))}
     if not ours or not found:
@@ -77,18 +77,39 @@ def _by(gain: float, noise: float) -> str:
     return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
 
 
+def selected_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
+    """Return for each seed the selected metric of its trial's best checkpoint; seeds without a finite value are left out.
+
+    Args:
+        record: a study.
+        numbers: of trials with the same config, one a seed.
+    """
+    seeds = dict(zip(record.trials["trial"].tolist(), record.trials["seed"].tolist(), strict=True))
+    found = {int(seeds[n]): _selectable(record, n)[0] for n in numbers}
+    sign = _sign(record)
+    return {seed: float((sign * values).min() * sign) for seed, values in found.items() if values.size}
+
+
+def _sign(record: RecordLike) -> float:
+    return 1.0 if record.config["select_mode"] == "min" else -1.0
+
+
+def _selectable(record: RecordLike, number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the finite values that selection compares for one trial, and their steps."""
+    split, metric = str(record.config["select"]).split("/", 1)
+    evals = record.evals
+    rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
+    rows = rows[np.isfinite(rows["value"].to_numpy(dtype=np.float64))]
+    return rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)
+
+
 def _selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
     """Return the selected checkpoint of some trials, the mean over them; empty if none has a finite value."""
-    select = str(record.config["select"])
-    split, metric = select.split("/", 1)
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    evals = record.evals[(record.evals["split"] == split) & (record.evals["metric"] == metric)]
+    select, sign = str(record.config["select"]), _sign(record)
     best: list[tuple[float, int]] = []
     noise: list[float] = []
     for number in numbers:
-        rows = evals[evals["trial"] == number]
-        rows = rows[np.isfinite(rows["value"].to_numpy(dtype=np.float64))]
-        values, steps = rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)
+        values, steps = _selectable(record, number)
         if values.size:
             at = int(np.argmin(sign * values))
             best.append((float(values[at]), int(steps[at])))

@@ -91,7 +91,7 @@ class InstabilityStudy(Study):
         session.facts(lr_star=lr_star)
         star = Asked("lr_sweep", session.config.replace(peak_lr=lr_star))
         probe = Asked("probe", self._probe(session.config, lr_star))
-        confirm = [Asked("confirm", session.config.replace(peak_lr=m * lr_star)) for m in self.confirm_multiples]
+        confirm = [Asked("confirm", session.config.replace(peak_lr=lr)) for lr in self._confirm_lrs(session, lr_star)]
         known = diagnose_lr_sweep(session.record)
         edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
@@ -107,6 +107,29 @@ class InstabilityStudy(Study):
             if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
                 return
             run_round(session, [fix])
+
+    def beside(self, config: TrainConfig, lr: float) -> list[Asked]:
+        """Return what to train beside the first full-length trials of the sweep, on the bet that lr* is about `lr`.
+
+        A confirmation run at the smallest multiple of it is one at a multiple of lr* too, where lr* is not far below.
+        Without `confirm_all` it is the only one needed, and as a lane of a larger stack it hardly costs anything.
+
+        Args:
+            config: the baseline.
+            lr: the largest at which short runs were stable.
+        """
+        if self.confirm_all or not self.confirm_multiples:
+            return []
+        return [Asked("confirm", config.replace(peak_lr=min(self.confirm_multiples) * lr))]
+
+    def _confirm_lrs(self, session: Session, lr_star: float) -> list[float]:
+        """Return the lrs of the confirmation runs; one that was trained before counts where it is a multiple asked for."""
+        wanted = [m * lr_star for m in self.confirm_multiples]
+        if not wanted or not len(trials := session.record.trials):
+            return wanted
+        before = trials["peak_lr"][trials["stage"] == "confirm"].tolist()
+        fitting = [lr for lr in before if min(wanted) * (1 - 1e-9) <= lr <= max(wanted) * (1 + 1e-9)]
+        return wanted if not fitting else [min(fitting), *(lr for lr in wanted if lr > min(fitting) * (1 + 1e-9))]
 
     def _confirm_further(self, session: Session, confirm: Sequence[Asked], done: Sequence[TrialRecord]) -> None:
         """Run the confirmation runs that are left, until one is lasting unstable."""

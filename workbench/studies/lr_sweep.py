@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -26,7 +26,9 @@ from workbench.studies.critical_lr import measure_critical_lr
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session, at_length
 
-__all__ = ["LRSweep", "seeded"]
+__all__ = ["Beside", "LRSweep", "seeded"]
+
+Beside = Callable[[float], Sequence[Asked]]
 
 RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = "lr_range", "lr_sweep", "lr_unstable"
 LARGEST = sys.float_info.max
@@ -100,8 +102,14 @@ class LRSweep(Study):
         if self.lrs is not None:
             _check_lrs(list(self.lrs))
 
-    def extend(self, session: Session) -> None:
-        """Run the sweep's trials inside a study that is already open."""
+    def extend(self, session: Session, *, beside: Beside | None = None) -> None:
+        """Run the sweep's trials inside a study that is already open.
+
+        Args:
+            session: the study.
+            beside: takes the largest lr at which short runs were stable, and returns trials to train beside the first
+                full-length ones: what another study is going to ask for costs less in company.
+        """
         if self.lrs is not None:
             self._run(session, [(float(lr), SWEEP_STAGE) for lr in self.lrs])
             return
@@ -114,7 +122,8 @@ class LRSweep(Study):
             return
         start = self._range(session, limits, coarse, short)
         if start is not None:
-            self._run(session, self._first(start, base))
+            extra = beside(start.near[0]) if beside is not None and start.near else ()
+            self._run(session, self._first(start, base), beside=extra)
             self._search(session, limits, near=start.near)
 
     def _limits(self, session: Session) -> _Limits:
@@ -185,15 +194,20 @@ class LRSweep(Study):
                 return
             self._run(session, asked)
 
-    def _run(self, session: Session, asked: Iterable[tuple[float, str]], *, steps: int | None = None) -> None:
-        run_round(
-            session,
-            [
-                Asked(stage, config)
-                for lr, stage in asked
-                for config in seeded(session.config, lr, self.seeds, steps=steps)
-            ],
-        )
+    def _run(
+        self,
+        session: Session,
+        asked: Iterable[tuple[float, str]],
+        *,
+        steps: int | None = None,
+        beside: Sequence[Asked] = (),
+    ) -> None:
+        own = [
+            Asked(stage, config)
+            for lr, stage in asked
+            for config in seeded(session.config, lr, self.seeds, steps=steps)
+        ]
+        run_round(session, [*own, *beside])
 
 
 def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tuple[float, ...]:

@@ -1,0 +1,26 @@
+"""The adviser: order by kind, and every line complete (F2.9, F2.10)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from workbench.diagnostics.advice import ADVICE, Kind, advise
+
+
+@pytest.mark.parametrize(("kind", "first"), [("early", ["warmup", "clip"]), ("mid", ["clip"])])
+def test_the_kind_decides_what_comes_first_and_a_smaller_lr_is_always_last(kind: Kind, first: list[str]) -> None:
+    lines = advise(kind)
+    assert all(word in line.lower() for word, line in zip(first, lines, strict=False))
+    assert "last resort" in lines[-1]
+    assert sum("learning rate only as the last resort" in line for line in lines) == 1
+    assert len(lines) == len(set(lines)) == len(ADVICE)
+
+
+@pytest.mark.parametrize("kind", ["early", "mid"])
+def test_every_line_names_its_clause_the_gain_and_the_cost(kind: Kind) -> None:
+    for line in advise(kind):
+        assert re.search(r"\(F[24]\.\d+", line)
+        assert "Expected: " in line
+        assert re.search(r"Cost( with wb\.\w+)?: ", line)

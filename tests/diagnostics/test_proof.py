@@ -1,0 +1,104 @@
+"""A candidate against the baseline over seeds: planted gains, chance, length, and what cannot be said."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.proof import prove
+
+TOTAL, LONG = 100, 110
+
+
+def study(
+    baseline: list[float], candidate: list[float], same_length: list[float] | None = None, **config: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Arms that differ in warmup, with one selected value a seed; each reaches it half-way and is worse at the end."""
+    arms: list[tuple[list[float], dict[str, Any]]] = [
+        (baseline, {"total_steps": TOTAL}),
+        (candidate, {"total_steps": LONG, "warmup_steps": LONG - TOTAL}),
+        (same_length or [], {"total_steps": LONG}),
+    ]
+    trials, evals = [], []
+    worse = -1.0 if config.get("select_mode") == "max" else 1.0
+    for values, fields in arms:
+        for seed, value in enumerate(values):
+            evals += evaluations(
+                len(trials), [0, 50, 100], [value + 9 * worse, value, value + worse], split="validation"
+            )
+            trials.append(trial(np.linspace(2, 1, fields["total_steps"]), 0.1, seed=seed, **fields))
+    made = record(trials, evals=evals, total_steps=TOTAL, **config)
+    return made, dict(made.config), dict(made.config) | arms[1][1]
+
+
+def test_a_gain_in_every_seed_wins_against_both_lengths() -> None:
+    made, baseline, candidate = study([1.0, 1.3, 0.8], [0.80, 1.09, 0.61], [0.99, 1.31, 0.80])
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    assert proof["wins"]
+    first, second = proof["arms"]
+    assert first["gains"] == pytest.approx([0.2, 0.21, 0.19])
+    assert first["gain"] == pytest.approx(0.2)
+    assert first["se"] == pytest.approx(0.01 / math.sqrt(3))
+    assert second["total_steps"] == LONG
+    assert "Adopted." in proof["reason"]
+
+
+def test_seeds_that_disagree_keep_the_baseline() -> None:
+    made, baseline, candidate = study([1.0, 1.0, 1.0], [0.7, 0.95, 1.05], [1.0, 1.0, 1.0])
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    assert proof["arms"][0]["gain"] == pytest.approx(0.1)
+    assert not proof["wins"]
+    assert "not better than the baseline by more than 3 standard errors" in proof["reason"]
+
+
+def test_a_longer_run_must_not_win_by_its_length() -> None:
+    made, baseline, candidate = study([1.0, 1.3, 0.8], [0.80, 1.09, 0.61], [0.80, 1.10, 0.60])
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    assert not proof["wins"]
+    assert "not better than the baseline of the same length" in proof["reason"]
+
+
+def test_without_the_arm_of_the_same_length_nothing_is_proved() -> None:
+    made, baseline, candidate = study([1.0, 1.3, 0.8], [0.80, 1.09, 0.61])
+    assert prove(made, baseline=baseline, candidate=candidate) is None
+
+
+def test_only_seeds_that_all_arms_share_count() -> None:
+    made, baseline, candidate = study([1.0, 1.0, math.nan], [0.5, 0.6, 0.1], [1.0, 1.0, 1.0])
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    assert proof["seeds"] == [0, 1]
+    made, baseline, candidate = study([1.0], [0.5], [1.0])
+    assert prove(made, baseline=baseline, candidate=candidate) is None
+
+
+def test_a_metric_that_is_to_be_large() -> None:
+    made, baseline, candidate = study([0.5, 0.6, 0.4], [0.7, 0.81, 0.6], [0.5, 0.6, 0.4], select_mode="max")
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    assert proof["wins"]
+    assert proof["candidate"] == [0.7, 0.81, 0.6]
+
+
+def test_chance_wins_as_often_as_student_says() -> None:
+    expected = float(stats.t.sf(3.0, df=2))
+    assert expected == pytest.approx(0.048, abs=0.001)
+    rng, count, wins = np.random.default_rng(3), 300, 0
+    for _ in range(count):
+        both = [list(1 + rng.normal(0, 0.1, 3)) for _ in range(2)]
+        trials = [trial(np.ones(2), 0.2, seed=seed) for seed in range(3)]
+        evals = [row for k, v in enumerate(both[0]) for row in evaluations(k, [50], [v], split="validation")]
+        evals += [row for k, v in enumerate(both[1]) for row in evaluations(k + 3, [50], [v], split="validation")]
+        made = record([*[trial(np.ones(2), 0.1, seed=s) for s in range(3)], *trials], evals=evals, total_steps=2)
+        proof = prove(made, baseline=made.config, candidate=made.config | {"peak_lr": 0.2})
+        assert proof is not None
+        wins += proof["wins"]
+    assert abs(wins - count * expected) < 3 * math.sqrt(count * expected)

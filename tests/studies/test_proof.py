@@ -1,0 +1,61 @@
+"""The arms of a proof: the same seeds, nothing trained twice, a third arm only where the run gets longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.workloads import small_net, small_workload
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+from workbench.record import StudyRecord, open_record
+from workbench.schedules import prepend_warmup
+from workbench.studies.proof import Proof
+from workbench.studies.session import Session, open_session
+
+
+def run(out: Path, candidate: TrainConfig, *, seeds: int = 3, first: Any = ()) -> StudyRecord:
+    workload = small_workload(build_model=lambda: small_net(0.3))
+    with open_session(workload, stem="proof", settings={"seeds": seeds}, out=out) as session:
+        for config in first:
+            _trained(session, config)
+        Proof(seeds=seeds).extend(session, candidate)
+    record = open_record(out)
+    assert isinstance(record, StudyRecord)
+    return record
+
+
+def _trained(session: Session, config: TrainConfig) -> None:
+    session.trial(config, stage="baseline")
+
+
+BASE = small_workload().config
+
+
+def test_both_arms_see_the_same_seeds_and_what_is_there_is_taken(tmp_path: Path) -> None:
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=[BASE]).trials
+    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 5
+    arms = trials.groupby("peak_lr")
+    assert {lr: sorted(rows["shared_seed"]) for lr, rows in arms} == {0.05: [0, 1, 2], 0.1: [0, 1, 2]}
+    assert {lr: sorted(rows["per_host_seed"]) for lr, rows in arms} == {0.05: [0, 1, 2], 0.1: [0, 1, 2]}
+    assert trials["lanes"].max() >= 5
+
+
+def test_a_longer_candidate_adds_the_baseline_at_its_length(tmp_path: Path) -> None:
+    trials = run(tmp_path / "s", prepend_warmup(BASE.replace(peak_lr=0.1), 10), seeds=2).trials
+    counts = trials.groupby(["total_steps", "warmup_steps"]).size().to_dict()
+    assert counts == {(40, 0): 2, (50, 10): 2, (50, 0): 2}
+
+
+def test_a_single_seed_proves_nothing_and_trains_nothing(tmp_path: Path) -> None:
+    assert not len(
+        run(tmp_path / "s", BASE.replace(peak_lr=0.1), seeds=1, first=[BASE]).trials.query("stage == 'proof'")
+    )
+
+
+@pytest.mark.parametrize("seeds", [0, -1, 2.5, True])
+def test_bad_seeds(seeds: Any) -> None:
+    with pytest.raises(ConfigError, match="seeds="):
+        Proof(seeds=seeds)

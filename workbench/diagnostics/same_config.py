@@ -1,0 +1,35 @@
+"""`trials_with`: the trials of a study that were trained with one config, whatever their seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["equal", "plain_cell", "trials_with"]
+
+_SEEDS = ("shared_seed", "per_host_seed")
+
+
+def trials_with(record: RecordLike, fields: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the trials that were trained with these config fields, under any seed."""
+    if not len(record.trials):
+        return []
+    wanted = {name: value for name, value in fields.items() if name not in _SEEDS}
+    rows = record.trials.to_dict("records")
+    return [int(row["trial"]) for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a cell of a frame as the config had it: pandas writes None as NaN."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two config values are the same, numbers to rounding."""
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)

@@ -1,0 +1,46 @@
+"""The proof that a candidate is better: both arms over the same seeds, side by side (P4.7, F3.12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+from workbench.studies.lr_sweep import seeded
+from workbench.studies.rounds import Asked, run_round
+from workbench.studies.session import Session
+
+__all__ = ["Proof"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Trains baseline and candidate with the same seeds; what was trained before is not trained again.
+
+    Attributes:
+        seeds: for each arm. A candidate that lengthens the run is held against a third arm, the baseline at its length.
+    """
+
+    seeds: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the number of seeds."""
+        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
+            raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
+
+    def extend(self, session: Session, candidate: TrainConfig) -> None:
+        """Run the arms inside a study that is already open.
+
+        Args:
+            session: the study.
+            candidate: what is held against the study's baseline, under the baseline's seeds.
+        """
+        if self.seeds < 2:
+            return
+        arms = [session.config, candidate]
+        if candidate.total_steps > session.config.total_steps:
+            arms.append(session.config.replace(total_steps=candidate.total_steps))
+        run_round(
+            session,
+            [Asked("proof", config) for arm in arms for config in seeded(arm, arm.peak_lr, self.seeds)],
+        )
