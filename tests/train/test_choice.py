@@ -18,12 +18,12 @@ from workbench.record import StudyRecord
 from workbench.record_writer import StudyWriter
 from workbench.train import choice
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
-from workbench.train.cannot_batch import CannotBatch
 from workbench.train.hooks.activations import Activations
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.known_choices import forget_choices, recall, remember
+from workbench.train.traced.cannot_batch import CannotBatch
+from workbench.train.traced.vmap_gradients import VmapGradients
 from workbench.train.trainer import Trainer
-from workbench.train.vmap_gradients import VmapGradients
 from workbench.workloads.base import Workload
 
 

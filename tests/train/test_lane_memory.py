@@ -13,10 +13,10 @@ from tests.helpers.lane_stacks import CPU, lane_stack, updates
 from workbench.errors import ConfigError
 from workbench.train import lane_memory
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_batch import split_batch
 from workbench.train.lane_memory import available_bytes, lane_bytes, lanes_that_fit, room_for_calls
-from workbench.train.lane_program import LaneProgram, build_program
-from workbench.train.vmap_gradients import VmapGradients
+from workbench.train.traced.batch import split_batch
+from workbench.train.traced.program import LaneProgram, build_program
+from workbench.train.traced.vmap_gradients import VmapGradients
 
 
 def program(lanes: int, width: int = 64) -> LaneProgram:

@@ -13,7 +13,6 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
-from workbench.train.cannot_batch import CannotBatch
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches
@@ -22,7 +21,8 @@ from workbench.train.lane_memory import room_for_calls
 from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
-from workbench.train.vmap_gradients import VmapGradients, verify
+from workbench.train.traced.cannot_batch import CannotBatch
+from workbench.train.traced.vmap_gradients import VmapGradients, verify
 from workbench.workloads.base import Workload
 
 __all__ = ["Chosen", "choose_gradients"]
