@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+    from workbench.diagnostics.warmup import diagnose_warmup
     from workbench.errors import (
         CheckpointError,
         ClusterError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.schedule import plot_schedule
+    from workbench.plots.warmup import plot_warmup
     from workbench.record import StudyRecord, TrialRecord
     from workbench.record import open_record as open
     from workbench.record_lanes import how_trained
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
+    from workbench.studies.warmup import WarmupStudy
     from workbench.train.hooks.activations import Activations
     from workbench.train.hooks.base import Hook
     from workbench.train.hooks.norms import Norms
@@ -99,6 +102,7 @@ __all__ = [
     "UnknownNameError",
     "UpdateRatios",
     "UsageError",
+    "WarmupStudy",
     "WorkbenchError",
     "Workload",
     "WorkloadError",
@@ -112,6 +116,7 @@ __all__ = [
     "diagnose_clipping",
     "diagnose_instability",
     "diagnose_lr_sweep",
+    "diagnose_warmup",
     "find_notebook",
     "how_trained",
     "join",
@@ -131,6 +136,7 @@ __all__ = [
     "plot_lr_sweep",
     "plot_probe",
     "plot_schedule",
+    "plot_warmup",
     "prepend_warmup",
     "read_verdict",
     "regression",
@@ -149,6 +155,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
+    "diagnostics.warmup": ("diagnose_warmup",),
     "errors": (
         "CheckpointError",
         "ClusterError",
@@ -186,6 +193,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_lr_sweep",
     ),
     "plots.schedule": ("plot_schedule",),
+    "plots.warmup": ("plot_warmup",),
     "record": (
         "StudyRecord",
         "TrialRecord",
@@ -206,6 +214,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.clipping": ("ClippingStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
+    "studies.warmup": ("WarmupStudy",),
     "train.hooks.activations": ("Activations",),
     "train.hooks.base": ("Hook",),
     "train.hooks.norms": ("Norms",),

@@ -18,6 +18,10 @@ LRS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 BEST, LASTING, DIVERGED = 0.08, 0.16, 0.32
 DIVERGED_AT = 40
 CLIPPED_AT = 0.5
+WARMUPS = {
+    "multiple": 10.0, "lr": 1.6, "shortest": 12, "next_shorter": 6,
+    "lengths": [{"steps": 6, "short": False, "full": None}, {"steps": 12, "short": True, "full": True}],
+}  # fmt: skip
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
 EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
 
@@ -130,6 +134,7 @@ def diagnosis() -> Diagnosis:
         Finding(code="lr.at_edge", status="warn", summary="The next lr is unstable.", value=2.0, threshold=2.0, clause="F1.12", advice=("Try a warmup.", "Try clipping.")),
         Finding(code="stability.mid", status="fail", summary="The loss jumps.", step=40, clause="F1.13", evidence={"confirm": [{"trial": 8, "shape": "rise after decline", "jump_step": 40}]}, advice=("Try a warmup.",)),
         Finding(code="stability.early_recovers", status="warn", summary="It recovers.", step=10, clause="F1.10", evidence={"hits": [{"trial": 7, "onset_step": 10}, {"trial": 7, "onset_step": 90}]}),
+        Finding(code="warmup.shortest", status="ok", summary="The shortest warmup takes 12 steps.", value=12.0, unit="steps", clause="F3.6", evidence={"unstable_lr": LASTING, "cap": 12, "rounds": [WARMUPS]}),
         Finding(code="clipping.threshold", status="ok", summary="The 90th percentile is 0.5.", value=0.5, clause="F4.9"),
     )  # fmt: skip
     recommended = BASELINE.replace(peak_lr=BEST, warmup_steps=12, total_steps=132, max_grad_norm=0.5)

@@ -221,7 +221,7 @@ def study_scale(curves: Sequence[TrialCurve], steps: int, *, tail_frac: float = 
 
 
 def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **thresholds: float) -> list[TrialVerdict]:
-    """Classify every curve against the scale that its study sets at its length.
+    """Classify every curve against the scale that its study sets at its length; a longer one has to learn as much at least.
 
     Args:
         curves: the trials to judge.
@@ -229,8 +229,9 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **threshold
         thresholds: passed to `classify_curve`.
     """
     verdicts = []
+    longest = max((c.loss.size for c in peers), default=0)
     for curve in curves:
-        scale = study_scale(peers, curve.total_steps) if len(peers) > 1 else None
+        scale = study_scale(peers, min(curve.total_steps, longest)) if len(peers) > 1 else None
         start = initial_loss(curve, peers)
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps,

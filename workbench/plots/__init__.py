@@ -7,6 +7,7 @@ from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.schedule import plot_schedule
+from workbench.plots.warmup import plot_warmup
 
 __all__ = [
     "plot_clipping",
@@ -17,4 +18,5 @@ __all__ = [
     "plot_lr_sweep",
     "plot_probe",
     "plot_schedule",
+    "plot_warmup",
 ]

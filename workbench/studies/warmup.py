@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.lr_points import sweep_table
 from workbench.diagnostics.warmup_search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
 from workbench.diagnostics.warmup_signs import WarmupSigns, warmup_signs
 from workbench.errors import ConfigError
@@ -104,6 +105,8 @@ class WarmupStudy(Study):
         session.facts(warmup=noted)
         if noted["stopped"] is None:
             _Tuner(self, session, float(noted["unstable_lr"]), cap, fitting).run()
+            learned = sweep_table(session.record).learned
+            session.facts(warmup=noted | {"stopped": None if learned else "no run without a warmup learned anything"})
 
     def _too_short(self, config: TrainConfig, cap: int) -> str:
         shortest = min(self.warmup_steps)
@@ -188,6 +191,8 @@ class _Tuner:
         """Run the rounds of one multiple, the first with other trials `beside`; return the shortest length that passes."""
         lr = multiple * self.unstable_lr
         run_round(self.session, [*beside, *(self._asked(NextRun("short", w), lr) for w in self.lengths)])
+        if not sweep_table(self.session.record).learned:
+            return None
         asked: set[NextRun] = set()
         while (question := self._next(lr)) is not None and question not in asked:
             asked.add(question)
@@ -198,7 +203,8 @@ class _Tuner:
     def _largest_multiple(self, failing: float) -> None:
         """Halve the gap, in the logarithm, between 1 and a multiple that no length opens; what is found must pass in full."""
         passing, high = [1.0], failing
-        for _ in range(self.study.multiple_trials if failing > 1 else 0):
+        learned = sweep_table(self.session.record).learned
+        for _ in range(self.study.multiple_trials if failing > 1 and learned else 0):
             middle = math.sqrt(passing[-1] * high)
             lr = middle * self.unstable_lr
             run_round(self.session, [self._asked(NextRun("short", self.cap), lr)])

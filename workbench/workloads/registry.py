@@ -30,6 +30,7 @@ _BUNDLED: dict[str, tuple[str, str]] = {
     "breast_cancer": ("breast_cancer:breast_cancer", "30-32-2 network on an imbalanced table of 569 rows"),
     "quadratic": ("quadratic:quadratic", "quadratic with known curvature: the largest stable lr is exact"),
     "catapult": ("catapult:catapult", "two-layer linear network whose early instability and recovery are known"),
+    "valley": ("valley:valley", "steep at the start, flat at the end: how short a warmup may be is known"),
 }
 
 

@@ -1,0 +1,203 @@
+"""What a record of warmups says: the shortest, what it asks of the budget, and what was not looked for."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.warmup import CODES, diagnose_warmup
+from workbench.plain import dumps
+
+UNSTABLE = 0.1
+BLOWN = np.r_[2.3, 50.0, np.inf]
+
+
+def falling(total, level=0.5, rate=30):
+    return level + (2.3 - level) * np.exp(-np.arange(total) / rate)
+
+
+def short(steps, *, passes, multiple=10.0, **more):
+    loss = falling(3 * steps) if passes else BLOWN
+    return trial(loss, multiple * UNSTABLE, stage="warmup", warmup_steps=steps, total_steps=3 * steps, **more)
+
+
+def full(steps, *, passes, total, multiple=10.0, level=0.1, **more):
+    loss = falling(total + steps, level) if passes else np.r_[falling(total // 2), np.full(total // 2 + steps, 9.0)]
+    return trial(loss, multiple * UNSTABLE, stage="warmup_full", warmup_steps=steps, total_steps=total + steps, **more)
+
+
+def study(*tried, total=1000, cap=None, dropped=(), facts=None, **more):
+    known = {"unstable_lr": UNSTABLE, "source": "given", "cap": total // 10 if cap is None else cap}
+    known |= {"dropped": list(dropped), "stopped": None} | (facts or {})
+    without = [trial(falling(total), 0.02, stage="baseline"), trial(falling(total, 0.6), 0.05)]
+    return record([*without, *tried], total_steps=total, peak_lr=0.02, facts={"warmup": known}, **more)
+
+
+def statuses(diagnosis):
+    return {f.code.removeprefix("warmup."): f.status for f in diagnosis}
+
+
+GOOD = (short(10, passes=False), short(20, passes=True), full(20, passes=True, total=1000))
+
+
+@pytest.mark.parametrize("r", [
+    record([]), record([trial(falling(100), 0.1)]), study(), study(*GOOD), study(short(100, passes=False)),
+    study(facts={"stopped": "neither sign"}), study(trial(np.full(30, np.nan), 1.0, stage="warmup", warmup_steps=10, total_steps=30)),
+])  # fmt: skip
+def test_every_code_once_and_valid_json(r):
+    diagnosis = diagnose_warmup(r)
+    assert tuple(f.code for f in diagnosis) == CODES
+    assert all(f.clause for f in diagnosis)
+    assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
+    json.loads(dumps(diagnosis.to_dict()))
+
+
+def test_the_shortest_with_its_bracket():
+    finding = diagnose_warmup(study(*GOOD, dropped=[1000]))["warmup.shortest"]
+    assert (finding.status, finding.value, finding.unit) == ("ok", 20.0, "steps")
+    assert (finding.evidence["passes"], finding.evidence["fails"], finding.evidence["full_trial"]) == (20, 10, 4)
+    assert (finding.evidence["lr"], finding.evidence["multiple"]) == pytest.approx((1.0, 10.0))
+    assert finding.evidence["total_steps"] == 1020
+    assert "10 fail" in finding.summary
+    assert "not tried: 1,000 steps" in finding.summary
+
+
+def test_without_a_run_of_the_full_budget_nothing_is_claimed():
+    diagnosis = diagnose_warmup(study(*GOOD[:2]))
+    assert set(statuses(diagnosis).values()) == {"not_measured"}
+    assert "full budget" in diagnosis["warmup.shortest"].summary
+
+
+def test_a_later_blow_up_takes_a_length_out():
+    tried = [short(10, passes=False), short(20, passes=True), short(80, passes=True)]
+    r = study(*tried, full(20, passes=False, total=1000), full(80, passes=True, total=1000))
+    finding = diagnose_warmup(r)["warmup.shortest"]
+    assert (finding.value, finding.evidence["fails"]) == (80.0, 20)
+
+
+def test_each_multiple_has_its_table_and_ten_times_is_reported():
+    tried = [short(40, passes=False, multiple=100), short(90, passes=True, multiple=100)]
+    r = study(*GOOD, *tried, full(90, passes=True, total=1000, multiple=100))
+    diagnosis = diagnose_warmup(r)
+    rounds = diagnosis["warmup.shortest"].evidence["rounds"]
+    assert [(round(t["multiple"]), t["shortest"], t["next_shorter"]) for t in rounds] == [(10, 20, 10), (100, 90, 40)]
+    assert diagnosis["warmup.shortest"].value == 20.0
+
+
+def test_below_ten_times_there_is_a_warning():
+    """F3.3: at least one order of magnitude above."""
+    tried = [
+        short(100, passes=False),
+        short(100, passes=True, multiple=4),
+        full(100, passes=True, total=1000, multiple=4),
+    ]
+    diagnosis = diagnose_warmup(study(*tried))
+    finding = diagnosis["warmup.insufficient"]
+    assert (finding.status, finding.threshold) == ("warn", 10.0)
+    assert finding.value == pytest.approx(4.0)
+    assert finding.advice
+    assert diagnosis["warmup.shortest"].value == 100.0
+    assert diagnose_warmup(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
+
+
+def test_where_the_cap_fails_warmup_is_no_cure():
+    diagnosis = diagnose_warmup(study(short(10, passes=False), short(100, passes=False), dropped=[1000, 10_000]))
+    assert statuses(diagnosis) == {
+        "needed": "not_measured", "shortest": "not_measured", "over_cap": "not_measured", "lengthen": "not_measured",
+        "insufficient": "warn",
+    }  # fmt: skip
+    assert "not tried: 1,000, 10,000 steps" in diagnosis["warmup.shortest"].summary
+    assert diagnose_warmup(study(short(10, passes=False)))["warmup.insufficient"].status == "not_measured", "yet"
+
+
+@pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
+def test_above_five_percent_the_run_has_to_grow(steps, status):
+    """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000."""
+    r = study(short(steps, passes=True), full(steps, passes=True, total=10_000), total=10_000)
+    finding = diagnose_warmup(r)["warmup.lengthen"]
+    assert (finding.status, finding.value) == (status, steps / 10_000)
+    assert finding.evidence["proposed_total_steps"] == 10_000 + steps
+    if steps == 1000:
+        assert "10,000 + 1,000 = 11,000" in finding.summary
+        assert "11,000" in finding.advice[0]
+
+
+@pytest.mark.parametrize(("steps", "status"), [(99, "ok"), (100, "ok"), (101, "warn")])
+def test_the_cap_refers_to_the_baselines_steps(steps, status):
+    r = study(short(steps, passes=True), full(steps, passes=True, total=1000), cap=300)
+    finding = diagnose_warmup(r)["warmup.over_cap"]
+    assert (finding.status, finding.value) == (status, steps / 1000)
+    assert diagnose_warmup(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
+
+
+def test_a_warmup_that_the_baseline_has_already_counts():
+    own = {"warmup_steps": 30}
+    without = [trial(falling(1000), 0.02, stage="baseline"), trial(falling(1000, 0.6), 0.05)]
+    tried = [
+        trial(falling(180), 1.0, stage="warmup", warmup_steps=60, total_steps=180),
+        trial(falling(1030), 1.0, stage="warmup_full", warmup_steps=60, total_steps=1030),
+    ]
+    facts = {"warmup": {"unstable_lr": UNSTABLE, "cap": 70}}
+    diagnosis = diagnose_warmup(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
+    assert diagnosis["warmup.shortest"].value == 30.0, "what is prepended"
+    assert diagnosis["warmup.over_cap"].value == pytest.approx(0.06), "the ramp as a whole"
+    alone = diagnose_warmup(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
+    assert (alone.status, alone.value) == ("warn", 0.3)
+
+
+def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
+    """F3.12: the baseline's best is its third evaluation, and its last is worse."""
+    rows = evaluations(0, [0, 400, 600, 1000], [2.3, 0.9, 0.4, 0.8], split="validation")
+    rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
+    found = diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
+    assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)
+    assert (found["recommended"]["best_step"], found["recommended"]["validation/loss"]) == (600, 0.2)
+
+
+TOTAL = 400
+AT_EDGE = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.8), (0.4, 0.5))]
+FAR = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.5), (0.4, 0.8), (0.8, 1.0))]
+JUMP = np.r_[falling(200), np.full(200, 9.0)]
+STUCK = np.r_[2.3, 60.0, np.full(TOTAL - 2, 2.4)]
+
+
+def signed(trials, edge, confirm):
+    runs = [*trials, trial(BLOWN, edge), *(trial(loss, lr, stage="confirm") for loss, lr in confirm)]
+    return record(runs, total_steps=TOTAL, peak_lr=0.1)
+
+
+@pytest.mark.parametrize(("r", "status", "said"), [
+    (signed(AT_EDGE, 0.45, [(STUCK, 2.0), (STUCK, 4.0)]), "warn", "F1.12"),
+    (signed(FAR, 1.6, [(JUMP, 1.0), (STUCK, 2.0)]), "warn", "F1.13"),
+    (signed(AT_EDGE, 0.45, [(JUMP, 2.0)]), "warn", "F1.12) and"),
+    (signed(FAR, 1.6, [(falling(TOTAL, 1.1), 1.0), (STUCK, 2.0)]), "ok", "No sign"),
+    (signed(FAR, 1.6, []), "not_measured", "lacks the runs at 5 and 10"),
+    (record(FAR, total_steps=TOTAL), "not_measured", "lacks the sweep and the runs"),
+], ids=["edge", "rise", "both", "neither", "no confirmation", "no unstable lr"])  # fmt: skip
+def test_a_warmup_is_called_for_by_two_signs(r, status, said):
+    finding = diagnose_warmup(r)["warmup.needed"]
+    assert finding.status == status
+    assert said in finding.summary
+    assert bool(finding.advice) == (status == "warn")
+
+
+def test_an_lr_that_trains_without_one_needs_none():
+    r = study(short(10, passes=True), full(0, passes=True, total=1000))
+    diagnosis = diagnose_warmup(r)
+    assert diagnosis["warmup.shortest"].value == 0.0
+    assert diagnosis["warmup.needed"].status == "ok"
+    assert (diagnosis["warmup.lengthen"].status, diagnosis["warmup.over_cap"].status) == ("ok", "ok")
+
+
+def test_a_reason_to_stop_is_told_by_every_finding_that_needs_a_length():
+    diagnosis = diagnose_warmup(study(*GOOD, facts={"stopped": "no run learned anything"}))
+    assert all("no run learned anything" in diagnosis[code].summary for code in CODES[1:])
+
+
+def test_the_scale_of_the_loss_changes_nothing():
+    plain, scaled = study(*GOOD), study(*GOOD)
+    scaled.steps["loss"] = 1e4 * scaled.steps["loss"] - 1000
+    assert statuses(diagnose_warmup(plain)) == statuses(diagnose_warmup(scaled))

@@ -1,0 +1,52 @@
+"""The two signs that call for a warmup: the best lr at the edge, and a rise after a decline far above it (F3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.diagnostics.instability import diagnose_instability
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["WarmupSigns", "warmup_signs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupSigns:
+    """What calls for a warmup.
+
+    Attributes:
+        at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
+            (F1.12, F1.4); None where it was not measured.
+        rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
+        unstable_lr: the lr at which training becomes lasting unstable, None where it was not found.
+        lower: largest lr below it that is stable.
+        upper: smallest lr that is not.
+    """
+
+    at_edge: bool | None
+    rises: bool | None
+    unstable_lr: float | None
+    lower: float | None
+    upper: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether one of them holds; None where neither does and one was not looked for."""
+        if self.at_edge or self.rises:
+            return True
+        return None if None in (self.at_edge, self.rises) else False
+
+
+def warmup_signs(record: RecordLike) -> WarmupSigns:
+    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr."""
+    sweep = diagnose_lr_sweep(record)
+    edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
+    confirm = diagnose_instability(record)["stability.mid"].evidence.get("confirm")
+    return WarmupSigns(
+        at_edge=None if edge.status == "not_measured" else edge.status == "warn",
+        rises=any(run["shape"] == "rise after decline" for run in confirm) if confirm else None,
+        unstable_lr=unstable.value,
+        lower=unstable.evidence.get("lower"),
+        upper=unstable.evidence.get("upper"),
+    )
