@@ -25,7 +25,7 @@ class ClipThreshold:
         reason: why there is no threshold, else "".
         all_steps: the same percentile over all finite norms, the first steps included; None without any.
         windows: the same percentile in each window of the whole run, in order of time; NaN for a window without finite norms.
-        drift: largest over smallest of the windows that lie in the steady stretch; None where unknown.
+        drift: largest over smallest median of as many windows of the steady stretch; None where unknown.
         median: of the steady stretch, the "typical" norm (F4.5).
         low: its 25th percentile.
         high: its 75th percentile.
@@ -164,7 +164,7 @@ def choose_threshold(
         high=high,
         ratio=threshold / median if median > 0 else None,
         clip_frac=float((values[finite] > threshold).mean()),
-        drift=_drift(values[start:stop], percentile, windows),
+        drift=_drift(values[start:stop], windows),
         **common,
     )
 
@@ -191,8 +191,8 @@ def _percentile(values: FloatArray, percentile: float) -> float:
     return float(np.percentile(known, percentile)) if known.size else math.nan
 
 
-def _drift(steady: FloatArray, percentile: float, windows: int) -> float | None:
-    """Return how far the percentile moves within the stretch, as largest over smallest window."""
-    found = [_percentile(part, percentile) for part in np.array_split(steady, max(1, windows))]
+def _drift(steady: FloatArray, windows: int) -> float | None:
+    """Return how far the typical norm moves within the stretch, as largest over smallest window."""
+    found = [_percentile(part, 50.0) for part in np.array_split(steady, max(1, windows))]
     known = [value for value in found if value > 0]
     return max(known) / min(known) if len(known) > 1 else None

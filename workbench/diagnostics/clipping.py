@@ -62,7 +62,7 @@ def diagnose_clipping(
         record: a study, or a single trial.
         percentile: of the norms of a steady stretch without clipping (F4.9).
         aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
-        drift_ratio: norms whose percentile moves by more than this factor have no one threshold (rule of thumb).
+        drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
         parked_frac: see `clipped_runs`.
         skip_frac: see `steady_stretch`.
 
@@ -110,7 +110,7 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
     if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
     if chosen.drift is not None and chosen.drift > drift_ratio:
-        notes += f" It drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
+        notes += f" The median drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
     if found.clipped:
         notes += " The run was itself clipped; its path differs from one without."
     return Finding(
@@ -288,9 +288,10 @@ def _lower(study: _Study, lead: Rung) -> str:
     known = [row["effective_lr"] for row in lead.rows if row["effective_lr"] is not None]
     edge = study.unstable_lr
     to = f" to about {np.mean(known):.2g}, the mean length of its steps" if known else ""
-    if edge is not None and lead.lr >= edge and not (known and np.mean(known) < edge):
+    masked = any(masks(row, edge) for row in lead.rows)
+    if edge is not None and lead.lr >= edge and (masked or not known or np.mean(known) >= edge):
         to = f" below {edge:.4g}, where training becomes unstable"
-    elif edge is None and any(row["parked"] for row in lead.rows):
+    elif masked:
         to = ""
     return f"Reduce peak_lr from {lead.lr:.4g}{to}, instead of clipping (F4.12)."
 
