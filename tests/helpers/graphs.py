@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.graph.lowering import lower
-from workbench.train.graph.recorder import Recorder
-from workbench.train.graph.running import refresh
-from workbench.train.graph.stages import Stage, dead_code, stage_of
+from workbench.train.traced.graph.lowering import lower
+from workbench.train.traced.graph.recorder import Recorder
+from workbench.train.traced.graph.running import refresh
+from workbench.train.traced.graph.stages import Stage, dead_code, stage_of
 
 
 class Graph(NamedTuple):
