@@ -69,7 +69,7 @@ def test_a_cure_is_named_with_its_price() -> None:
     cures = found["clipping.cures"]
     assert (cures.status, cures.value) == ("ok", 1.0)
     assert "(the 75th percentile) keeps lr 0.4 stable" in cures.summary
-    assert "15% of the steps clipped" in cures.summary
+    assert "15% of the steps are clipped" in cures.summary
     ladder = cures.evidence["ladder"]
     assert [(r["percentile"], r["passes"], r["lasting"]) for r in ladder] == [(90.0, False, 1), (75.0, True, 0)]
     assert statuses(found)["masks_lr"] == "ok"

@@ -40,7 +40,7 @@ def test_each_run_stands_at_its_threshold_and_end_loss(with_diagnosis: bool) -> 
     assert marked["diverged"].get_xdata().tolist() == [4.0]
     assert marked["unstable, or nothing learned"].get_xdata().tolist() == [2.0]
     assert {text.get_text() for text in ax.texts} == {"15 %", "75 %"}
-    assert "without clipping: divergent" in lines
+    assert "lr 0.4 without clipping: divergent" in lines
 
 
 def test_the_proposed_threshold_and_the_reference_are_drawn() -> None:
@@ -54,7 +54,7 @@ def test_the_proposed_threshold_and_the_reference_are_drawn() -> None:
 
 def test_a_stable_run_without_clipping_is_a_line() -> None:
     made = record([plain(), plain(FALLING / 3, lr=0.4), clipped(30, lr=0.4)])
-    assert drawn(plot_clipping(made, ax=blank()), "without clipping")[1] == pytest.approx(
+    assert drawn(plot_clipping(made, ax=blank()), "lr 0.4 without clipping")[1] == pytest.approx(
         [FALLING[-20:].mean() / 3] * 2
     )
 

@@ -153,3 +153,9 @@ def test_a_run_that_passes_through_huge_losses_can_be_drawn() -> None:
     ax = plot_loss_curves(record, trials=record.trials["trial"].tolist(), ax=blank())
     ax.figure.canvas.draw()
     assert ax.get_yscale() == "log"
+
+
+def test_a_clipped_run_says_so_beside_one_without_at_the_same_lr() -> None:
+    record = study()
+    labels = plot_loss_curves(record, trials=[5, 10], ax=blank()).get_legend_handles_labels()[1]
+    assert labels == ["lr 0.16", "lr 0.16: clipped above 0.5"]

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.diagnostics.base import Diagnosis, Finding, Status
+from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.clip_ladder import Rung, is_calm, leading, masks, read_ladder
 from workbench.diagnostics.clip_reference import ReferenceNorms, reference_norms
 from workbench.diagnostics.clip_threshold import ClipThreshold, choose_threshold
 from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.lr_points import objective, sweep_table
 from workbench.diagnostics.lr_search import unstable_bracket
-from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, read_curves
+from workbench.diagnostics.nonfinite_norms import nonfinite_norms
+from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["CODES", "diagnose_clipping"]
 
@@ -84,7 +85,13 @@ def diagnose_clipping(
         unstable_lr=None if bracket is None else bracket.middle,
         aggressive_frac=aggressive_frac,
     )
-    findings = (_threshold(study, drift_ratio), _cures(study), _aggressive(study), _masks(study), _nonfinite(study))
+    findings = (
+        _threshold(study, drift_ratio),
+        _cures(study),
+        _aggressive(study),
+        _masks(study),
+        nonfinite_norms(record),
+    )
     return Diagnosis(
         findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
     )
@@ -110,7 +117,9 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
     if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
     if chosen.drift is not None and chosen.drift > drift_ratio:
-        notes += f" The median drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
+        notes += (
+            f" The median drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
+        )
     if found.clipped:
         notes += " The run was itself clipped; its path differs from one without."
     return Finding(
@@ -134,12 +143,17 @@ def _cures(study: _Study) -> Finding:
         )
         return Finding(code=code, status="warn" if hurt else "ok", clause="F4.10", summary=summary, evidence=evidence)
     value = {"value": lead.max_grad_norm, "unit": "gradient norm"}
-    share = f"{lead.clip_frac:.0%} of the steps clipped" if lead.clip_frac is not None else "an unknown share clipped"
+    share = (
+        f"{lead.clip_frac:.0%} of the steps are clipped"
+        if lead.clip_frac is not None
+        else "an unknown share is clipped"
+    )
     if lead.passes:
         beyond = _is_aggressive(study, lead) or any(masks(row, study.unstable_lr) for row in lead.rows)
         summary = (
-            f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable, which is not "
-            f"without it; {share}" + (": no cure but a smaller step." if beyond else ".")
+            f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; "
+            f"without it training is not. {share[0].upper()}{share[1:]}"
+            + (": no cure but a smaller step." if beyond else ".")
         )
         return Finding(code=code, status="warn" if beyond else "ok", summary=summary, clause="F4.10", evidence=evidence,
                        advice=[_lower(study, lead)] if beyond else (), **value)  # type: ignore[arg-type]  # fmt: skip
@@ -209,42 +223,6 @@ def _no_mask(lead: Rung) -> str:
             f"At lr {lead.lr:.4g} the gradient norm comes down below the threshold: clipping helps and hides nothing."
         )
     return f"Nothing to hide: lr {lead.lr:.4g} is stable without clipping."
-
-
-def _nonfinite(study: _Study) -> Finding:
-    code = "clipping.nonfinite"
-    curves = [c for c in read_curves(study.record) if "grad_norm" in c.steps]
-    if not curves:
-        return _not_measured(study, code, "no gradient norm was recorded")
-    counts = [
-        (c, int((~np.isfinite(c.steps["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum())) for c in curves
-    ]
-    hits = [(c, n) for c, n in counts if n]
-    own_lr = study.record.config.get("peak_lr")
-    own = [n for c, n in hits if c.stage == "baseline" or (c.lr == own_lr and c.stage not in OTHER_STAGES)]
-    whole = [n for c, n in hits if not c.diverged]
-    rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]
-    total = sum(n for _, n in counts)
-    status: Status = "fail" if own else "warn" if whole else "ok"
-    if not hits:
-        summary = f"All gradient norms of {len(curves)} trial(s) are finite."
-    else:
-        where = (
-            "at the baseline's lr"
-            if own
-            else "in runs whose loss stays finite"
-            if whole
-            else "where runs ended non-finite"
-        )
-        summary = f"{total} gradient norm(s) in {len(hits)} of {len(curves)} trial(s) are not finite, {where}; they are counted, not averaged."
-    advice = [
-        "Clipping leaves a non-finite gradient as it is: look for overflow (precision), a division or logarithm of zero, or "
-        "non-finite data."
-    ]
-    return Finding(
-        code=code, status=status, summary=summary, value=float(total), unit="steps", clause="F4.6",
-        evidence={"trials": rows}, advice=advice if status != "ok" else (),
-    )  # fmt: skip
 
 
 def _not_measured(study: _Study, code: str, reason: str) -> Finding:

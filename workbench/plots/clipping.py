@@ -66,7 +66,8 @@ def plot_clipping(
         _draw_without(axes, rows)
         _draw_proposed(axes, diagnosis)
         limits = [number(row["max_grad_norm"]) for row in rows]
-        axes.set_xlim(min(limits) / 1.6, max(limits) * 1.6)
+        margin = max(1.05, (max(limits) / min(limits)) ** 0.15)
+        axes.set_xlim(min(limits) / margin, max(limits) * margin)
         log_scale(axes, "x")
         if not stable:
             axes.set_yticks([])
@@ -117,10 +118,12 @@ def _draw_without(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     if not known:
         return
     stable = [number(row["twin_loss"]) for row in known.values() if not row["twin_lasting"]]
+    row = next(iter(known.values()))
+    label = f"lr {short(number(row['lr']))} without clipping"
     if stable and np.isfinite(stable).all():
-        ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label="without clipping")
+        ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label=label)
     else:
-        ax.plot([], [], "X", color=BAD, label=f"without clipping: {next(iter(known.values()))['twin_outcome']}")
+        ax.plot([], [], "X", color=BAD, label=f"{label}: {row['twin_outcome']}")
 
 
 def _draw_proposed(ax: Axes, diagnosis: Diagnosis | None) -> None:

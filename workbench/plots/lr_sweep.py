@@ -128,12 +128,22 @@ def plot_loss_curves(
         chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
             trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
-        drawn = [draw_trial_loss(axes, record, t, index=i, relative_to=best) for i, t in enumerate(trials)]
+        notes = [_clipping_note(record, t) for t in trials]
+        drawn = [
+            draw_trial_loss(axes, record, t, index=i, relative_to=best, note=note)
+            for i, (t, note) in enumerate(zip(trials, notes, strict=True))
+        ]
         curves = [line for line in drawn if line is not None]
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
         loss_axes(axes, curves, title="Training loss at lr* and just above" if chosen else "Training loss")
     return axes
+
+
+def _clipping_note(record: Record, trial: int) -> str:
+    """What tells a run with clipping from one without at the same lr."""
+    limit = number(field_of(record, trial, "max_grad_norm"))
+    return f"clipped above {short(limit)}" if np.isfinite(limit) else ""
 
 
 def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:

@@ -1,0 +1,52 @@
+"""`nonfinite_norms`: how many gradient norms are NaN or infinite, and in which runs (F4.6)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.diagnostics.base import Finding, Status
+from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, TrialCurve, read_curves
+
+__all__ = ["nonfinite_norms"]
+
+
+def nonfinite_norms(record: RecordLike) -> Finding:
+    """Return the finding `clipping.nonfinite`: a failure at the baseline's own lr, a warning in runs that stay finite.
+
+    Args:
+        record: a study, or a single trial.
+    """
+    code = "clipping.nonfinite"
+    curves = [c for c in read_curves(record) if "grad_norm" in c.steps]
+    if not curves:
+        return Finding(
+            code=code, status="not_measured", clause="F4.6", summary="Not measured: no gradient norm was recorded."
+        )
+    counts = [(c, _count(c)) for c in curves]
+    hits = [(c, n) for c, n in counts if n]
+    own_lr = record.config.get("peak_lr")
+    own = [n for c, n in hits if c.stage == "baseline" or (c.lr == own_lr and c.stage not in OTHER_STAGES)]
+    whole = [n for c, n in hits if not c.diverged]
+    rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]
+    total = sum(n for _, n in counts)
+    status: Status = "fail" if own else "warn" if whole else "ok"
+    if not hits:
+        summary = f"All gradient norms of {len(curves)} trial(s) are finite."
+    else:
+        finite = "in runs whose loss stays finite" if whole else "where runs ended non-finite"
+        where = "at the baseline's lr" if own else finite
+        counted = f"{total} gradient norm(s) in {len(hits)} of {len(curves)} trial(s) are not finite"
+        summary = f"{counted}, {where}; they are counted, not averaged."
+    advice = [
+        "Clipping leaves a non-finite gradient as it is: look for overflow (precision), a division or logarithm of zero, or "
+        "non-finite data."
+    ]
+    return Finding(
+        code=code, status=status, summary=summary, value=float(total), unit="steps", clause="F4.6",
+        evidence={"trials": rows}, advice=advice if status != "ok" else (),
+    )  # fmt: skip
+
+
+def _count(curve: TrialCurve) -> int:
+    norms = curve.steps["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan)
+    return int((~np.isfinite(norms)).sum())
