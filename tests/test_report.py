@@ -133,7 +133,7 @@ def test_verdict_comes_before_everything_else(source: str) -> None:
 def test_cost_command_and_every_trial(source: str) -> None:
     assert "1,150 training steps · 3.2 s · 9.5 baseline runs" in source
     assert code_of(source, "command") == "workbench diagnose digits_mlp --steps 120"
-    table = source[source.index("All 10 trials") :]
+    table = source[source.index("All 11 trials") :]
     assert table.count("<tr>") == 1 + len(study().trials)
 
 
