@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.rises import confirmation
+from workbench.diagnostics.trials import RecordLike, full_length, judge, read_curves
 
 __all__ = ["WarmupSigns", "warmup_signs"]
 
@@ -38,15 +38,29 @@ class WarmupSigns:
         return None if None in (self.at_edge, self.rises) else False
 
 
-def warmup_signs(record: RecordLike) -> WarmupSigns:
-    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr."""
+def warmup_signs(record: RecordLike, *, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
+    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
+
+    Args:
+        record: a study.
+        far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).
+    """
     sweep = diagnose_lr_sweep(record)
     edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
-    confirm = diagnose_instability(record)["stability.mid"].evidence.get("confirm")
     return WarmupSigns(
         at_edge=None if edge.status == "not_measured" else edge.status == "warn",
-        rises=any(run["shape"] == "rise after decline" for run in confirm) if confirm else None,
+        rises=_rises(record, record.facts.get("lr_star") or sweep["lr.best"].value, far),
         unstable_lr=unstable.value,
         lower=unstable.evidence.get("lower"),
         upper=unstable.evidence.get("upper"),
     )
+
+
+def _rises(record: RecordLike, lr_star: float | None, far: tuple[float, float]) -> bool | None:
+    if lr_star is None:
+        return None
+    peers = full_length(read_curves(record), record.config)
+    low, high = far[0] * lr_star * (1 - 1e-6), far[1] * lr_star * (1 + 1e-6)
+    runs = [c for c in peers if c.stage == "confirm" or low <= c.lr <= high]
+    shapes = [confirmation(item, lr_star=lr_star)["shape"] for item in judge(runs, peers)]
+    return any(shape == "rise after decline" for shape in shapes) if shapes else None
