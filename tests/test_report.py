@@ -238,7 +238,12 @@ def test_not_adopted_is_said_with_its_reason(tmp_path: Path) -> None:
 
 def test_measurements_have_a_table_that_other_findings_stay_out_of(source: str) -> None:
     measured = source[source.index("<h2>Measured</h2>") : source.index('<article class="card ok">')]
-    assert re.findall(r"<tr><td>([^<]+)</td>", measured) == ["lr.best", "lr.unstable", "clipping.threshold"]
+    assert re.findall(r"<tr><td>([^<]+)</td>", measured) == [
+        "lr.best",
+        "lr.unstable",
+        "warmup.shortest",
+        "clipping.threshold",
+    ]
 
 
 @pytest.mark.parametrize(
