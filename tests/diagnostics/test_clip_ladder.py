@@ -14,7 +14,7 @@ def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **chang
     """A clipped run that is stable where the same without clipping diverges."""
     usual = {
         "trial": 1, "stage": stage, "seed": 0, "lr": lr, "max_grad_norm": limit, "outcome": "none", "lasting": False,
-        "clip_frac": 0.1, "late_clip_frac": 0.1, "parked": False, "falling": False,
+        "clip_frac": 0.1, "late_clip_frac": 0.1, "parked": False, "falling": False, "alternation": None,
         "twin": 0, "twin_outcome": "divergent", "twin_lasting": True,
     }  # fmt: skip
     return usual | changes
@@ -52,6 +52,8 @@ def test_calm_shows_no_rise_and_learns() -> None:
         ({"parked": False}, None, False),
         ({"parked": True, "lasting": True}, None, False),
         ({"parked": True, "falling": True}, None, None),
+        ({"parked": True, "falling": True, "alternation": -0.5}, None, None),
+        ({"parked": True, "falling": True, "alternation": -0.98}, None, True),
         ({"parked": False, "falling": True}, None, False),
         ({"parked": True, "twin_lasting": False}, 0.1, False),
         ({"parked": True, "twin_lasting": None}, None, None),

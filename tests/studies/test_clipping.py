@@ -16,6 +16,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.errors import ConfigError
 from workbench.record import StudyRecord
+from workbench.schedules import prepend_warmup
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import open_session
@@ -49,6 +50,21 @@ def test_early_instability_is_cured_by_the_first_threshold(tmp_path: Path) -> No
     assert found["clipping.aggressive"].value == pytest.approx((first["grad_norm"] > limits[0]).mean())
     assert found.verdict == "ok"
     assert first["loss"].iloc[-40:].mean() < 0.1 * reference.steps["loss"].iloc[-40:].mean()
+
+
+def test_a_warmup_cures_what_no_threshold_does(tmp_path: Path) -> None:
+    """F4.4: at 100 times the unstable lr clipped steps leap from wall to wall; a ramp of 120 steps walks down."""
+    lr = 100 * 2 / 201
+    record, found = run(valley(), tmp_path, peak_lr=lr)
+    assert found["clipping.cures"].status == "warn"
+    assert found["clipping.aggressive"].value == 1.0
+    assert found["clipping.masks_lr"].status == "warn"
+    reference, *clipped = (record.trial(n).steps["loss"].iloc[-40:].mean() for n in (0, 2, 3, 4, 5, 6))
+    assert min(clipped) > 2 * reference, "worse than the stable lr"
+    config = prepend_warmup(valley().config.replace(peak_lr=lr), 120)
+    ramped = Trainer(device="cpu").run(valley(), config, out=tmp_path / "ramped").steps["loss"]
+    assert ramped.max() == ramped.iloc[0]
+    assert ramped.iloc[-1] < 1e-20
 
 
 @pytest.mark.parametrize("start", range(3))

@@ -58,7 +58,7 @@ def is_cured(row: Mapping[str, Any]) -> bool:
     return bool(row["twin_lasting"]) or (not is_calm(row, "twin_outcome") and is_calm(row))
 
 
-def masks(row: Mapping[str, Any], unstable_lr: float | None) -> bool | None:
+def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -0.9) -> bool | None:
     """Tell whether clipping hides an lr that is too high: stable only for as long as nearly every step is clipped.
 
     Above the edge of stability clipped gradient descent settles in a 2-cycle of span lr * threshold: the loss stays
@@ -68,16 +68,18 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None) -> bool | None:
         row: one of `clipped_runs`.
         unstable_lr: where instability starts without clipping, from a sweep; it counts where the same run without
             clipping was not made.
+        cycle: an `alternation` down to this is the swing of a 2-cycle, which comes to rest nowhere (rule of thumb).
 
     Returns:
         None where nobody knows: whether the lr is too high, or what would become of a run that is still learning when
-        it ends.
+        it ends, without such a swing.
     """
     too_high = row["twin_lasting"]
     if too_high is None:
         too_high = None if unstable_lr is None else row["lr"] >= unstable_lr
     hides = bool(too_high and not row["lasting"] and row["parked"])
-    return None if too_high is None or (hides and row["falling"]) else hides
+    swings = row["alternation"] is not None and row["alternation"] <= cycle
+    return None if too_high is None or (hides and row["falling"] and not swings) else hides
 
 
 def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[Rung]:
