@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from workbench import record_parts
 from workbench.errors import RecordError
 from workbench.record_parts import PartWriter, read_parts, write_atomic
 
@@ -115,16 +116,27 @@ def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, mon
     for first in (0, 3):
         writer.add(rows(first))
         writer.flush()
-    read, merged = pq.read_table, []
+    read, merged = record_parts._read, []
 
-    def reads_late(path: Path, **options: Any) -> Any:
+    def reads_late(path: Path) -> Any:
         if not merged:
-            merged.append(True)
+            merged.append(path)
             writer.merge()
-        return read(path, **options)
+            assert not path.exists()
+        return read(path)
 
-    monkeypatch.setattr(pq, "read_table", reads_late)
+    monkeypatch.setattr(record_parts, "_read", reads_late)
     assert steps_of(tmp_path) == list(range(6))
+    assert merged
+
+
+def test_a_ragged_block_is_refused_before_it_spoils_the_others(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path)
+    writer.add(rows(0))
+    with pytest.raises(ValueError, match="same length"):
+        writer.add({"trial": [0, 0], "step": [3]})
+    writer.flush()
+    assert steps_of(tmp_path) == [0, 1, 2]
 
 
 def test_everything_may_be_dropped(tmp_path: Path) -> None:

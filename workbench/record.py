@@ -284,6 +284,8 @@ def _trial_row(folder: Path) -> dict[str, Any]:
     row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
     row |= {"gradients": None, "lanes": None}
     for event in read_events(folder):
+        if "gradients" in event and event.get("event") != "changed":
+            row |= {"lanes_per_call": None, "threads": None, "loop_ms": math.nan, "step_ms": math.nan}
         row |= {key: event[key] for key in _FROM_EVENTS if key in event}
     if row["best_value"] is None:
         row["best_value"] = math.nan
@@ -297,6 +299,8 @@ def _lanes_row(folder: Path) -> dict[str, Any]:
     stored = read_json(folder / "config.json")
     row: dict[str, Any] = {"trial": stored["trial"], "stage": stored["stage"], "loop_ms": math.nan, "step_ms": math.nan}
     for event in read_events(folder):
+        if "gradients" in event and event.get("event") != "changed":
+            row |= {"lanes_per_call": None, "threads": None, "loop_ms": math.nan, "step_ms": math.nan}
         row |= {key: event[key] for key in _LANES if key in event}
         lanes = event.get("measured_lanes", event.get("lanes"))
         measured = {way: ms / lanes for way, ms in (event.get("measured_ms") or {}).items()}

@@ -15,6 +15,7 @@ def how_trained(lanes: pd.DataFrame) -> str:
     Args:
         lanes: `StudyRecord.lanes`, one row a trial.
     """
+    lanes = lanes.dropna(subset=["lanes"])  # a trial may not have begun
     if lanes.empty:
         return "No trial yet."
     said = [f"{len(lanes)} trial{'s' * (len(lanes) > 1)}, up to {int(lanes['lanes'].max())} of them together."]

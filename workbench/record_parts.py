@@ -60,6 +60,9 @@ class PartWriter:
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Keep one block of rows in memory until the next `flush`."""
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of one block must have the same length, not {lengths}")
         self._blocks.append(dict(columns))
 
     def flush(self) -> None:

@@ -75,7 +75,7 @@ def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing
         pytest.raises(DataError, match="batch_size=1000") as raised,
     ):
         run_round(session, [Asked("a", good), Asked("b", bad)])
-    assert "peak_lr=0.2" in "".join(raised.value.__notes__)
+    assert "configs[1] (peak_lr=0.2)" in str(raised.value)
     assert not (tmp_path / "s" / "trials").exists()
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from tests.helpers.workloads import small_net, small_workload
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkloadError
 from workbench.record import StudyRecord
 from workbench.record_writer import StudyWriter
-from workbench.train import choice
+from workbench.train import choice, known_choices
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
 from workbench.train.hooks.activations import Activations
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.known_choices import forget_choices, recall, remember
 from workbench.train.traced.cannot_batch import CannotBatch
 from workbench.train.traced.vmap_gradients import VmapGradients
@@ -254,9 +254,71 @@ def test_what_is_known_for_another_number_of_lanes(
     assert recall("another kind", lanes=measured_on) is None
 
 
-def test_what_cannot_be_traced_is_known_for_every_number_of_lanes() -> None:
-    remember("kind", small_workload(), Verdict(None, "planted", {}), lanes=4)
-    assert recall("kind", lanes=1) == recall("kind", lanes=64) == Verdict(None, "planted", {})
+def test_an_exact_match_is_preferred() -> None:
+    own, other = (Verdict(Arrangement(1, 2), reason, {"loop": 1.0}) for reason in ("own", "other"))
+    remember("kind", small_workload(), other, lanes=16)
+    remember("kind", small_workload(), own, lanes=4)
+    assert recall("kind", lanes=4) is own
+
+
+def test_what_was_refused_for_other_lanes_is_tried_again(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
+    """Dropout of another rate in every trial cannot share a program; a single trial can have one."""
+    timed(1.0, 0.1)
+    rates = iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    given = small_workload(build_model=lambda: nn.Sequential(small_net().double(), nn.Dropout(next(rates))))
+    configs = [given.config.replace(shared_seed=k) for k in range(2)]
+    study = StudyWriter.open(tmp_path / "run", kind="lr_sweep", workload=given.name, config=given.config.to_dict())
+    trainer = Trainer()
+    trainer.run_trials(given, configs, study, stage="lr_sweep")
+    trainer.run_trials(given, [given.config.replace(shared_seed=9)], study, stage="lr_sweep")
+    study.close()
+    lanes = StudyRecord(tmp_path / "run").lanes
+    assert lanes["gradients"].tolist() == ["loop", "loop", "vmap"]
+
+
+def test_a_short_vmap_is_not_remembered_for_long_ones(
+    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(1.0, 0.1)
+    monkeypatch.setattr(choice, "WORTH_SECONDS", 1e9)
+    given = small_workload()
+    sweep(given, tmp_path / "short", way="vmap")
+    assert not known_choices._known
+
+
+def test_nothing_left_to_train_asks_for_no_way(tmp_path: Path) -> None:
+    """A process that is killed between the last checkpoint and the note that the trial has ended goes on with no step."""
+    given = small_workload()
+    sweep(given, tmp_path / "run", lanes=1, way="vmap")
+    path = tmp_path / "run" / "trials" / "0" / "events.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    record = sweep(given, tmp_path / "run", lanes=1, way="vmap")
+    assert record.trials["state"].tolist() == ["complete"]
+
+
+def test_an_error_of_the_users_own_is_shown_as_it_is(tmp_path: Path) -> None:
+    def forward(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise IndexError("planted")
+
+    for way in ("vmap", "auto"):
+        with pytest.raises(WorkloadError, match=r"forward or loss raised IndexError: planted"):
+            sweep(small_workload(forward=forward), tmp_path / way, way=way)
+
+
+def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_path: Path) -> None:
+    class Refuses(Hook):
+        def on_start(self, run: Run) -> None:
+            raise RuntimeError("planted")
+
+    given = small_workload(config={"checkpoint_every_steps": 5, "eval_every_steps": 5, "keep_best": 2})
+    with pytest.raises(RuntimeError, match="planted"):
+        sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
+    folder = tmp_path / "run" / "trials" / "0" / "checkpoints"
+    before = sorted(path.name for path in folder.iterdir())
+    assert len(before) > 1
+    with pytest.raises(RuntimeError, match="planted"):
+        sweep(given, tmp_path / "run", lanes=1, hooks=[Refuses()])
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(

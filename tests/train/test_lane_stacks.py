@@ -57,7 +57,9 @@ def test_out_of_memory_halves_the_stack_and_goes_on_from_its_checkpoints(tmp_pat
 def test_a_bound_on_memory_divides_the_lanes_into_stacks(tmp_path: Path) -> None:
     seen = Full(fit=99)
     lane = 41 * 8 * 6  # parameters, gradient and four tensors of the optimizer, in float64
-    record = run(tmp_path / "run", seen, [0.01 * (k + 1) for k in range(5)], memory_gb=2.5 * lane / 1e9)
+    record = run(
+        tmp_path / "run", seen, [0.01 * (k + 1) for k in range(5)], memory_gb=2 * 2.5 * lane / 1e9
+    )  # half of it
     assert [lanes for lanes, _ in seen.began] == [1, 2, 2]
     assert list(record.trials["state"]) == ["complete"] * 5
     seen = Full(fit=99)

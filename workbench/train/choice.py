@@ -28,7 +28,10 @@ from workbench.workloads.base import Workload
 __all__ = ["Chosen", "choose_gradients"]
 
 WORTH_SECONDS = (
-    1.0  # rule of thumb: tracing and measuring take a third of it, which a shorter training does not give back
+    1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training does not give back
+)
+MEASURING_FRAC = (
+    0.02  # rule of thumb: no further arrangement is tried once measuring took this share of what it could save
 )
 TIMED_SECONDS = 0.1  # rule of thumb: a way is timed for this long, or for one step
 
@@ -120,12 +123,14 @@ def choose_gradients(
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
     loop = LoopGradients(workload, stack)
+    if not steps:
+        return Chosen(loop, Verdict(None, "no step is left", {}))
     vmap = partial(_vmap, workload, stack, room=room_for_calls(stack, bound=memory))
     if wanted == "loop":
         return Chosen(loop, Verdict(None, "asked for", {}))
     if watched is not None:
         verdict = Verdict(None, f"the hook {watched} watches the forward pass", {})
-    elif wanted == "auto" and before is not None:
+    elif before is not None and wanted in ("auto", before["gradients"]):
         verdict = _checked(loop, stack, vmap, _updates(streams), _as_before(before))
     else:
         key, updates = (id(workload), wanted, *stack_kind(stack, configs[0])), _updates(streams)
@@ -143,7 +148,9 @@ def choose_gradients(
                 "one lane after the other by plain autograd, or gradients='loop'."
             )
         return Chosen(loop, verdict)
-    return Chosen(loop, verdict, vmap(verdict.arrangement))
+    way = vmap(verdict.arrangement)
+    way.prepare(_updates(streams)[0])  # what the record says of the calls has to be so from the first step on
+    return Chosen(loop, verdict, way)
 
 
 def _measured(
@@ -161,7 +168,7 @@ def _measured(
     try:
         lane_ms = _loop_ms(workload, config, stack, updates, enough_ms if wanted == "auto" else 0.0)
     except Exception as error:  # training itself says at which step, and what to look at
-        if is_out_of_memory(error):
+        if wanted != "auto" or is_out_of_memory(error):
             raise
         return Verdict(None, f"a step failed while it was timed ({type(error).__name__})", {}, lasting=False)
     measured = {"loop": lane_ms * len(stack)}
@@ -169,10 +176,12 @@ def _measured(
     if wanted == "auto" and left_s < WORTH_SECONDS:
         return Verdict(None, f"too short to measure: about {left_s:.1f} s one after the other", {}, lasting=False)
     best: Arrangement | None = None
-    reason = ""
+    reason, began = "", time.perf_counter()
     tried = arrangements(len(stack), stack.device, torch.get_num_threads())
     with stack.untouched():
         for arrangement in tried[:1] if left_s < WORTH_SECONDS else tried:
+            if len(measured) > 1 and time.perf_counter() - began > MEASURING_FRAC * left_s:
+                break
             try:
                 ms = _vmap_ms(LoopGradients(workload, stack), stack, vmap(arrangement), updates)
             except CannotBatch as error:
@@ -181,10 +190,12 @@ def _measured(
             if ms < min((v for k, v in measured.items() if wanted == "auto" or k != "loop"), default=math.inf):
                 best = arrangement
             measured[str(arrangement)] = ms
-    if len(measured) == 1:
-        return Verdict(None, reason, {})
+    if len(measured) == 1:  # a reason may belong to these lanes alone
+        return Verdict(None, reason, {}, lasting=False)
     rounded = {name: float(f"{ms:.3g}") for name, ms in measured.items()}
-    return Verdict(best, "the fastest here" if wanted == "auto" else "asked for", rounded, len(stack))
+    return Verdict(
+        best, "the fastest here" if wanted == "auto" else "asked for", rounded, len(stack), left_s >= WORTH_SECONDS
+    )
 
 
 def _checked(loop: LoopGradients, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], known: Verdict) -> Verdict:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
-__all__ = ["Evaluation", "eval_mode", "evaluate", "on_host", "weighted_means"]
+__all__ = ["Evaluation", "eval_mode", "evaluate", "evaluate_each", "on_host", "weighted_means"]
 
 
 class Evaluation(NamedTuple):
@@ -52,26 +52,60 @@ def evaluate(
     Sums run in float64 over per-example values, so that batch sizes 1 and 1,000 agree to float tolerance (P2.11).
     """
     device = device or next(model.parameters()).device
+    return evaluate_each(workload, [model], split=split, batch_size=batch_size, device=device, precision=precision)[0]
+
+
+def evaluate_each(
+    workload: Workload,
+    models: Sequence[nn.Module],
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    precision: str | None,
+    within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
+) -> list[list[Evaluation]]:
+    """Return what `evaluate` does for each of several models, of which each batch is loaded and moved once.
+
+    Args:
+        workload: what is evaluated.
+        models: one after the other, batch by batch.
+        split: of the data.
+        batch_size: examples in a batch.
+        device: where to compute.
+        precision: of the config.
+        within: the context in which a model is called, by its place.
+    """
     start = time.perf_counter()
     seen = 0
-    values: dict[str, list[Tensor]] = {}
-    weights: list[Tensor] = []
-    with torch.no_grad(), isolated_rng(), eval_mode(model):
+    values: list[dict[str, list[Tensor]]] = [{} for _ in models]
+    weights: list[list[Tensor]] = [[] for _ in models]
+    with torch.no_grad(), isolated_rng(), ExitStack() as modes:
+        for model in models:
+            modes.enter_context(eval_mode(model))
         for batch, examples in eval_batches(workload, split, batch_size, device, precision):
-            with explained(workload, f"in the batch of the {split} split that begins with example {seen}"):
-                with autocast(device, precision):
-                    outputs, losses, weight = per_example(workload, model, batch, examples)
-                values.setdefault("loss", []).append(losses)
-                weights.append(torch.ones_like(losses) if weight is None else weight)
-                for name, metric in workload.metrics.items():
-                    values.setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
+            for row, model in enumerate(models):
+                with (
+                    explained(workload, f"in the batch of the {split} split that begins with example {seen}"),
+                    within(row),
+                ):
+                    with autocast(device, precision):
+                        outputs, losses, weight = per_example(workload, model, batch, examples)
+                    values[row].setdefault("loss", []).append(losses)
+                    weights[row].append(torch.ones_like(losses) if weight is None else weight)
+                    for name, metric in workload.metrics.items():
+                        values[row].setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
             seen += examples
-    weight_all = on_host(weights)
-    if workload.weights is not None:
-        check_weights(weight_all, where=f"the {split} split")
-    seconds = time.perf_counter() - start
-    hosted = {name: on_host(parts).unsqueeze(0) for name, parts in values.items()}
-    return [weighted_means(name, lanes, weight_all, seconds)[0] for name, lanes in hosted.items()]
+    found = []
+    hosted = [
+        ({name: on_host(parts) for name, parts in v.items()}, on_host(w)) for v, w in zip(values, weights, strict=True)
+    ]
+    seconds = (time.perf_counter() - start) / len(models)
+    for columns, weight_all in hosted:
+        if workload.weights is not None:
+            check_weights(weight_all, where=f"the {split} split")
+        found.append([weighted_means(name, v.unsqueeze(0), weight_all, seconds)[0] for name, v in columns.items()])
+    return found
 
 
 def _metric(name: str, value: Tensor, examples: int) -> Tensor:

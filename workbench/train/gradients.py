@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from workbench.train.evaluation import Evaluation, evaluate
+from workbench.train.evaluation import Evaluation, evaluate_each
 from workbench.train.forward import autocast, per_example
 from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
@@ -79,21 +79,20 @@ class LoopGradients:
     def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`, made one after the other."""
         stack = self._stack
-        found = []
-        for row in rows:
-            with stack.rng.lane(row):
-                model, precision = stack.models[row], stack.precision
-                found.append(
-                    evaluate(
-                        self._workload,
-                        model,
-                        split=split,
-                        batch_size=batch_size,
-                        device=stack.device,
-                        precision=precision,
-                    )
-                )
-        return found
+        random = [stack.rng.state(row) for row in rows]
+        try:
+            return evaluate_each(
+                self._workload,
+                [stack.models[row] for row in rows],
+                split=split,
+                batch_size=batch_size,
+                device=stack.device,
+                precision=stack.precision,
+                within=lambda place: stack.rng.lane(rows[place]),
+            )
+        finally:
+            for row, state in zip(rows, random, strict=True):
+                stack.rng.load(row, state)
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done."""

@@ -30,8 +30,7 @@ def stack_kind(stack: LaneStack, config: TrainConfig) -> tuple[Hashable, ...]:
 def recall(key: Hashable, *, lanes: int) -> Verdict | None:
     """Return what was found for stacks like this one of about as many lanes, or what follows from it.
 
-    A program that cannot be traced cannot for any number of lanes; and where a call for each lane was the fastest, it
-    is so for fewer lanes too, for which sharing a call gains less.
+    Where a call for each lane was the fastest, it is so for fewer lanes too, for which sharing a call gains less.
 
     Args:
         key: of the kind of stack.
@@ -40,9 +39,12 @@ def recall(key: Hashable, *, lanes: int) -> Verdict | None:
     if key not in _known:
         return None
     _known.move_to_end(key)
-    for size, verdict in sorted(_known[key][1].items()):
+    found = _known[key][1]
+    if _size(lanes) in found:
+        return found[_size(lanes)]
+    for size, verdict in sorted(found.items()):
         single = verdict.arrangement is not None and verdict.arrangement.lanes_per_call == 1
-        if size == _size(lanes) or not verdict.measured_ms or (single and size > _size(lanes) > 1):
+        if single and size > _size(lanes) > 1:
             return verdict
     return None
 

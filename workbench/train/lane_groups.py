@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
+from workbench.schedules import lr_values
 from workbench.train.lane import Lane
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
@@ -40,9 +41,10 @@ def check_lanes(workload: Workload, configs: Sequence[TrainConfig]) -> dict[str,
         try:
             sizes = check_data(workload, config)
             check_selection(workload, config)
+            lr_values(config)
         except WorkbenchError as error:
             if len(configs) > 1:
-                error.add_note(f"This is configs[{number}], peak_lr={config.peak_lr:g}.")
+                raise type(error)(f"configs[{number}] (peak_lr={config.peak_lr:g}): {error}") from error
             raise
     return sizes
 

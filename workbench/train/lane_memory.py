@@ -10,8 +10,11 @@ import torch
 from workbench.errors import ConfigError
 from workbench.train.lanes import LaneStack
 
-__all__ = ["FREE_SHARE", "available_bytes", "lane_bytes", "lanes_that_fit", "room_for_calls"]
+__all__ = ["FREE_SHARE", "STATE_SHARE", "available_bytes", "lane_bytes", "lanes_that_fit", "room_for_calls"]
 
+STATE_SHARE = (
+    0.5  # rule of thumb: of the bound that weights, gradients and optimizers may take; activations get the rest
+)
 FREE_SHARE = 0.8  # rule of thumb: of what is free now; the rest is for what nobody counted
 
 OPTIMIZER_COPIES = (

@@ -311,7 +311,10 @@ class LaneRun:
         self.study.flush()
         self._flushed_at = time.perf_counter()
         for lane in self.lanes:
-            lane.checkpoints.write(lane.selected)
+            if (
+                lane.start is None
+            ):  # before it begins again, a lane does not know yet which of its checkpoints are the best
+                lane.checkpoints.write(lane.selected)
 
     def _stop(self) -> None:
         """After an interrupt: save every lane so that it goes on from this very step."""

@@ -24,7 +24,7 @@ from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
-from workbench.train.lane_memory import FREE_SHARE, available_bytes, lane_bytes, lanes_that_fit
+from workbench.train.lane_memory import FREE_SHARE, STATE_SHARE, available_bytes, lane_bytes, lanes_that_fit
 from workbench.train.lane_run import LaneRun
 from workbench.train.lane_stacks import train_stacks
 from workbench.train.lanes import LaneStack
@@ -44,12 +44,14 @@ class Trainer:
     Attributes:
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
         gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
-            many lanes; "auto" measures a few steps of each and takes the faster, or plain autograd where the model cannot
-            be traced. The record says which, and why.
+            many lanes, or for one; "auto" measures a few steps of each and takes the faster, or plain autograd where the model
+            cannot be traced or training is over in about a second. What was found for a stack is used for later ones of its
+            kind, and a trial that is resumed keeps its way. The record says which, and why.
         memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes. None is four fifths of what is
-            free when they begin (rule of thumb). Weights, gradients and optimizer state say how many lanes are in a stack;
-            the others train in further stacks, one after the other. Activations, measured on a single lane, say how many
-            of them share a call. A stack that runs out of memory all the same is halved and goes on.
+            free when they begin (rule of thumb). Weights, gradients and optimizer state take half of it at most, which says
+            how many lanes are in a stack; the others train in further stacks, one after the other. Activations, measured on
+            a single lane, say how many lanes share a call in the rest. A single lane is always tried. A stack that runs out
+            of memory all the same is halved and goes on. Every worker of an executor counts for itself.
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
     """
 
@@ -178,8 +180,8 @@ class Trainer:
             return 1
         lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
         if self._memory is not None:
-            return lanes_that_fit(self._memory, lane=lane)
-        return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE)
+            return lanes_that_fit(self._memory, lane=lane, share=STATE_SHARE)
+        return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE * STATE_SHARE)
 
     @property
     def _memory(self) -> int | None:

@@ -81,9 +81,9 @@ class RayExecutor:
         chunks = plan_chunks([config for config, _ in todo], crew.room())
         tasks = [Task([todo[position] for position in chunk]) for chunk in chunks]
         sweep = Sweep(crew, shipment, inbox, stage)
-        sweep.run(tasks)
+        stopped = sweep.run(tasks)
         left = sum(not writer.finished for _, writer in todo)
-        if left:
+        if left or stopped:
             raise StudyInterrupted(
                 f"stopped with {left} of {len(todo)} trials unfinished; everything that arrived is saved in "
                 f"{inbox.study.path}, and the same call goes on from there."

@@ -69,8 +69,11 @@ class Sweep:
         self._error: Exception | None = None
         self._stop_by: float | None = None
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, tasks: Sequence[Task]) -> bool:
         """Train until all tasks are done; after an interrupt, until all that runs has stopped.
+
+        Returns:
+            Whether it was interrupted.
 
         Raises:
             ClusterError: a task has lost too many workers.
@@ -89,6 +92,7 @@ class Sweep:
             self._inbox.flush()
         if self._error is not None:
             raise self._error
+        return stop.requested
 
     def _round(self, stop: StopRequest) -> None:
         if stop.requested or self._error is not None:

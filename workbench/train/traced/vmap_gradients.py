@@ -85,6 +85,15 @@ class VmapGradients:
             if self._stack.device.type == "cuda":
                 torch.cuda.empty_cache()
 
+    def prepare(self, batches: Sequence[MicroBatches]) -> None:
+        """Get ready for steps with batches like these: programs are built, and calls divided so that they fit.
+
+        Raises:
+            CannotBatch: lanes cannot be computed together.
+        """
+        with _failures_explained():
+            self._ready(batches)
+
     def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int] | None = None) -> list[list[Evaluation]]:
         """Return the evaluations of each lane in `rows`, or of all; the stack is left as it is.
 
@@ -121,18 +130,8 @@ class VmapGradients:
         stack, weighted = self._stack, self._workload.weights is not None
         first = batches[stack.streams[0]]
         plain = not weighted and len(first) == 1
-        objective: Objective = "mean" if plain else "sum"
         with _failures_explained():
-            if self._packed is None:
-                self._lanes_per_call = self._programs.lanes_that_fit(
-                    *split_batch(*first[0]),
-                    lanes=self._largest_call(),
-                    threads=self._threads,
-                    objective=objective,
-                    room=self._room,
-                )
-            self._pack()
-            self._plan(batches, objective)
+            self._ready(batches)
             dtype, examples = self._calls[0].programs[0].loss_dtype, sum(count for _, count in first)
             out = LaneLosses(len(stack), examples, dtype, stack.device, weighted=not plain)
             with self._or_as_it_was():
@@ -145,6 +144,21 @@ class VmapGradients:
         loss, total = out.weighted()
         stack.grad.div_(total.unsqueeze(1))
         return loss
+
+    def _ready(self, batches: Sequence[MicroBatches]) -> None:
+        """Divide the lanes into calls, and find the program of each."""
+        first = batches[self._stack.streams[0]]
+        objective: Objective = "mean" if self._workload.weights is None and len(first) == 1 else "sum"
+        if self._packed is None:
+            self._lanes_per_call = self._programs.lanes_that_fit(
+                *split_batch(*first[0]),
+                lanes=self._largest_call(),
+                threads=self._threads,
+                objective=objective,
+                room=self._room,
+            )
+        self._pack()
+        self._plan(batches, objective)
 
     def _plan(self, batches: Sequence[MicroBatches], objective: Objective) -> None:
         split = {
@@ -160,7 +174,8 @@ class VmapGradients:
         """Divide the rows of the stack into calls, anew when it was re-packed."""
         if self._packed is self._stack.values:
             return
-        size, count = self._largest_call(), len(self._stack)
+        count = len(self._stack)
+        size = min(self._largest_call(), math.ceil(count / self._threads))  # lanes that left must not leave a core idle
         self._calls = [LaneCall(self._stack, first, min(size, count - first)) for first in range(0, count, size)]
         self._packed = self._stack.values
 
