@@ -73,7 +73,7 @@ def test_clipping_far_above_the_edge_is_a_2_cycle_and_is_called_one(tmp_path: Pa
     workload = quadratic(dimension=1, condition=1.0, total_steps=150, peak_lr=0.05)
     workload = workload.replace(config=workload.config.replace(shared_seed=start))
     record, found = run(workload, tmp_path, peak_lr=2.5, percentiles=(50.0,))
-    limit = record.trials["max_grad_norm"].iloc[-1]
+    limit = record.trials["max_grad_norm"][2]
     tail = record.trial(2).steps["grad_norm"].to_numpy()[-20:]  # |theta|, on either side of 0
     assert tail[::2] + tail[1::2] == pytest.approx(np.full(10, 2.5 * limit))
     assert found["clipping.masks_lr"].status == "warn"
@@ -151,6 +151,21 @@ def test_clipping_every_step_is_a_smaller_lr(tmp_path: Path) -> None:
     constant = config.replace(peak_lr=row["effective_lr"])
     end = trainer.run(workload, constant, out=tmp_path / "constant").steps["loss"].iloc[-1]
     assert end == pytest.approx(losses[-1], abs=0.02 * (losses[0] - losses[-1]))
+
+
+def test_norms_that_shrink_put_the_percentile_over_all_steps_first(tmp_path: Path) -> None:
+    workload = quadratic(dimension=8, condition=4.0, noise=0.1, num_examples=512, peak_lr=0.05, total_steps=300)
+    record, found = run(workload, tmp_path, peak_lr=2.4, percentiles=(90.0, 50.0))
+    norms = record.trial(0).steps["grad_norm"].to_numpy()
+    expected = [np.percentile(norms, 90), np.percentile(norms[30:], 90), np.percentile(norms[30:], 50)]
+    assert expected[0] > 1.25 * expected[1], "they must differ for this test to mean anything"
+    assert record.trials["max_grad_norm"][2:].to_numpy(dtype=float) == pytest.approx(expected)
+    ladder = found["clipping.cures"].evidence["ladder"]
+    assert [(r["percentile"], r["percentile_of"]) for r in ladder] == [
+        (90.0, "all"),
+        (90.0, "steady"),
+        (50.0, "steady"),
+    ]
 
 
 def test_one_after_the_other_it_stops_at_the_first_that_passes(tmp_path: Path) -> None:
@@ -231,6 +246,7 @@ def test_a_run_too_short_for_a_percentile_says_so(tmp_path: Path) -> None:
         ({"seeds": 0}, "seeds=0 must be an integer of at least 1"),
         ({"tries": True}, "tries=True"),
         ({"lower": 1.0}, r"lower=1\.0 must be a finite number above 1"),
+        ({"looser": 0.5}, r"looser=0\.5 must be a finite number above 1"),
         ({"percentiles": ()}, "must hold at least one number"),
         ({"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
         ({"percentiles": (50.0, 90.0)}, "must decrease"),

@@ -241,24 +241,26 @@ def _is_aggressive(study: _Study, rung: Rung) -> bool:
 
 def _rung_row(study: _Study, rung: Rung) -> dict[str, Any]:
     return {
-        "max_grad_norm": rung.max_grad_norm, "lr": rung.lr, "percentile": _percentile_of(study, rung),
+        "max_grad_norm": rung.max_grad_norm, "lr": rung.lr, "percentile": _asked(study, rung)[0],
+        "percentile_of": _asked(study, rung)[1],
         "clip_frac": rung.clip_frac, "passes": rung.passes, "cured": rung.cured, "lasting": rung.lasting,
         "seeds": len(rung.rows), "aggressive": _is_aggressive(study, rung),
         "masks": any(masks(row, study.unstable_lr) for row in rung.rows), "trials": [row["trial"] for row in rung.rows],
     }  # fmt: skip
 
 
-def _percentile_of(study: _Study, rung: Rung) -> float | None:
-    """Return which percentile of the reference norms the study asked this threshold to be."""
-    for percentile, threshold in study.record.facts.get("clipping_thresholds") or ():
+def _asked(study: _Study, rung: Rung) -> tuple[float | None, str | None]:
+    """Return which percentile of the reference norms the study asked this threshold to be, and over which steps."""
+    for percentile, threshold, *where in study.record.facts.get("clipping_thresholds") or ():
         if np.isclose(threshold, rung.max_grad_norm, rtol=1e-9, atol=0.0):
-            return float(percentile)
-    return None
+            return float(percentile), str(where[0]) if where else None
+    return None, None
 
 
 def _percentile_name(study: _Study, rung: Rung) -> str:
-    found = _percentile_of(study, rung)
-    return "" if found is None else f" (the {_ordinal(found)} percentile)"
+    percentile, where = _asked(study, rung)
+    over = " over all steps" if where == "all" else ""
+    return "" if percentile is None else f" (the {_ordinal(percentile)} percentile{over})"
 
 
 def _lower(study: _Study, lead: Rung) -> str:

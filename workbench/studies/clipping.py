@@ -37,6 +37,8 @@ class ClippingStudy(Study):
             which a sweep in the same folder has found, and without one the baseline's.
         reference_lr: a stable lr whose norms the thresholds come from; None is the baseline's, below the unstable one.
         percentiles: of those norms, the loosest first (F4.9, F4.10).
+        looser: the first percentile over all steps, those at the start included, is tried before where it is larger by
+            this factor (rule of thumb).
         at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
         seeds: trials per threshold; the same seeds, and so the same batches, at each.
         multiple: see `peak_lr`.
@@ -50,6 +52,7 @@ class ClippingStudy(Study):
     peak_lr: float | None = None
     reference_lr: float | None = None
     percentiles: Sequence[float] = (90.0, 75.0, 50.0, 25.0, 10.0)
+    looser: float = 1.25
     at_once: bool = True
     seeds: int = 1
     multiple: float = 1.5
@@ -67,8 +70,9 @@ class ClippingStudy(Study):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
-        if not 1 < self.lower < math.inf:
-            raise ConfigError(f"lower={self.lower!r} must be a finite number above 1.")
+        for name in ("lower", "looser"):
+            if not 1 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
         ladder = list(self.percentiles)
         if not ladder or not all(isinstance(p, (int, float)) and 0 < p <= 100 for p in ladder):
             raise ConfigError(f"percentiles={ladder!r} must hold at least one number, each above 0 and at most 100.")
@@ -84,12 +88,11 @@ class ClippingStudy(Study):
         reference = self._reference(session, edge, [*controls, *own])
         if reference is None:
             return
-        found = [(p, reference.threshold(p).threshold) for p in self.percentiles]
-        thresholds = [(p, float(value)) for p, value in found if value is not None and value > 0]
-        session.facts(clipping_thresholds=[list(pair) for pair in thresholds])
+        thresholds = self._thresholds(reference)
+        session.facts(clipping_thresholds=[list(found) for found in thresholds])
         ladder = [
             self._seeded(session, STAGE, session.config.replace(peak_lr=lr, max_grad_norm=value))
-            for _, value in thresholds
+            for _, value, _ in thresholds
         ]
         if self.at_once and not self._calm(session, lr):
             run_round(session, [asked for rung in ladder for asked in rung])
@@ -99,6 +102,18 @@ class ClippingStudy(Study):
             record = session.record
             if any(found.passes for found in read_ladder(record, clipped_runs(record))):
                 return
+
+    def _thresholds(self, reference: ReferenceNorms) -> list[tuple[float, float, str]]:
+        """Return (percentile, threshold, of which steps) of each rung, loosest first.
+
+        Where norms shrink as training goes on, the first percentile over all steps lies above that of the steady stretch,
+        and comes first: the ladder goes down only, so it had better begin loose.
+        """
+        chosen = [reference.threshold(p) for p in self.percentiles]
+        rungs = [(c.percentile, c.threshold, "steady") for c in chosen if c.threshold is not None]
+        if rungs and chosen[0].all_steps is not None and chosen[0].all_steps >= self.looser * rungs[0][1]:
+            rungs.insert(0, (chosen[0].percentile, chosen[0].all_steps, "all"))
+        return rungs
 
     def _target(self, session: Session) -> tuple[float, float | None]:
         """Return the lr in question, and where instability starts as far as a sweep in this folder knows."""
