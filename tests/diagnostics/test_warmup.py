@@ -151,6 +151,7 @@ def test_a_warmup_that_the_baseline_has_already_counts():
 def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
     """F3.12: the baseline's best is its third evaluation, and its last is worse."""
     rows = evaluations(0, [0, 400, 600, 1000], [2.3, 0.9, 0.4, 0.8], split="validation")
+    rows += evaluations(1, [0, 400, 600, 1000], [2.3, 0.9, 0.1, 0.1], split="validation")  # another lr, no baseline
     rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
     found = diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
     assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)

@@ -124,6 +124,7 @@ def test_the_same_run_under_another_stage_counts_and_other_changes_do_not():
         trial(longer, 10.0, stage="fix", warmup_steps=40, total_steps=440),
         trial(BLOWN, 10.0, stage="fix", warmup_steps=40, total_steps=440, max_grad_norm=0.5),
         trial(FALLING, 10.0, stage="fix", max_grad_norm=0.5),
+        trial(BLOWN, 10.0, stage="fix", warmup_steps=60, total_steps=400),
         trial(longer, 2.0, stage="fix", warmup_steps=40, total_steps=440),
     )
     (search,) = read_searches(r, 1.0)
