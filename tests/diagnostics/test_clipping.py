@@ -195,3 +195,9 @@ def test_drifting_norms_are_said_to_have_no_one_threshold() -> None:
     said = diagnose_clipping(record([drifting]))["clipping.threshold"].summary
     assert "no one threshold fits the whole run" in said
     assert "no one threshold" not in diagnose_clipping(record([plain()]))["clipping.threshold"].summary
+
+
+@pytest.mark.parametrize(("factor", "than"), [(0.5, "lower than at lr 0.1"), (1.5, "no lower than at lr 0.1")])
+def test_a_cure_says_whether_the_stable_lr_trains_as_well(factor: float, than: str) -> None:
+    trials = [plain(), plain(BLOWN, lr=0.4), clipped(30, factor * FALLING, lr=0.4)]
+    assert than in diagnose_clipping(record(trials, peak_lr=0.1))["clipping.cures"].summary

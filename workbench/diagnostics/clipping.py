@@ -136,32 +136,38 @@ def _cures(study: _Study) -> Finding:
         missing = "no run was clipped" if lead is None else f"lr {lead.lr:.4g} was not run without clipping"
         return _not_measured(study, code, missing)
     evidence = study.evidence | {"ladder": [_rung_row(study, rung) for rung in study.ladder]}
+    common: dict[str, Any] = {"code": code, "clause": "F4.10", "evidence": evidence}
     if all(is_calm(row, "twin_outcome") for row in lead.rows):
-        hurt = lead.lasting > 0
-        summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping" + (
-            f", and unstable with it at {lead.max_grad_norm:.3g}." if hurt else "."
-        )
-        return Finding(code=code, status="warn" if hurt else "ok", clause="F4.10", summary=summary, evidence=evidence)
-    value = {"value": lead.max_grad_norm, "unit": "gradient norm"}
-    share = (
-        f"{lead.clip_frac:.0%} of the steps are clipped"
-        if lead.clip_frac is not None
-        else "an unknown share is clipped"
+        hurt = f", and unstable with it at {lead.max_grad_norm:.3g}" if lead.lasting else ""
+        summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping{hurt}."
+        return Finding(status="warn" if hurt else "ok", summary=summary, **common)
+    common |= {"value": lead.max_grad_norm, "unit": "gradient norm"}
+    share = "An unknown share" if lead.clip_frac is None else f"{lead.clip_frac:.0%}"
+    if not lead.passes:
+        some = f" for all of {len(lead.rows)} seeds ({lead.cured} cured)" if len(lead.rows) > 1 else ""
+        several = len(study.ladder) > 1 and study.why != "own"
+        tried = f"any of {len(study.ladder)} thresholds down to" if several else "at"
+        summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}. {share} of the steps are clipped."
+        return Finding(status="warn", summary=summary, advice=[_lower(study, lead)], **common)
+    beyond = _is_aggressive(study, lead) or any(masks(row, study.unstable_lr) for row in lead.rows)
+    summary = (
+        f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; without it "
+        f"training is not. {share} of the steps are clipped{': no cure but a smaller step' if beyond else ''}."
     )
-    if lead.passes:
-        beyond = _is_aggressive(study, lead) or any(masks(row, study.unstable_lr) for row in lead.rows)
-        summary = (
-            f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; "
-            f"without it training is not. {share[0].upper()}{share[1:]}"
-            + (": no cure but a smaller step." if beyond else ".")
-        )
-        return Finding(code=code, status="warn" if beyond else "ok", summary=summary, clause="F4.10", evidence=evidence,
-                       advice=[_lower(study, lead)] if beyond else (), **value)  # type: ignore[arg-type]  # fmt: skip
-    some = f" for all of {len(lead.rows)} seeds ({lead.cured} cured)" if len(lead.rows) > 1 else ""
-    tried = f"any of {len(study.ladder)} thresholds down to" if len(study.ladder) > 1 and study.why != "own" else "at"
-    summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}; {share}."
-    return Finding(code=code, status="warn", summary=summary, clause="F4.10", evidence=evidence,
-                   advice=[_lower(study, lead)], **value)  # type: ignore[arg-type]  # fmt: skip
+    advice = [_lower(study, lead)] if beyond else ()
+    return Finding(
+        status="warn" if beyond else "ok", summary=summary + _against_reference(study, lead), advice=advice, **common
+    )
+
+
+def _against_reference(study: _Study, lead: Rung) -> str:
+    """Say in a sentence where the runs end against the one at a stable lr: a cure may gain nothing."""
+    if study.reference is None or study.reference.clipped or study.reference.item.verdict.is_lasting:
+        return ""
+    curve = study.reference.item.curve
+    end, stable = float(np.mean([row["loss"] for row in lead.rows])), objective(curve)
+    than = "lower than" if end < stable else "no lower than"
+    return f" The loss ends at {end:.3g}, {than} at lr {curve.lr:.4g} without clipping ({stable:.3g})."
 
 
 def _aggressive(study: _Study) -> Finding:
@@ -175,16 +181,11 @@ def _aggressive(study: _Study) -> Finding:
     shown = f"{lead.clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
     if not _is_aggressive(study, lead):
         return Finding(status="ok", summary=f"{shown}.", **common)
-    needed = {
-        "own": "",
-        "passes": ", and no looser threshold lets it train",
-        "tightest": ", and not even that lets it train",
-    }
-    return Finding(
-        status="warn", advice=[_lower(study, lead)], **common,
-        summary=f"{shown}{needed[study.why] if len(study.ladder) > 1 or study.why == 'tightest' else ''}: an odd way to lower the "
-        "learning rate.",
-    )  # fmt: skip
+    looser = bool(study.ladder) and study.ladder[0].max_grad_norm > lead.max_grad_norm
+    needed = {"own": "", "passes": ", and no looser threshold tried lets it train" if looser else "",
+              "tightest": ", and not even that lets it train"}  # fmt: skip
+    summary = f"{shown}{needed[study.why]}: an odd way to lower the learning rate."
+    return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
 
 
 def _masks(study: _Study) -> Finding:
