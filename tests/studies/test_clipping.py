@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
-from workbench.errors import ConfigError
-from workbench.record import StudyRecord
+from workbench.errors import ConfigError, StudyInterrupted
+from workbench.record import StudyRecord, open_record
 from workbench.schedules import prepend_warmup
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import open_session
+from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.quadratic import Quadratic, eigenvalues, quadratic
@@ -206,6 +208,15 @@ def test_a_baseline_that_clips_is_held_against_itself_without(tmp_path: Path) ->
     assert found["clipping.cures"].status == "ok"
 
 
+def test_a_warmup_that_the_baseline_has_already_stays(tmp_path: Path) -> None:
+    workload = valley()
+    workload = workload.replace(config=workload.config.replace(warmup_steps=2))
+    record, found = run(workload, tmp_path, peak_lr=0.1)
+    assert stages(record).count("clipping") == 5, "unstable all the same, so the whole ladder is trained at once"
+    assert set(record.trials["warmup_steps"]) == {2}
+    assert found["clipping.cures"].status == "ok"
+
+
 def test_every_threshold_is_tried_with_every_seed(tmp_path: Path) -> None:
     record, found = run(spiking(150), tmp_path, seeds=2, percentiles=(90.0, 50.0))
     clipped = record.trials[record.trials["stage"] == "clipping"]
@@ -220,6 +231,31 @@ def test_the_same_call_again_trains_nothing(tmp_path: Path) -> None:
     again, same = run(valley(), tmp_path, peak_lr=0.1)
     assert again.steps.equals(first.steps)
     assert same.to_dict() == said.to_dict()
+
+
+class StopsAt(Hook):
+    """Presses Ctrl-C at the nth update that is made."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def on_step(self, step: Step) -> None:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [30, 500])
+def test_stopped_in_its_first_round_or_on_the_ladder_it_goes_on_and_says_the_same(tmp_path: Path, at: int) -> None:
+    whole, said = run(valley(), tmp_path, peak_lr=0.1)
+    study, out = ClippingStudy(peak_lr=0.1), tmp_path / "stopped"
+    with pytest.raises(StudyInterrupted):
+        study.run(valley(), Trainer(device="cpu", hooks=[StopsAt(at)]), out=out)
+    assert ("clipping" in open_record(out).trials["stage"].tolist()) is (at == 500)
+    again = study.run(valley(), Trainer(device="cpu"), out=out)
+    columns = ["trial", "step", "loss", "grad_norm", "clipped"]
+    assert again.steps[columns].equals(whole.steps[columns])
+    assert diagnose_clipping(again).to_dict()["findings"] == said.to_dict()["findings"]
 
 
 def test_a_model_that_no_gradient_reaches_chooses_nothing(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class ClippingStudy(Study):
             self._seeded(session, STAGE, session.config.replace(peak_lr=lr, max_grad_norm=value))
             for _, value, _ in thresholds
         ]
-        if self.at_once and not self._calm(session, lr):
+        if self.at_once and not self._calm(session, controls):
             run_round(session, [asked for rung in ladder for asked in rung])
             return
         for rung in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
@@ -145,9 +145,11 @@ class ClippingStudy(Study):
             Asked(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k)) for k in range(self.seeds)
         ]
 
-    def _calm(self, session: Session, lr: float) -> bool:
-        """Tell whether training at `lr` shows no rise without clipping."""
+    def _calm(self, session: Session, controls: Sequence[Asked]) -> bool:
+        """Tell whether training shows no rise without clipping."""
+        numbers = {
+            trial.number for trial in run_round(session, controls)
+        }  # trained already, so this only looks them up
         record = session.record
-        rows = judged_runs(record, set(record.trials["stage"]) - {"lr_range", "probe"})
-        twins = [row for row in rows if row["max_grad_norm"] is None and row["lr"] == lr and not row["warmup_steps"]]
-        return all(is_calm(row) for row in twins)
+        rows = judged_runs(record, set(record.trials["stage"]))
+        return all(is_calm(row) for row in rows if row["trial"] in numbers)
