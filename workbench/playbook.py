@@ -94,7 +94,7 @@ def diagnose(
         device: where to train; ignored when `trainer` is given.
         trainer: None is the local `Trainer`.
         executor: where trials run: "local" is this process, "ray" a cluster.
-        address: of the Ray cluster; None starts one on this machine, for as long as the diagnosis runs.
+        address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the diagnosis runs.
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
         instability: how to look for instability; None is `InstabilityStudy` at the price of a few baseline runs: one
             confirmation run where it answers, and warmup as the one fix.

@@ -50,7 +50,7 @@ class Study(ABC):
             trainer: None is the local `Trainer`.
             executor: where trials run: "local" is this process, "ray" a cluster.
             out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
-            address: of the Ray cluster; None starts one on this machine, for as long as the study runs.
+            address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the study runs.
             name: of the study; None is the folder's.
             note: a short description (P5.4); None writes one.
             progress: show one progress bar.

@@ -224,8 +224,10 @@ def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tupl
 
 def _check_lrs(lrs: list[float]) -> None:
     wrong = [lr for lr in lrs if type(lr) is bool or not (isinstance(lr, (int, float)) and 0 < lr <= LARGEST)]
-    if wrong or not lrs:
-        raise ConfigError(f"lrs={lrs!r} must hold at least one lr, each finite and above 0; wrong: {wrong}.")
+    if not lrs:
+        raise ConfigError("lrs=[] holds no learning rate: give at least one, or None to let the sweep find its range.")
+    if wrong:
+        raise ConfigError(f"lrs={lrs!r} must hold numbers that are finite and above 0; wrong: {wrong}.")
     twice = [lr for lr, count in Counter(float(lr) for lr in lrs).items() if count > 1]
     if twice:
         raise ConfigError(
