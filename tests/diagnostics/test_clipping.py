@@ -201,3 +201,11 @@ def test_drifting_norms_are_said_to_have_no_one_threshold() -> None:
 def test_a_cure_says_whether_the_stable_lr_trains_as_well(factor: float, than: str) -> None:
     trials = [plain(), plain(BLOWN, lr=0.4), clipped(30, factor * FALLING, lr=0.4)]
     assert than in diagnose_clipping(record(trials, peak_lr=0.1))["clipping.cures"].summary
+
+
+@pytest.mark.parametrize(("loss", "said"), [(FALLING, ": an odd way"), (BLOWN, ", and not even that lets it train")])
+def test_what_was_not_run_without_clipping_is_not_said_to_fail(loss: np.ndarray, said: str) -> None:
+    found = diagnose_clipping(record([plain(), clipped(150, loss, lr=0.4, stage="fix")], peak_lr=0.1))
+    assert said in found["clipping.aggressive"].summary
+    assert ("not even" in found["clipping.aggressive"].summary) is (loss is BLOWN)
+    assert found["clipping.cures"].status == "not_measured"

@@ -39,8 +39,11 @@ class Rung:
 
     @property
     def passes(self) -> bool:
-        """Every seed is cured, or was never sick and stays well: what only some seeds show is no cure."""
-        return all(is_cured(row) or (is_calm(row, "twin_outcome") and not row["lasting"]) for row in self.rows)
+        """Every seed trains, cured where it was sick: what only some seeds show is no cure."""
+        return all(
+            not row["lasting"] and (row["twin"] is None or is_cured(row) or is_calm(row, "twin_outcome"))
+            for row in self.rows
+        )
 
 
 def is_calm(row: Mapping[str, Any], name: str = "outcome") -> bool:

@@ -183,7 +183,7 @@ def _aggressive(study: _Study) -> Finding:
         return Finding(status="ok", summary=f"{shown}.", **common)
     looser = bool(study.ladder) and study.ladder[0].max_grad_norm > lead.max_grad_norm
     needed = {"own": "", "passes": ", and no looser threshold tried lets it train" if looser else "",
-              "tightest": ", and not even that lets it train"}  # fmt: skip
+              "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
     summary = f"{shown}{needed[study.why]}: an odd way to lower the learning rate."
     return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
 
