@@ -153,6 +153,11 @@ def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
     rows = evaluations(0, [0, 400, 600, 1000], [2.3, 0.9, 0.4, 0.8], split="validation")
     rows += evaluations(1, [0, 400, 600, 1000], [2.3, 0.9, 0.1, 0.1], split="validation")  # another lr, no baseline
     rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
+    rows += evaluations(5, [0, 400, 600, 1080], [2.3, 0.25, 0.21, 0.1], split="validation")
+    longer = full(80, passes=True, total=1000)
+    better = diagnose_warmup(study(*GOOD, longer, evals=rows))["warmup.shortest"]
+    assert better.value == 20.0
+    assert "warmup over 80 steps" in better.evidence["comparison"]["candidate"], "the shortest is not always the best"
     found = diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
     assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)
     assert (found["recommended"]["best_step"], found["recommended"]["validation/loss"]) == (600, 0.2)

@@ -179,7 +179,7 @@ def moved(at: int, total_steps: int) -> Workload:
 def test_a_later_blow_up_is_seen_by_the_full_budget_only(tmp_path: Path) -> None:
     """At step 32 the wall moves: a short trial of 10 steps of warmup ends at 30, and only a long ramp is still low then."""
     multiple, total, at = 5.0, 2500, 32
-    diagnosis, record = run(moved(at, total), tmp_path / "s", multiples=(multiple,))
+    diagnosis, record = run(moved(at, total), tmp_path / "s", multiples=(multiple,), full_runs=9)
     true = shortest(multiple, total, shift_at=at)
     assert survives(multiple, 10, 30, shift_at=at), "the short trial of 10 must pass for this test to mean anything"
     assert 10 < true <= 250
@@ -189,7 +189,9 @@ def test_a_later_blow_up_is_seen_by_the_full_budget_only(tmp_path: Path) -> None
     lengths = {row["steps"]: row for row in found.evidence["rounds"][0]["lengths"]}
     assert (lengths[10]["short"], lengths[10]["full"]) in {(True, False), (True, None)}
     assert any(row["short"] and row["full"] is False for row in lengths.values())
-    assert stages(record).count("warmup_full") >= 2
+    assert stages(record).count("warmup_full") > 2
+    _, cheap = run(moved(at, total), tmp_path / "cheap", multiples=(multiple,), full_runs=2)
+    assert stages(cheap).count("warmup_full") == 2, "no more runs of the full budget than are allowed"
 
 
 def test_a_blow_up_after_every_ramp_leaves_nothing(tmp_path: Path) -> None:
@@ -300,6 +302,7 @@ def test_a_baseline_that_never_trains_shows_nothing(tmp_path: Path) -> None:
         ({"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
         ({"post_warmup_ratio": math.inf}, "post_warmup_ratio=inf"),
         ({"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
+        ({"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
         ({"multiple_trials": -1}, "multiple_trials=-1 must be an integer of at least 0"),
     ],
 )

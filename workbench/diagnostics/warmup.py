@@ -153,7 +153,7 @@ def _shortest(study: _Study) -> Finding:
     evidence |= {
         "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": None if low is None else low.steps,
         "full_trial": length.full_trial, "total_steps": study.total + length.steps,
-        "comparison": _compared(study, search, length),
+        "comparison": _compared(study),
     }  # fmt: skip
     shown = f"; {low.steps:,} fail" if low is not None else ""
     at = f"lr {search.lr:.4g}, {search.multiple:.3g} times the unstable one"
@@ -183,15 +183,23 @@ def _tried(study: _Study) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compared(study: _Study, search: WarmupSearch, length: Length) -> dict[str, Any] | None:
-    """Hold the run with the warmup against the baseline by their selected checkpoints (F3.12)."""
+def _compared(study: _Study) -> dict[str, Any] | None:
+    """Hold every full run that trained with a warmup against the baseline by their selected checkpoints (F3.12).
+
+    The shortest warmup that trains is not always the one that trains best.
+    """
     record, lr = study.record, study.record.config.get("peak_lr")
-    if not isinstance(lr, (int, float)) or length.full_trial is None or "select" not in record.config:
+    if not isinstance(lr, (int, float)) or "select" not in record.config:
         return None
     peers = full_length(read_curves(record), record.config)
     baseline = [c.trial for c in peers if math.isclose(c.lr, lr, rel_tol=1e-9)]
-    name = f"lr {search.lr:.4g}, warmup over {length.steps:,} steps"
-    return compare_selected(record, baseline=baseline, candidates={name: [length.full_trial]})
+    candidates = {
+        f"lr {search.lr:.4g}, warmup over {one.steps:,} steps": [one.full_trial]
+        for search in study.searches
+        for one in search.lengths
+        if one.full and one.full_trial is not None
+    }
+    return compare_selected(record, baseline=baseline, candidates=candidates)
 
 
 def _over_cap(study: _Study, cap_frac: float) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from workbench.diagnostics.judged_runs import judged_runs
@@ -30,6 +30,7 @@ class Length:
         full: the same of the run of the full budget.
         short_trial: number of the short trial.
         full_trial: number of the full-budget run.
+        outcome: of the loss curve of the longest run: "none" trained without a rise, "recovered" came back from one.
     """
 
     steps: int
@@ -37,6 +38,7 @@ class Length:
     full: bool | None = None
     short_trial: int | None = None
     full_trial: int | None = None
+    outcome: str | None = field(default=None, compare=False)
 
     @property
     def passes(self) -> bool | None:
@@ -164,7 +166,8 @@ def _lengths(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tu
         added, passes, trial = row["warmup_steps"] - own, not row["lasting"], row["trial"]
         one = lengths.get(added, Length(steps=added))
         if row["stage"] == "warmup":
-            lengths[added] = replace(one, short=passes, short_trial=trial)
+            outcome = row["outcome"] if one.full is None else one.outcome
+            lengths[added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
         elif row["total_steps"] == total + added:
-            lengths[added] = replace(one, full=passes, full_trial=trial)
+            lengths[added] = replace(one, full=passes, full_trial=trial, outcome=row["outcome"])
     return tuple(sorted(lengths.values(), key=lambda one: one.steps))

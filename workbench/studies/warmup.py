@@ -42,6 +42,7 @@ class WarmupStudy(Study):
         cap_frac: longest warmup as a share of the baseline's steps (F3.10).
         post_warmup_ratio: steps of a short trial after the ramp, over those of the ramp (F3.7).
         refine_ratio: how far apart the shortest that passes and the next shorter one may stay (rule of thumb).
+        full_runs: full-budget runs at one learning rate, at most; where they are used up, the gap stays wider (rule of thumb).
         multiple_trials: where no length passes, short trials that look for the largest multiple that does (rule of thumb).
         instability: how to look for the unstable lr and the signs where they are not known.
     """
@@ -55,6 +56,7 @@ class WarmupStudy(Study):
     cap_frac: float = 0.1
     post_warmup_ratio: float = 2.0
     refine_ratio: float = 2.0
+    full_runs: int = 4
     multiple_trials: int = 3
     instability: InstabilityStudy = field(default_factory=InstabilityStudy)
 
@@ -74,12 +76,10 @@ class WarmupStudy(Study):
             raise ConfigError(f"cap_frac={self.cap_frac!r} must be at most 1: 0.1 is a tenth of the baseline's steps.")
         if not self.refine_ratio > 1:
             raise ConfigError(f"refine_ratio={self.refine_ratio!r} must be above 1: 2.0 leaves a factor of two.")
-        if (
-            isinstance(self.multiple_trials, bool)
-            or not isinstance(self.multiple_trials, int)
-            or self.multiple_trials < 0
-        ):
-            raise ConfigError(f"multiple_trials={self.multiple_trials!r} must be an integer of at least 0.")
+        for name, low in (("full_runs", 2), ("multiple_trials", 0)):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < low:
+                raise ConfigError(f"{name}={count!r} must be an integer of at least {low}.")
         for i, steps in enumerate(self.warmup_steps):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
                 raise ConfigError(f"warmup_steps[{i}]={steps!r} must be an integer of at least 1.")
@@ -194,7 +194,7 @@ class _Tuner:
         if not sweep_table(self.session.record).learned:
             return None
         asked: set[NextRun] = set()
-        while (question := self._next(lr)) is not None and question not in asked:
+        while (question := self._next(lr)) is not None and question not in asked and self._affords(question, lr):
             asked.add(question)
             run_round(self.session, [self._asked(question, lr)])
         found = self._search(lr).confirmed
@@ -221,6 +221,10 @@ class _Tuner:
 
     def _next(self, lr: float) -> NextRun | None:
         return next_run(self._search(lr), cap=self.cap, refine_ratio=self.study.refine_ratio)
+
+    def _affords(self, question: NextRun, lr: float) -> bool:
+        made = sum(one.full is not None for one in self._search(lr).lengths)
+        return question.kind == "short" or made < self.study.full_runs
 
     def _asked(self, question: NextRun, lr: float) -> Asked:
         config = self.session.config
