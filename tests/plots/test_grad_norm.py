@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from tests.helpers.records import BEST, losses_of, one_trial, study
 from tests.helpers.records import diagnosis as said
+from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.plots import plot_grad_norm, plot_grad_norm_histogram
 
 
@@ -98,3 +99,22 @@ def test_the_share_is_of_the_finite_norms() -> None:
 def test_a_percentile_that_cannot_be_had_says_why() -> None:
     ax = plot_grad_norm(one_trial(np.full(50, 0.7)), percentile=90.0, ax=blank())
     assert drawn(ax, "no threshold: all gradient norms are equal").size
+
+
+def test_on_the_trial_of_the_threshold_each_tenth_has_its_percentile() -> None:
+    norms = np.random.default_rng(0).lognormal(size=400) * np.linspace(4, 1, 400)
+    record = one_trial(norms)
+    found = diagnose_clipping(record)
+    (stairs,) = plot_grad_norm(record, found, ax=blank()).patches
+    assert stairs.get_label() == "90th percentile of each tenth of the run"
+    assert stairs.get_data().values == pytest.approx([np.percentile(part, 90) for part in norms.reshape(10, 40)])
+    assert stairs.get_data().edges.tolist() == list(range(0, 401, 40))
+    assert not plot_grad_norm(record, said(), ax=blank()).patches, "measured elsewhere"
+    assert not plot_grad_norm(record, found, percentile=50.0, ax=blank()).patches, "another percentile is asked for"
+
+
+def test_windows_without_a_finite_norm_leave_a_gap() -> None:
+    norms = np.random.default_rng(0).lognormal(size=400)
+    norms[40:80] = np.nan
+    (stairs,) = plot_grad_norm(one_trial(norms), diagnose_clipping(one_trial(norms)), ax=blank()).patches
+    assert np.isnan(stairs.get_data().values).tolist() == [False, True, *[False] * 8]

@@ -47,7 +47,8 @@ def plot_grad_norm(
 
     Args:
         record: a study or a single trial.
-        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
+        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured, and on the trial that it
+            was measured on the same percentile of each tenth of the run: where that falls, no one threshold fits.
         trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
         percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
         ax: where to draw; a new figure by default.
@@ -65,6 +66,7 @@ def plot_grad_norm(
         label = f"trial {trial}, lr {short(lr_of(record, trial))}"
         band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
         _thresholds(axes, record, diagnosis, trial, norms=norms, percentile=percentile, across=True)
+        _windows(axes, diagnosis, trial, steps, percentile)
         bad = steps[~np.isfinite(norms)]
         if bad.size:
             mark_steps(axes, bad, label=f"not finite ({bad.size})")
@@ -151,6 +153,22 @@ def _thresholds(
             line(np.nan, color=PALETTE[4], linestyle="-.", label=f"no threshold: {chosen.reason}")
     if np.isfinite(value):
         line(value, color=PALETTE[4], linestyle="-.", label=f"{name} {short(value)}: {_share_above(norms, value)}")
+
+
+def _windows(ax: Axes, diagnosis: Diagnosis | None, trial: int, steps: Floats, percentile: float | None) -> None:
+    """Draw the percentile of each window of the run, on the trial that the diagnosis took its threshold from."""
+    found = finding(diagnosis, "clipping.threshold")
+    if found is None or found.evidence.get("trial") != trial or not steps.size:
+        return
+    if percentile is not None and percentile != found.evidence.get("percentile"):
+        return
+    values = np.array([number(value) for value in found.evidence.get("windows", ())])
+    if values.size < 2 or not (values > 0).any():
+        return
+    shown = np.where(values > 0, values, np.nan)
+    name = f"{short(number(found.evidence.get('percentile')))}th percentile of each {'tenth' if values.size == 10 else 'window'} of the run"
+    edges = np.linspace(steps[0], steps[-1] + 1, values.size + 1)
+    ax.stairs(shown, edges, baseline=None, color=PALETTE[1], linewidth=1.6, zorder=3, label=name)
 
 
 def _share_above(norms: Floats, threshold: float) -> str:
