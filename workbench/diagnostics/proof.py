@@ -1,8 +1,7 @@
 """`prove`: a candidate against the baseline over seeds, by selected checkpoints, seed by seed (P4.7, F3.12).
 
 Each seed gives both arms the same initial weights and the same batches, so the difference within a seed is what counts.
-Three seeds whose mean gain is three standard errors above zero happen by chance once in twenty such comparisons
-(Student's t, two degrees of freedom: 4.8 %).
+How likely a mean gain of that size is where nothing is gained follows from the spread over the seeds (Student's t, one-sided).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from workbench.diagnostics.same_config import trials_with
 from workbench.diagnostics.selection import selected_by_seed
@@ -25,7 +25,7 @@ def prove(
     *,
     baseline: Mapping[str, Any],
     candidate: Mapping[str, Any],
-    noise_ses: float = 3.0,
+    false_adoption: float = 0.1,
     min_seeds: int = 2,
 ) -> dict[str, Any] | None:
     """Compare a candidate with the baseline over the seeds that both were trained with.
@@ -37,11 +37,12 @@ def prove(
         record: a study.
         baseline: config fields of the baseline.
         candidate: config fields of the candidate.
-        noise_ses: standard errors of the mean gain that it has to exceed.
+        false_adoption: a candidate wins where its mean gain would come by chance less often than this (rule of thumb: what
+            is adopted by mistake is about as good as the baseline).
         min_seeds: fewer prove nothing.
 
     Returns:
-        select, seeds, arms (each with name, total_steps, values, gains, gain, se), wins and reason; None where fewer than
+        select, seeds, arms (each with name, total_steps, values, gains, gain, se, chance), wins and reason; None where fewer than
         `min_seeds` seeds were trained.
     """
     arms = {"baseline": dict(baseline)}
@@ -58,34 +59,36 @@ def prove(
         _arm(name, int(arms[name]["total_steps"]), [theirs[name][seed] for seed in seeds], values, sign)
         for name in arms
     ]
-    lost = [row for row in rows if not row["gain"] > noise_ses * row["se"]]
+    lost = [row for row in rows if not row["chance"] < false_adoption]
     select = str(record.config["select"])
     return {
         "select": select,
         "seeds": seeds,
         "candidate": values,
         "arms": rows,
-        "noise_ses": noise_ses,
+        "false_adoption": false_adoption,
         "wins": not lost,
-        "reason": _reason(select, values, rows, lost, noise_ses),
+        "reason": _reason(select, values, rows, lost, false_adoption),
     }
 
 
 def _arm(name: str, total_steps: int, theirs: list[float], ours: list[float], sign: float) -> dict[str, Any]:
     gains = [sign * (their - our) for their, our in zip(theirs, ours, strict=True)]
-    se = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    gain, se = float(np.mean(gains)), float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    alike = float(gain <= 0)  # seeds that all gain the same leave nothing to chance
     return {
         "name": name,
         "total_steps": total_steps,
         "values": theirs,
         "gains": gains,
-        "gain": float(np.mean(gains)),
+        "gain": gain,
         "se": se,
+        "chance": float(stats.t.sf(gain / se, df=len(gains) - 1)) if se > 0 else alike,
     }
 
 
 def _reason(
-    select: str, values: list[float], rows: list[dict[str, Any]], lost: list[dict[str, Any]], noise_ses: float
+    select: str, values: list[float], rows: list[dict[str, Any]], lost: list[dict[str, Any]], false_adoption: float
 ) -> str:
     said = "; ".join(
         f"{row['name']} {np.mean(row['values']):.4g}: {'better' if row['gain'] >= 0 else 'worse'} by "
@@ -93,6 +96,10 @@ def _reason(
         for row in rows
     )
     head = f"{select} of the selected checkpoints, mean over {len(values)} seeds: {np.mean(values):.4g} against {said}."
+    chance = max(row["chance"] for row in rows)
     if not lost:
-        return f"{head} Adopted."
-    return f"{head} Not adopted: not better than the {lost[0]['name']} by more than {noise_ses:g} standard errors."
+        return f"{head} Adopted: by chance alone such a gain comes in {chance:.1%} of cases."
+    return (
+        f"{head} Not adopted: against the {lost[0]['name']} that may be chance ({lost[0]['chance']:.0%}, allowed are "
+        f"{false_adoption:.0%})."
+    )
