@@ -181,9 +181,11 @@ def signed(trials, edge, confirm):
     (signed(AT_EDGE, 0.45, [(JUMP, 2.0)]), "warn", "F1.12) and"),
     (signed(FAR, 1.6, [(falling(TOTAL, 1.1), 1.0), (STUCK, 2.0)]), "ok", "No sign"),
     (signed([*FAR, trial(JUMP, 1.0)], 1.6, []), "warn", "F1.13"),
-    (signed(FAR, 2.1, []), "not_measured", "lacks the runs at 5 and 10"),
+    (signed([*FAR, trial(falling(TOTAL, 1.1), 1.6)], 2.1, []), "ok", "No sign"),
+    (signed([*FAR, trial(falling(TOTAL, 1.1), 2.2)], 3.0, []), "not_measured", "lacks the runs at 5 and 10"),
+    (signed(FAR, 3.0, []), "not_measured", "lacks the sweep and the runs"),
     (record(FAR, total_steps=TOTAL), "not_measured", "lacks the sweep and the runs"),
-], ids=["edge", "rise", "both", "neither", "a rise in the sweep", "no confirmation", "no unstable lr"])  # fmt: skip
+], ids=["edge", "rise", "both", "neither", "a rise in the sweep", "steady in the sweep", "no confirmation", "too coarse", "no unstable lr"])  # fmt: skip
 def test_a_warmup_is_called_for_by_two_signs(r, status, said):
     finding = diagnose_warmup(r)["warmup.needed"]
     assert finding.status == status

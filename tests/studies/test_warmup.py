@@ -206,7 +206,7 @@ def test_a_blow_up_after_every_ramp_leaves_nothing(tmp_path: Path) -> None:
 def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
     """Gradient noise makes a small lr the best one, far below the edge at 2, and ten times it still trains."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
-    first = InstabilityStudy(probe_steps=20, sweep=LRSweep(lrs=(0.05, 0.1, 0.5, 1.0, 2.5)))
+    first = InstabilityStudy(probe_steps=20, sweep=LRSweep(lrs=(0.05, 0.1, 0.5, 1.0, 1.8, 2.5)))
     diagnosis, record = run(workload, tmp_path / "s", unstable_base_learning_rate=None, instability=first)
     assert diagnosis["warmup.needed"].status == "ok"
     assert not set(stages(record)) & {"warmup", "warmup_full"}

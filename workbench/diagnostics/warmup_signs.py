@@ -17,7 +17,7 @@ class WarmupSigns:
 
     Attributes:
         at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
-            (F1.12, F1.4); None where it was not measured.
+            (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
         rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
         unstable_lr: the lr at which training becomes lasting unstable, None where it was not found.
         lower: largest lr below it that is stable.
@@ -38,21 +38,25 @@ class WarmupSigns:
         return None if None in (self.at_edge, self.rises) else False
 
 
-def warmup_signs(record: RecordLike, *, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
+def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
     """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
 
     Args:
         record: a study.
+        edge_ratio: lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that
+            does not tell (rule of thumb).
         far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).
     """
     sweep = diagnose_lr_sweep(record)
     edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
+    lower, upper = unstable.evidence.get("lower"), unstable.evidence.get("upper")
+    told = lower is not None and upper is not None and upper <= edge_ratio * lower * (1 + 1e-9)
     return WarmupSigns(
-        at_edge=None if edge.status == "not_measured" else edge.status == "warn",
+        at_edge=edge.status == "warn" if told else None,
         rises=_rises(record, record.facts.get("lr_star") or sweep["lr.best"].value, far),
         unstable_lr=unstable.value,
-        lower=unstable.evidence.get("lower"),
-        upper=unstable.evidence.get("upper"),
+        lower=lower,
+        upper=upper,
     )
 
 
