@@ -80,6 +80,19 @@ def test_the_loosest_threshold_that_passes_leads() -> None:
     assert leading(record([]), []) == (None, "tightest")
 
 
+def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much() -> None:
+    rows = [row(4.0, parked=True, late_clip_frac=1.0), row(3.0, clip_frac=0.5), row(2.0, clip_frac=0.49), row(1.0)]
+    rung, why = leading(record([]), rows)
+    assert rung is not None
+    assert (rung.max_grad_norm, why) == (2.0, "passes")
+    rung, _ = leading(record([]), rows[:2])
+    assert rung is not None
+    assert rung.max_grad_norm == 4.0, "without a cure the loosest that keeps training stable"
+    rung, _ = leading(record([]), rows, aggressive_frac=0.2)
+    assert rung is not None
+    assert rung.max_grad_norm == 1.0
+
+
 def test_seeds_that_disagree_are_no_cure() -> None:
     rows = [row(2.0, seed=0, clip_frac=0.1), row(2.0, seed=1, clip_frac=0.3, lasting=True), row(1.0), row(1.0, seed=1)]
     loose, tight = read_ladder(record([]), rows)

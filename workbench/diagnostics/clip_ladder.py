@@ -45,6 +45,11 @@ class Rung:
             for row in self.rows
         )
 
+    def cures(self, *, aggressive_frac: float = 0.5, unstable_lr: float | None = None) -> bool:
+        """It passes, and neither hides the instability nor clips so much that it is a smaller lr in disguise (F4.11)."""
+        heavy = self.clip_frac is not None and self.clip_frac >= aggressive_frac
+        return self.passes and not heavy and not any(masks(row, unstable_lr) for row in self.rows)
+
 
 def is_calm(row: Mapping[str, Any], name: str = "outcome") -> bool:
     """Tell whether a run, or with "twin_outcome" the same run without clipping, shows no rise at all."""
@@ -102,22 +107,30 @@ def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[R
 
 
 def leading(
-    record: RecordLike, rows: Sequence[Mapping[str, Any]]
+    record: RecordLike,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    aggressive_frac: float = 0.5,
+    unstable_lr: float | None = None,
 ) -> tuple[Rung | None, Literal["own", "passes", "tightest"]]:
     """Return the threshold that verdicts are about, and why that one.
 
-    "own": the baseline clips, so its runs; "passes": the loosest that keeps training stable; "tightest": none does.
+    "own": the baseline clips, so its runs; "passes": the loosest that cures, else the loosest that keeps training stable at
+    whatever price; "tightest": none does.
 
     Args:
         record: a study, or a single trial.
         rows: what `clipped_runs` returns.
+        aggressive_frac: see `Rung.cures`.
+        unstable_lr: see `masks`.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     own = [r for r in rows if r["max_grad_norm"] == limit and r["lr"] == lr] if limit is not None else []
     if own:
         return _rung(own[0]["lr"], own[0]["max_grad_norm"], own), "own"
     ladder = read_ladder(record, rows)
-    passing = [rung for rung in ladder if rung.passes]
+    curing = [rung for rung in ladder if rung.cures(aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)]
+    passing = curing or [rung for rung in ladder if rung.passes]
     if passing:
         return passing[0], "passes"
     return (ladder[-1] if ladder else None), "tightest"

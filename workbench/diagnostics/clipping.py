@@ -21,6 +21,7 @@ from workbench.diagnostics.trials import RecordLike
 __all__ = ["CODES", "diagnose_clipping"]
 
 CODES = ("clipping.threshold", "clipping.cures", "clipping.aggressive", "clipping.masks_lr", "clipping.nonfinite")
+LONGER_WARMUP = "Try a longer warmup: sometimes it repairs what clipping does not (F4.4)."
 _CLAUSE = dict(zip(CODES, ("F4.9", "F4.10", "F4.12", "F4.11", "F4.6"), strict=True))
 
 
@@ -72,8 +73,9 @@ def diagnose_clipping(
     """
     reference = reference_norms(record, skip_frac=skip_frac)
     rows = clipped_runs(record, parked_frac=parked_frac)
-    lead, why = leading(record, rows)
     bracket = unstable_bracket(sweep_table(record))
+    unstable_lr = None if bracket is None else bracket.middle
+    lead, why = leading(record, rows, aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)
     study = _Study(
         record=record,
         reference=reference,
@@ -82,7 +84,7 @@ def diagnose_clipping(
         ladder=read_ladder(record, rows),
         lead=lead,
         why=why,
-        unstable_lr=None if bracket is None else bracket.middle,
+        unstable_lr=unstable_lr,
         aggressive_frac=aggressive_frac,
     )
     findings = (
@@ -148,13 +150,13 @@ def _cures(study: _Study) -> Finding:
         several = len(study.ladder) > 1 and study.why != "own"
         tried = f"any of {len(study.ladder)} thresholds down to" if several else "at"
         summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}. {share} of the steps are clipped."
-        return Finding(status="warn", summary=summary, advice=[_lower(study, lead)], **common)
-    beyond = _is_aggressive(study, lead) or any(masks(row, study.unstable_lr) for row in lead.rows)
+        return Finding(status="warn", summary=summary, advice=[LONGER_WARMUP, _lower(study, lead)], **common)
+    beyond = not lead.cures(aggressive_frac=study.aggressive_frac, unstable_lr=study.unstable_lr)
     summary = (
         f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; without it "
         f"training is not. {share} of the steps are clipped{': no cure but a smaller step' if beyond else ''}."
     )
-    advice = [_lower(study, lead)] if beyond else ()
+    advice = [LONGER_WARMUP, _lower(study, lead)] if beyond else ()
     return Finding(
         status="warn" if beyond else "ok", summary=summary + _against_reference(study, lead), advice=advice, **common
     )
@@ -179,10 +181,10 @@ def _aggressive(study: _Study) -> Finding:
         "threshold": study.aggressive_frac, "evidence": study.evidence | {"lead": study.why},
     }  # fmt: skip
     shown = f"{lead.clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
-    if not _is_aggressive(study, lead):
+    if lead.clip_frac < study.aggressive_frac:
         return Finding(status="ok", summary=f"{shown}.", **common)
-    looser = bool(study.ladder) and study.ladder[0].max_grad_norm > lead.max_grad_norm
-    needed = {"own": "", "passes": ", and no looser threshold tried lets it train" if looser else "",
+    several = len(study.ladder) > 1
+    needed = {"own": "", "passes": ", and no other threshold tried does better" if several else "",
               "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
     summary = f"{shown}{needed[study.why]}: an odd way to lower the learning rate."
     return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
@@ -236,16 +238,12 @@ def _not_measured(study: _Study, code: str, reason: str) -> Finding:
     )
 
 
-def _is_aggressive(study: _Study, rung: Rung) -> bool:
-    return rung.clip_frac is not None and rung.clip_frac >= study.aggressive_frac
-
-
 def _rung_row(study: _Study, rung: Rung) -> dict[str, Any]:
     return {
         "max_grad_norm": rung.max_grad_norm, "lr": rung.lr, "percentile": _asked(study, rung)[0],
         "percentile_of": _asked(study, rung)[1],
         "clip_frac": rung.clip_frac, "passes": rung.passes, "cured": rung.cured, "lasting": rung.lasting,
-        "seeds": len(rung.rows), "aggressive": _is_aggressive(study, rung),
+        "cures": rung.cures(aggressive_frac=study.aggressive_frac, unstable_lr=study.unstable_lr), "seeds": len(rung.rows),
         "masks": any(masks(row, study.unstable_lr) for row in rung.rows), "trials": [row["trial"] for row in rung.rows],
     }  # fmt: skip
 

@@ -39,6 +39,8 @@ class ClippingStudy(Study):
         percentiles: of those norms, the loosest first (F4.9, F4.10).
         looser: the first percentile over all steps, those at the start included, is tried before where it is larger by
             this factor (rule of thumb).
+        halvings: where no percentile cures, the last threshold is halved so many times: norms that differ little among
+            themselves have percentiles that do, too.
         at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
         seeds: trials per threshold; the same seeds, and so the same batches, at each.
         multiple: see `peak_lr`.
@@ -53,6 +55,7 @@ class ClippingStudy(Study):
     reference_lr: float | None = None
     percentiles: Sequence[float] = (90.0, 75.0, 50.0, 25.0, 10.0)
     looser: float = 1.25
+    halvings: int = 3
     at_once: bool = True
     seeds: int = 1
     multiple: float = 1.5
@@ -70,6 +73,8 @@ class ClippingStudy(Study):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        if isinstance(self.halvings, bool) or not isinstance(self.halvings, int) or self.halvings < 0:
+            raise ConfigError(f"halvings={self.halvings!r} must be an integer of at least 0.")
         for name in ("lower", "looser"):
             if not 1 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
@@ -90,18 +95,27 @@ class ClippingStudy(Study):
             return
         thresholds = self._thresholds(reference)
         session.facts(clipping_thresholds=[list(found) for found in thresholds])
-        ladder = [
-            self._seeded(session, STAGE, session.config.replace(peak_lr=lr, max_grad_norm=value))
-            for _, value, _ in thresholds
-        ]
-        if self.at_once and not self._calm(session, controls):
+        config = session.config.replace(peak_lr=lr)
+        ladder = [self._rung(session, config, value) for _, value, _ in thresholds]
+        calm = self._calm(session, controls)
+        if self.at_once and not calm:
             run_round(session, [asked for rung in ladder for asked in rung])
-            return
+            ladder = []
         for rung in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
             run_round(session, rung)
-            record = session.record
-            if any(found.passes for found in read_ladder(record, clipped_runs(record))):
+            if calm or self._cured(session):
                 return
+        if thresholds and not self._cured(session):
+            halved = [thresholds[-1][1] * 0.5 ** (k + 1) for k in range(self.halvings)]
+            run_round(session, [asked for value in halved for asked in self._rung(session, config, value)])
+
+    def _rung(self, session: Session, config: TrainConfig, threshold: float) -> list[Asked]:
+        return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
+
+    def _cured(self, session: Session) -> bool:
+        """Tell whether a threshold makes training stable without being a smaller lr in disguise."""
+        record = session.record
+        return any(rung.cures() for rung in read_ladder(record, clipped_runs(record)))
 
     def _thresholds(self, reference: ReferenceNorms) -> list[tuple[float, float, str]]:
         """Return (percentile, threshold, of which steps) of each rung, loosest first.
