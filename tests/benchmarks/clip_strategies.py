@@ -1,6 +1,6 @@
 """When to clip, and at which threshold: fixed, only in or after the warmup, rolling, AutoClip and ZClip (F4.Q1, F4.Q2).
 
-    python tests/benchmarks/clip_strategies.py                 # every case, three seeds: about five minutes
+    python tests/benchmarks/clip_strategies.py                 # every case, three seeds: about two minutes
     python tests/benchmarks/clip_strategies.py outlier --seeds 5
 
 The trainer clips at one threshold for a whole run. What changes it from step to step is an optimizer of the user's own
@@ -224,15 +224,48 @@ def _end(record: TrialRecord) -> float:
     return float(np.mean(loss[-STEPS // 10 :])) if np.isfinite(loss).all() else math.inf
 
 
+def shortest_warmups(
+    multiples: tuple[int, ...] = (10, 30, 50, 100), limits: tuple[float, ...] = (math.inf, 20, 1.93, 0.5)
+) -> Iterator[str]:
+    """One line a threshold: the shortest warmup from which on every longer one trains `valley`, written out in NumPy."""
+    yield f"valley: shortest warmup at {', '.join(map(str, multiples))} times the unstable lr"
+    for limit in limits:
+        found = [_shortest_warmup(multiple * 2 / 201, limit) for multiple in multiples]
+        yield f"  clipped at {limit:<6g} {', '.join(map(str, found))}"
+
+
+def _shortest_warmup(lr: float, limit: float, longest: int = 200) -> int | None:
+    shortest = None
+    for warmup in reversed(range(longest)):
+        if not _descends(lr, warmup, limit):
+            break
+        shortest = warmup
+    return shortest
+
+
+def _descends(lr: float, warmup: int, limit: float, steps: int = 400) -> bool:
+    """Whether gradient descent in the valley ends below a hundredth of its start, never above twice of it."""
+    wall, slow = 1.0, 20.0
+    start = loss = 0.5 * wall**2 + 50 * wall**4 + 0.05 * slow**2
+    for step in range(steps + warmup):
+        gradient = np.array([wall + 200 * wall**3, 0.1 * slow])
+        scale = min(1.0, limit / float(np.linalg.norm(gradient))) * lr * (min(1.0, step / warmup) if warmup else 1.0)
+        wall, slow = float(wall - scale * gradient[0]), float(slow - scale * gradient[1])
+        loss = 0.5 * wall**2 + 50 * wall**4 + 0.05 * slow**2
+        if not loss <= 2 * start:
+            return False
+    return loss < 0.01 * start
+
+
 def main() -> None:
     """Print a table for each case: end loss over the seeds, share clipped in all and in the first tenth, verdicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", nargs="*", default=[], help=f"of {', '.join(cases())}; all without one")
+    parser.add_argument("case", nargs="*", default=[], help=f"of {', '.join(cases())}, warmups; all without one")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in arguments.case or cases():
-        for line in rows(name, arguments.seeds):
+    for name in arguments.case or [*cases(), "warmups"]:
+        for line in shortest_warmups() if name == "warmups" else rows(name, arguments.seeds):
             print(line, flush=True)
 
 
