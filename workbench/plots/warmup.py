@@ -25,8 +25,8 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
     """Draw every warmup that was tried, by its length and the learning rate it leads to, and mark the shortest that trains.
 
     Healthy: at each learning rate circles to the right of crosses, the star where they meet, left of the cap, and at or above
-    10 times the unstable learning rate. Sick: crosses up to the cap (no allowed warmup opens that learning rate), or a circle
-    with a cross in its ring (stable in the short trial, not in the full run: a later blow-up).
+    10 times the unstable learning rate. Sick: crosses up to the cap (no allowed warmup opens that learning rate), or a dot
+    within a hollow cross (stable in the short trial, not in the full run: a later blow-up).
 
     Args:
         record: a study with trials of the stage "warmup".
