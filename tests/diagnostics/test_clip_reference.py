@@ -62,3 +62,9 @@ def test_warmup_is_left_out() -> None:
     found = reference_norms(record([run(warmup_steps=70)], warmup_steps=70))
     assert found is not None
     assert (found.first, found.end) == (70, STEPS)
+
+
+def test_of_several_seeds_the_first_counts_and_elsewhere_the_lowest_loss() -> None:
+    trials = [run(FALLING + 0.1, lr=0.1), run(lr=0.1, seed=1), run(FALLING + 0.1, lr=0.05), run(lr=0.02)]
+    assert chosen(trials, peak_lr=0.1) == 0
+    assert chosen(trials[2:], peak_lr=0.7) == 1

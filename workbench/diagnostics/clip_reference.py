@@ -97,15 +97,9 @@ def _preference(item: TrialVerdict, wanted: Sequence[float]) -> tuple[float, ...
     unstable = item.verdict.is_lasting or item.verdict.high
     other_lr = [not math.isclose(curve.lr, lr, rel_tol=1e-9) for lr in wanted]
     clipped = max_grad_norm_of(curve.config) is not None
-    return (
-        unstable,
-        clipped,
-        curve.stage in OTHER_STAGES,
-        not curve.finished,
-        *other_lr,
-        objective(curve),
-        curve.trial,
-    )
+    level = objective(curve) if all(other_lr) else 0.0
+    other_stage = curve.stage in OTHER_STAGES
+    return (unstable, clipped, other_stage, not curve.finished, *other_lr, level, curve.trial)
 
 
 def _number(value: Any) -> float:

@@ -152,9 +152,11 @@ def _cures(study: _Study) -> Finding:
         summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}. {share} of the steps are clipped."
         return Finding(status="warn", summary=summary, advice=[LONGER_WARMUP, _lower(study, lead)], **common)
     beyond = not lead.cures(aggressive_frac=study.aggressive_frac, unstable_lr=study.unstable_lr)
+    sick = any(row["twin_lasting"] for row in lead.rows)
+    without = "without it training is not" if sick else "without it the loss rises and comes back"
     summary = (
-        f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; without it "
-        f"training is not. {share} of the steps are clipped{': no cure but a smaller step' if beyond else ''}."
+        f"Clipping at {lead.max_grad_norm:.3g}{_percentile_name(study, lead)} keeps lr {lead.lr:.4g} stable; {without}. "
+        f"{share} of the steps are clipped{': no cure but a smaller step' if beyond else ''}."
     )
     advice = [LONGER_WARMUP, _lower(study, lead)] if beyond else ()
     return Finding(
