@@ -87,6 +87,7 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
             "device": "cpu",
             "executor": "local",
             "address": None,
+            "proof_seeds": 3,
             "command": shlex.join(["workbench", *words, "--note", "why not"]),
             "progress": True,
         }
@@ -105,6 +106,7 @@ def test_diagnose_leaves_what_was_not_said_to_the_playbook(playbook) -> None:
         "device": "auto",
         "executor": "local",
         "address": None,
+        "proof_seeds": 3,
         "command": "",
         "progress": True,
     }

@@ -88,11 +88,7 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument(
-        "--proof-seeds",
-        metavar="N",
-        type=int,
-        default=3,
-        help="trials of the baseline and of a better-looking config before it is recommended; 1 proves nothing (default: 3)",
+        "--seeds", metavar="N", type=int, default=3, help="trials that prove a better config (default: 3)"
     )
     parser.add_argument(
         "--executor", metavar="E", default="local", help="where trials run: local, ray (default: local)"
@@ -154,6 +150,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    if args.seeds < 1:
+        raise UsageError(f"--seeds {args.seeds} must be at least 1; 1 recommends by a single pair of runs.")
     if args.trainer != "local":
         raise UsageError(f"--trainer {args.trainer!r} is not there: this version has only 'local'. Leave it out.")
     from workbench.playbook import diagnose
@@ -167,7 +165,7 @@ def _diagnose(args: argparse.Namespace) -> int:
         device=args.device,
         executor=args.executor,
         address=args.address,
-        proof_seeds=args.proof_seeds,
+        proof_seeds=args.seeds,
         command=shlex.join(["workbench", *args.words]),
         progress=True,
     )

@@ -8,18 +8,22 @@ from pathlib import Path
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
+from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
+from workbench.studies.clipping import ClippingStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.preflight import collect_preflight
 from workbench.studies.proof import Proof
 from workbench.studies.session import Session, open_session
+from workbench.studies.warmup import WarmupStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
@@ -28,6 +32,8 @@ __all__ = ["diagnose", "diagnose_record"]
 
 
 _AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
+_WARMUP = WarmupStudy(full_runs=2)
+_CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +53,19 @@ class _Walk:
         session.trial(session.config, stage="baseline")
         self.sweep.extend(session, beside=partial(self.instability.beside, session.config))
         self.instability.extend(session)
+        _cure(session)
         candidate = _candidate(session)
         if candidate is not None:
             self.proof.extend(session, candidate)
+
+
+def _cure(session: Session) -> None:
+    """Try what the signs call for: warmup at an edge that costs something, clipping where the loss rises later (F2.10)."""
+    if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
+        _WARMUP.extend(session)
+    found = diagnose_instability(session.record)
+    if any(found[code].status in ("warn", "fail") for code in ("stability.mid", "stability.spike")):
+        _CLIPPING.extend(session)
 
 
 def _candidate(session: Session) -> TrainConfig | None:
@@ -80,7 +96,8 @@ def diagnose(
 ) -> Diagnosis:
     """Walk the playbook for a workload: verdict, evidence, and a recommended config, in one folder.
 
-    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); then baseline and
+    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); what the signs call for: the
+    shortest warmup where a warmup lets a larger lr train better, clipping where the loss rises later; then baseline and
     candidates are held against each other by their selected checkpoints, and the best candidate again over seeds (F3.12,
     P4.7). The same call on the same folder goes on where an
     interrupted one stopped, and answers from disk when all is there.
@@ -149,6 +166,10 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record)
+    if "warmup" in record.facts:
+        after += diagnose_warmup(record)
+    if "clipping_lr" in record.facts:
+        after += diagnose_clipping(record)
     if not len(record.trials) and before["data.nonfinite"].status == "fail":
         reason = "Not measured: the data holds values that are not finite, so nothing was trained."
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))

@@ -284,8 +284,6 @@ def _trial_row(folder: Path) -> dict[str, Any]:
     row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
     row |= {"gradients": None, "lanes": None}
     for event in read_events(folder):
-        if "gradients" in event and event.get("event") != "changed":
-            row |= {"lanes_per_call": None, "threads": None, "loop_ms": math.nan, "step_ms": math.nan}
         row |= {key: event[key] for key in _FROM_EVENTS if key in event}
     if row["best_value"] is None:
         row["best_value"] = math.nan

@@ -22,6 +22,6 @@ def how_trained(lanes: pd.DataFrame) -> str:
     for way, rows in lanes.groupby("gradients", sort=True):
         faster = rows["faster"].dropna()
         gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""
-        reasons = sorted({str(reason).partition(":")[0] for reason in rows["reason"]})
+        reasons = sorted({str(reason).partition(": about")[0] for reason in rows["reason"]})
         said.append(f"{len(rows)} {_WAYS[str(way)]}{gain} ({', '.join(reasons)}).")
     return " ".join(said)

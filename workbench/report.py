@@ -176,7 +176,7 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
         return ""
     changed = [str(name) for name in found.get("changed", ())]
     if not found.get("adopted"):
-        said = "No change did better than the baseline, so this is the baseline's own config."
+        said = "No change was proven better than the baseline, so this is the baseline's own config."
     elif changed:
         said = f"It changes {', '.join(changed)}."
     else:

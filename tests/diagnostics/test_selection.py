@@ -88,7 +88,7 @@ def test_nothing_to_compare_with() -> None:
     assert result["candidate"] is None
     assert result["recommended"] == result["baseline"]
     assert result["baseline"]["validation/loss"] == 0.2
-    assert "no other run" in result["reason"]
+    assert "nothing else was tried" in result["reason"]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import workbench as wb
+from workbench import playbook
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
@@ -79,6 +80,12 @@ def diagnosed(out: Path, *, curved: bool, **settings: Any) -> tuple[Diagnosis, S
     assert diagnosis["lr.unstable"].value == pytest.approx(EDGE[curved], rel=0.06), "the oracle's edge"
     assert diagnosis["lr.best"].evidence["measured_lr"] == LRS[curved][2]
     return diagnosis, record
+
+
+@pytest.fixture(autouse=True)
+def fix_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried after a fix run has helped has its own tests."""
+    monkeypatch.setattr(playbook, "_cure", lambda session: None)
 
 
 def fixes_of(record: StudyRecord) -> list[dict[str, Any]]:

@@ -381,7 +381,7 @@ def test_a_workload_that_fails_in_the_first_trial_names_its_error(tmp_path: Path
     ("changes", "said"),
     [
         ({"lrs": ()}, r"lrs=\[\] holds no learning rate"),
-        ({"lrs": (0.1, -0.1)}, r"each finite and above 0; wrong: \[-0\.1\]"),
+        ({"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
         ({"lrs": (0.0,)}, r"wrong: \[0\.0\]"),
         ({"lrs": (math.nan,)}, r"wrong: \[nan\]"),
         ({"lrs": (math.inf,)}, r"wrong: \[inf\]"),

@@ -67,7 +67,7 @@ def test_a_bound_on_memory_divides_the_lanes_into_stacks(tmp_path: Path) -> None
     assert [lanes for lanes, _ in seen.began] == [1, 1], "one lane is always tried"
 
 
-@pytest.mark.parametrize("memory_gb", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("memory_gb", [0, -1.0, float("nan"), float("inf"), "4", True])
 def test_a_bound_that_is_none_is_refused(memory_gb: float) -> None:
     with pytest.raises(ConfigError, match="memory_gb=.* must be above 0"):
         Trainer(memory_gb=memory_gb)

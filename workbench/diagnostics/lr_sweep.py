@@ -119,7 +119,7 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
     return Finding(
         code="lr.best", status="ok", value=best.lr, unit="lr", clause=_CLAUSE["lr.best"],
-        summary=f"The best learning rate is {best.lr:.4g}{_interval(best)}{note}.",
+        summary=f"The best learning rate by training loss is {best.lr:.4g}{_interval(best)}{note}.",
         evidence={
             "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
             "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,

@@ -57,7 +57,10 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         candidate = config_of(record, comparison["recommended"]["trials"][0])
         comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate)
         if proof is not None:
-            comparison |= {"adopted": proof["wins"], "reason": proof["reason"]}
+            comparison |= {
+                "adopted": proof["wins"],
+                "reason": f"Candidate: {comparison['candidate']}. {proof['reason']}",
+            }
         if comparison["adopted"]:
             changes = _changes(candidate, fields, own)
     if fields["total_steps"] < own["total_steps"]:

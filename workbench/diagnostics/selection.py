@@ -39,7 +39,9 @@ def compare_selected(
     found = {name: result for name, numbers in candidates.items() if (result := _selected(record, numbers))}
     if not ours or not found:
         reason = (
-            "the baseline has no finite value" if not ours else "there is no other run to compare the baseline with"
+            "the baseline has no finite value"
+            if not ours
+            else "the baseline trains at the best lr already, and nothing else was tried"
         )
         return {
             "baseline": ours,

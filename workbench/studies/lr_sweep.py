@@ -100,6 +100,8 @@ class LRSweep(Study):
         if not self.decades > 0:
             raise ConfigError(f"decades={self.decades!r} must be above 0.")
         if self.lrs is not None:
+            if isinstance(self.lrs, (str, bytes)) or not isinstance(self.lrs, Iterable):
+                raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
             _check_lrs(list(self.lrs))
 
     def extend(self, session: Session, *, beside: Beside | None = None) -> None:

@@ -175,27 +175,39 @@ def _measured(
     left_s = measured["loop"] * steps / 1e3
     if wanted == "auto" and left_s < WORTH_SECONDS:
         return Verdict(None, f"too short to measure: about {left_s:.1f} s one after the other", {}, lasting=False)
-    best: Arrangement | None = None
     reason, began = "", time.perf_counter()
+    timed: list[tuple[float, Arrangement]] = []
     tried = arrangements(len(stack), stack.device, torch.get_num_threads())
     with stack.untouched():
         for arrangement in tried[:1] if left_s < WORTH_SECONDS else tried:
-            if len(measured) > 1 and time.perf_counter() - began > MEASURING_FRAC * left_s:
+            if len(timed) > 1 and time.perf_counter() - began > MEASURING_FRAC * left_s:
                 break
             try:
-                ms = _vmap_ms(LoopGradients(workload, stack), stack, vmap(arrangement), updates)
+                ms = _vmap_ms(vmap(arrangement), stack, updates)
             except CannotBatch as error:
                 reason = reason or str(error)
                 continue
-            if ms < min((v for k, v in measured.items() if wanted == "auto" or k != "loop"), default=math.inf):
-                best = arrangement
             measured[str(arrangement)] = ms
-    if len(measured) == 1:  # a reason may belong to these lanes alone
-        return Verdict(None, reason, {}, lasting=False)
+            timed.append((ms, arrangement))
     rounded = {name: float(f"{ms:.3g}") for name, ms in measured.items()}
-    return Verdict(
-        best, "the fastest here" if wanted == "auto" else "asked for", rounded, len(stack), left_s >= WORTH_SECONDS
-    )
+    why, lasting = ("the fastest here" if wanted == "auto" else "asked for"), left_s >= WORTH_SECONDS
+    reason = "" if timed else reason
+    for ms, arrangement in sorted(timed):
+        if wanted == "auto" and ms >= measured["loop"]:
+            break
+        verdict = _checked(
+            LoopGradients(workload, stack),
+            stack,
+            vmap,
+            updates,
+            Verdict(arrangement, why, rounded, len(stack), lasting),
+        )
+        if verdict.arrangement is not None:
+            return verdict
+        reason = verdict.reason
+    if reason:  # it may belong to these lanes alone
+        return Verdict(None, reason, {}, lasting=False)
+    return Verdict(None, why, rounded, len(stack), lasting)
 
 
 def _checked(loop: LoopGradients, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], known: Verdict) -> Verdict:
@@ -225,9 +237,8 @@ def _updates(streams: Sequence[DataStream]) -> list[Update]:
     return [[stream.peek(2)[i] for stream in streams] for i in range(2)]
 
 
-def _vmap_ms(loop: LoopGradients, stack: LaneStack, way: VmapGradients, updates: Sequence[Update]) -> float:
+def _vmap_ms(way: VmapGradients, stack: LaneStack, updates: Sequence[Update]) -> float:
     try:
-        verify(stack, loop, way, updates)
         return _ms(way, updates, stack.device)
     finally:
         way.close()

@@ -64,7 +64,8 @@ class Trainer:
         """Check the arguments that need no machine."""
         if self.gradients not in ("auto", "loop", "vmap"):
             raise ConfigError(f"gradients={self.gradients!r} is not known. Allowed: 'auto', 'loop', 'vmap'.")
-        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+        number = isinstance(self.memory_gb, (int, float)) and not isinstance(self.memory_gb, bool)
+        if self.memory_gb is not None and not (number and 0 < self.memory_gb < math.inf):
             raise ConfigError(
                 f"memory_gb={self.memory_gb!r} must be above 0: the memory that a stack of lanes may take, in units of 1e9 "
                 "bytes. None takes what is free."
