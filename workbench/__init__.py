@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+    from workbench.diagnostics.schedule import diagnose_schedule
     from workbench.diagnostics.warmup import diagnose_warmup
     from workbench.errors import (
         CheckpointError,
@@ -116,6 +117,7 @@ __all__ = [
     "diagnose_clipping",
     "diagnose_instability",
     "diagnose_lr_sweep",
+    "diagnose_schedule",
     "diagnose_warmup",
     "find_notebook",
     "how_trained",
@@ -155,6 +157,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
+    "diagnostics.schedule": ("diagnose_schedule",),
     "diagnostics.warmup": ("diagnose_warmup",),
     "errors": (
         "CheckpointError",

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import workbench
 from workbench.diagnostics.advice import ADVICE, Kind, advise
 
 
@@ -24,3 +25,8 @@ def test_every_line_names_its_clause_the_gain_and_the_cost(kind: Kind) -> None:
         assert re.search(r"\(F[24]\.\d+", line)
         assert "Expected: " in line
         assert re.search(r"Cost( with wb\.\w+)?: ", line)
+
+
+def test_the_studies_it_names_exist() -> None:
+    named = {advice.study for advice in ADVICE.values() if advice.study}
+    assert named <= set(dir(workbench))
