@@ -230,7 +230,7 @@ def test_not_adopted_is_said_with_its_reason(tmp_path: Path) -> None:
     more = {"adopted": False, "changed": [], "config": study().config, "reason": "Worse by 0.1 & no <less>."}
     chosen = dict(diagnosis().recommendation or {}) | more
     source = written(tmp_path, said=replace(diagnosis(), recommendation=chosen))
-    assert "No change did better" in source
+    assert "No change was proven better" in source
     assert "Worse by 0.1 &amp; no &lt;less&gt;." in source
     assert ">candidate, not adopted<" in source
     assert ">recommended<" not in source
