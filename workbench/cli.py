@@ -150,8 +150,6 @@ def _diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-    if args.seeds < 1:
-        raise UsageError(f"--seeds {args.seeds} must be at least 1; 1 recommends by a single pair of runs.")
     if args.trainer != "local":
         raise UsageError(f"--trainer {args.trainer!r} is not there: this version has only 'local'. Leave it out.")
     from workbench.playbook import diagnose

@@ -10,7 +10,9 @@ import pytest
 from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.proof import prove
+from workbench.diagnostics.recommendation import recommend
 
 TOTAL, LONG = 100, 110
 
@@ -112,3 +114,21 @@ def test_chance_wins_as_often_as_it_is_allowed_to() -> None:
         assert proof is not None
         wins += proof["wins"]
     assert abs(wins - count * expected) < 3 * math.sqrt(count * expected)
+
+
+def test_a_candidate_that_was_tested_does_not_give_way_to_one_whose_luck_was_not() -> None:
+    """The one chosen by a lucky seed loses over three; the runner-up, with its single seed, is not adopted instead."""
+    fixed = {"stage": "fix", "total_steps": TOTAL}
+    loss = np.linspace(2, 1, TOTAL)
+    runs = [(trial(loss, 0.1, seed=seed, stage="baseline" if seed == 0 else "proof"), 1.0) for seed in range(3)]
+    runs += [(trial(loss, 0.2, max_grad_norm=1.0, **fixed), 0.5), (trial(loss, 0.2, max_grad_norm=2.0, **fixed), 0.6)]
+    runs += [(trial(loss, 0.2, seed=seed, stage="proof", max_grad_norm=1.0), 1.2) for seed in (1, 2)]
+    evals = [row for k, (_, value) in enumerate(runs) for row in evaluations(k, [50], [value], split="validation")]
+    made = record([run for run, _ in runs], evals=evals, total_steps=TOTAL)
+    nothing = Diagnosis(findings=(Finding(code="lr.best", status="not_measured", summary="planted"),))
+    found = recommend(made, nothing)
+    assert found["candidate"] == "lr 0.2, clipping at 1"
+    assert found["recommended"]["trials"] == [3]
+    assert found["proof"]["candidate"] == [0.5, 1.2, 1.2]
+    assert found["adopted"] is False
+    assert found["changed"] == []

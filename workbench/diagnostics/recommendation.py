@@ -74,6 +74,9 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
 def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     """Compare the baseline with everything that trained stably: lr*, and what was tried against instability.
 
+    Trials of a proof do not count: they would pull the candidate that was chosen towards its mean, and another one, whose
+    luck nobody tested, would take its place.
+
     Args:
         record: a study.
         diagnosis: with `lr.best`.
@@ -82,15 +85,20 @@ def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         What `compare_selected` does.
     """
     fields = record.config
+    proved = set(record.trials["trial"][record.trials["stage"] == "proof"]) if len(record.trials) else set()
+
+    def trained(config: Mapping[str, Any]) -> list[int]:
+        return [number for number in trials_with(record, config) if number not in proved]
+
     candidates: dict[str, list[int]] = {}
     lr = diagnosis["lr.best"].value
     if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
-        candidates[f"lr {lr:.4g}"] = trials_with(record, fields | {"peak_lr": lr})
+        candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
     for run in judged_runs(record, REMEDIES):
         config = config_of(record, run["trial"])
         if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
-            candidates[_named(run)] = trials_with(record, config)
-    return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
+            candidates[_named(run)] = trained(config)
+    return compare_selected(record, baseline=trained(fields), candidates=candidates)
 
 
 def config_of(record: RecordLike, trial: int) -> dict[str, Any]:

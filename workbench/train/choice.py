@@ -30,9 +30,7 @@ __all__ = ["Chosen", "choose_gradients"]
 WORTH_SECONDS = (
     1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training does not give back
 )
-MEASURING_FRAC = (
-    0.02  # rule of thumb: no further arrangement is tried once measuring took this share of what it could save
-)
+MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
 TIMED_SECONDS = 0.1  # rule of thumb: a way is timed for this long, or for one step
 
 Update = Sequence[MicroBatches]

@@ -311,9 +311,7 @@ class LaneRun:
         self.study.flush()
         self._flushed_at = time.perf_counter()
         for lane in self.lanes:
-            if (
-                lane.start is None
-            ):  # before it begins again, a lane does not know yet which of its checkpoints are the best
+            if lane.start is None:  # else it has not begun again, and does not know its best checkpoints yet
                 lane.checkpoints.write(lane.selected)
 
     def _stop(self) -> None:
