@@ -26,6 +26,7 @@ _BUNDLED: dict[str, tuple[str, str]] = {
         "digits_resnet:digits_resnet_stride1",
         "the same with one block's stride changed from 2 to 1, the modification of F1.3",
     ),
+    "deep_residual": ("deep_residual:deep_residual", "12 residual blocks without a norm on 8x8 digits, batch 64"),
     "source_text": ("source_text:source_text", "byte-level transformer on the source of Python's standard library"),
     "breast_cancer": ("breast_cancer:breast_cancer", "30-32-2 network on an imbalanced table of 569 rows"),
     "quadratic": ("quadratic:quadratic", "quadratic with known curvature: the largest stable lr is exact"),
