@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workbench.errors import DataError
+from workbench.errors import DataError, UsageError
 from workbench.workloads.source_data import source_data
-from workbench.workloads.source_text import Transformer, source_text, text_hash
+from workbench.workloads.source_text import Transformer, source_text, source_text_post_norm, text_hash
 
 
 def test_the_text_is_that_of_the_first_file_on() -> None:
@@ -81,3 +81,52 @@ def test_the_model_is_the_one_that_is_stated() -> None:
     assert len(model.blocks) == 2
     assert model.token.weight.shape == (256, 64)
     assert source_text().config.batch_size == 8
+
+
+@pytest.mark.parametrize("norm", ["pre", "after_add"])
+def test_a_block_is_the_one_of_torch(norm: str) -> None:
+    """torch's layer with the same weights, `norm_first` for "pre" and not for "after_add"."""
+    torch.manual_seed(0)
+    ours = Transformer(width=16, heads=2, layers=1, norm=norm).blocks[0]
+    torch.nn.init.normal_(ours.norm1.weight)
+    twin = torch.nn.TransformerEncoderLayer(
+        16, 2, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm == "pre"
+    )
+    pairs = {
+        "self_attn.in_proj_": ours.attention.qkv, "self_attn.out_proj.": ours.attention.out, "linear1.": ours.mlp[0],
+        "linear2.": ours.mlp[2], "norm1.": ours.norm1, "norm2.": ours.norm2,
+    }  # fmt: skip
+    twin.load_state_dict({f"{name}{key}": value for name, m in pairs.items() for key, value in m.state_dict().items()})
+    x = torch.randn(3, 7, 16)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
+    torch.testing.assert_close(ours(x), twin(x, src_mask=mask, is_causal=True))
+
+
+def test_the_output_of_a_post_norm_model_is_normalised_once() -> None:
+    model = Transformer(layers=3, norm="after_add", init_std=0.08)
+    seen: list[torch.Tensor] = []
+    model.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model(torch.randint(256, (4, 64)))
+    torch.testing.assert_close(seen[0].var(-1, unbiased=False), torch.ones(4, 64), rtol=1e-3, atol=1e-3)
+    assert sum(isinstance(module, torch.nn.LayerNorm) for module in model.modules()) == 2 * 3
+
+
+def test_names_tell_the_variants_apart() -> None:
+    assert source_text().name == "source_text"
+    assert source_text(layers=6, norm="after_add").name == "source_text_layers6_after_add"
+    assert source_text_post_norm().name == "source_text_post_norm"
+    assert len(source_text_post_norm().build_model().blocks) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": 0}, "layers=0 must be an integer above 0"),
+        ({"width": 30}, "width=30 must be an integer above 0, and a multiple of 4"),
+        ({"norm": "post"}, "norm='post' is not known.*Allowed: after_add, pre"),
+        ({"init_std": math.inf}, "init_std=inf must be a finite number above 0"),
+    ],
+)
+def test_options_that_make_no_model_are_named(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        source_text(**options)

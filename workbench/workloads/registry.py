@@ -28,6 +28,10 @@ _BUNDLED: dict[str, tuple[str, str]] = {
     ),
     "deep_residual": ("deep_residual:deep_residual", "12 residual blocks without a norm on 8x8 digits, batch 64"),
     "source_text": ("source_text:source_text", "byte-level transformer on the source of Python's standard library"),
+    "source_text_post_norm": (
+        "source_text:source_text_post_norm",
+        "12 layers of it with the norms after the additions: early unstable with Adam unless the lr warms up",
+    ),
     "breast_cancer": ("breast_cancer:breast_cancer", "30-32-2 network on an imbalanced table of 569 rows"),
     "quadratic": ("quadratic:quadratic", "quadratic with known curvature: the largest stable lr is exact"),
     "catapult": ("catapult:catapult", "two-layer linear network whose early instability and recovery are known"),

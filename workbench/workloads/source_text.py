@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
+from workbench.errors import UsageError, nearest
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import language_model
 from workbench.workloads.source_data import source_data, text_hash
 
-__all__ = ["Attention", "Block", "Transformer", "source_text", "text_hash"]
+__all__ = ["Attention", "Block", "Transformer", "source_text", "source_text_post_norm", "text_hash"]
+
+Placement = Literal["pre", "after_add"]
 
 
 class Attention(nn.Module):
@@ -40,10 +44,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each normalised before and added after."""
+    """Attention and a two-layer network, each added to what it gets, with a layer norm where `norm` says."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, norm: Placement = "pre") -> None:
         super().__init__()
+        self.placement = norm
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
@@ -51,8 +56,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to (batch, length, width)."""
-        x = x + self.attention(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
+        if self.placement == "after_add":
+            x = self.norm1(x + self.attention(x))
+            out: Tensor = self.norm2(x + self.mlp(x))
+        else:
+            x = x + self.attention(self.norm1(x))
+            out = x + self.mlp(self.norm2(x))
         return out
 
 
@@ -60,17 +69,25 @@ class Transformer(nn.Module):
     """Predicts the next byte at every position."""
 
     def __init__(
-        self, *, vocabulary: int = 256, length: int = 64, width: int = 64, heads: int = 4, layers: int = 2
+        self,
+        *,
+        vocabulary: int = 256,
+        length: int = 64,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        norm: Placement = "pre",
+        init_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.Sequential(*(Block(width, heads, norm) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()  # each block ends with one
         self.head = nn.Linear(width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=init_std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -81,15 +98,60 @@ class Transformer(nn.Module):
         return logits
 
 
-def source_text() -> Workload:
-    """Return the workload; `text_hash()` says which text this Python has."""
-    data = source_data(length=64)
+def source_text(
+    *,
+    layers: int = 2,
+    width: int = 64,
+    length: int = 64,
+    norm: Placement = "pre",
+    init_std: float = 0.02,
+    peak_lr: float = 2e-3,
+    total_steps: int = 2000,
+) -> Workload:
+    """Return the workload; `text_hash()` says which text this Python has.
+
+    Args:
+        layers: blocks of attention and a two-layer network.
+        width: of every position, a multiple of 4, the number of heads.
+        length: bytes a window predicts.
+        norm: "pre": x + f(Norm(x)); "after_add": Norm(x + f(x)) (F2.7), as in the first transformers.
+        init_std: deviation of the weights at the start.
+        peak_lr: of the baseline.
+        total_steps: of the baseline.
+
+    Raises:
+        UsageError: an option is out of its range.
+    """
+    for name, count, step in (("layers", layers, 1), ("width", width, 4), ("length", length, 1)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1 or count % step:
+            raise UsageError(f"{name}={count!r} must be an integer above 0{', and a multiple of 4' * (step == 4)}.")
+    if norm not in get_args(Placement):
+        raise UsageError(f"norm={norm!r} is not known.{nearest(norm, get_args(Placement))}")
+    if not (init_std > 0 and math.isfinite(init_std)):
+        raise UsageError(f"init_std={init_std!r} must be a finite number above 0; 0.02 is usual for this model.")
+    data = source_data(length=length)
+    changed = (
+        [f"layers{layers}"] * (layers != 2) + [f"width{width}"] * (width != 64) + [f"length{length}"] * (length != 64)
+    )
+    changed += [norm] * (norm != "pre") + [f"std{init_std:g}"] * (init_std != 0.02)
     return language_model(
-        name="source_text",
-        build_model=Transformer,
+        name="_".join(["source_text", *changed]),
+        build_model=lambda: Transformer(length=length, width=width, layers=layers, norm=norm, init_std=init_std),
         train_data=data.train,
         validation_data=data.validation,
         test_data=data.test,
         ignore_index=None,
-        config=TrainConfig(optimizer="adam", peak_lr=2e-3, total_steps=2000, batch_size=8),
+        config=TrainConfig(optimizer="adam", peak_lr=peak_lr, total_steps=total_steps, batch_size=8),
     )
+
+
+def source_text_post_norm() -> Workload:
+    """Return the deep one with norms after the additions, which Adam breaks early on unless its learning rate warms up.
+
+    Without warmup it trains at lr 0.002 and stays at the frequencies of single bytes, a loss of 3.1, from 0.003 on; with 50
+    of 500 steps it trains at 0.003 and 0.004 too.
+    """
+    workload = source_text(
+        layers=12, width=32, length=16, norm="after_add", init_std=0.08, peak_lr=1e-3, total_steps=1000
+    )
+    return workload.replace(name="source_text_post_norm")
