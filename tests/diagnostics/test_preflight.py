@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers.records import MemoryRecord
-from workbench.diagnostics.preflight import chance_loss, diagnose_preflight
+from workbench.diagnostics.preflight import diagnose_preflight
 
 CODES = {"data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update"}
 HEALTHY: dict[str, Any] = {
@@ -85,7 +85,3 @@ def test_parameters_that_do_not_move(kind: str) -> None:
     frozen = said(HEALTHY | {"frozen": ["stem.weight"]})[f"loop.{kind}"]
     assert frozen.status == "ok"
     assert "1 are frozen on purpose" in frozen.summary
-
-
-def test_chance_is_the_entropy_of_a_uniform_guess() -> None:
-    assert chance_loss(10) == pytest.approx(-sum(0.1 * math.log(0.1) for _ in range(10)))

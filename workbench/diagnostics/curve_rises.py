@@ -47,6 +47,7 @@ class Curve:
     step_noise: FloatArray
     width: int
     loss_ref: float
+    ignorance: float
     progress: float
     best_end: float
     total_steps: int
@@ -147,9 +148,9 @@ def tail_steps(size: int, limits: Limits) -> int:
 
 
 def end_level(curve: Curve, limits: Limits) -> tuple[float, bool]:
-    """Return the end loss and whether it is about where the run began."""
+    """Return the end loss and whether it shows that little was learned: about where the run began, or at chance."""
     if curve.ended_nonfinite:
         return math.inf, True
     end = float(np.median(curve.loss[-tail_steps(curve.loss.size, limits) :]))
-    reachable = curve.loss_ref - curve.best_end
-    return end, end >= curve.loss_ref - limits.high_frac * reachable
+    reachable = curve.ignorance - curve.best_end
+    return end, end >= curve.ignorance - limits.high_frac * reachable

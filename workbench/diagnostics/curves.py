@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.curve_rises import Curve, Limits, end_level, find_rises, tail_steps
 from workbench.diagnostics.curve_verdict import CurveVerdict, Outcome, Rise, When
 from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, smooth
@@ -32,6 +33,7 @@ def classify_curve(
     study_progress: float | None = None,
     study_best_end: float | None = None,
     loss_ref: float | None = None,
+    chance: float | None = None,
     rise_frac: float = 0.5,
     study_frac: float = 0.1,
     high_frac: float = 0.25,
@@ -64,6 +66,7 @@ def classify_curve(
         study_progress: what the best trial of the study learned; None takes this run's own.
         study_best_end: the lowest end loss in the study; None takes this run's own.
         loss_ref: loss before the first update; None takes `loss[0]`.
+        chance: loss of guessing, where known: below it only the distance to it counts as learned.
         rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
         high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
             high (rule of thumb; a network stuck at chance learns a little when it starts above chance).
@@ -102,7 +105,7 @@ def classify_curve(
         max_noise_frac=max_noise_frac,
     )  # fmt: skip
     curve = _prepare(
-        finite, smoothed, noise, step_noise, width=width, limits=limits, loss_ref=start, total_steps=total,
+        finite, smoothed, noise, step_noise, width=width, limits=limits, loss_ref=start, chance=chance, total_steps=total,
         ended_nonfinite=ended_nonfinite, study_progress=study_progress, study_best_end=study_best_end,
     )  # fmt: skip
     rises = find_rises(curve, full_batch=full_batch, memory=memory, limits=limits)
@@ -128,6 +131,7 @@ def _prepare(
     width: int,
     limits: Limits,
     loss_ref: float,
+    chance: float | None,
     total_steps: int,
     ended_nonfinite: bool,
     study_progress: float | None,
@@ -135,7 +139,8 @@ def _prepare(
 ) -> Curve:
     trough = np.minimum.accumulate(np.minimum(smoothed, loss_ref))
     lowest = np.maximum.accumulate(np.where(smoothed <= trough, np.arange(loss.size), 0))
-    learned, spread = loss_ref - trough, limits.noise_sds * noise[lowest]
+    level, spread = ignorance(loss_ref, chance), limits.noise_sds * noise[lowest]
+    learned = np.where(trough < level, level, loss_ref) - trough
     progress = float(learned[-1]) if study_progress is None else max(float(study_progress), 0.0)
     end = float(np.median(loss[-tail_steps(loss.size, limits) :]))
     return Curve(
@@ -148,8 +153,9 @@ def _prepare(
         step_noise=step_noise[lowest],
         width=width,
         loss_ref=loss_ref,
+        ignorance=level,
         progress=progress,
-        best_end=end if study_best_end is None else min(float(study_best_end), loss_ref),
+        best_end=end if study_best_end is None else min(float(study_best_end), level),
         total_steps=total_steps,
         ended_nonfinite=ended_nonfinite,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.smoothing import noise_per_step
 from workbench.diagnostics.trials import (
     RecordLike,
@@ -262,7 +263,7 @@ def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTab
         noise_free=bool(peers) and all(c.full_batch for c in peers),
         memory=peers[0].memory if peers else 0.0,
         loss_ref=loss_ref,
-        progress=loss_ref - min(finite) if finite else 0.0,
+        progress=ignorance(loss_ref, peers[0].chance) - min(finite) if finite else 0.0,
         learned=False,
         total_steps=peers[0].total_steps if peers else 0,
     )

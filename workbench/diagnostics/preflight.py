@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.chance import chance_loss
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["chance_loss", "diagnose_preflight"]
+__all__ = ["diagnose_preflight"]
 
 _CLAUSE = {
     "data.nonfinite": "F1.1",
@@ -47,11 +47,6 @@ def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_
         )
     findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
-
-
-def chance_loss(classes: int) -> float:
-    """Return the cross-entropy of guessing uniformly among `classes`: log(classes)."""
-    return math.log(classes)
 
 
 def _nonfinite(facts: Mapping[str, Any]) -> Finding:

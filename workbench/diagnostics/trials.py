@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.curves import CurveVerdict, classify_curve
 
 __all__ = ["RecordLike", "TrialCurve", "TrialVerdict", "full_length", "judge", "read_curves", "study_scale"]
@@ -73,6 +74,7 @@ class TrialCurve:
         full_batch: a step sees all training examples.
         loss: training loss before each update, shape (steps,).
         loss_se: its standard error, shape (steps,), NaN where unknown.
+        chance: loss of guessing, None where unknown; who starts above it has learned nothing before being below it.
         steps: the trial's rows of the record, for what else was measured.
     """
 
@@ -87,6 +89,7 @@ class TrialCurve:
     loss: FloatArray
     loss_se: FloatArray
     steps: pd.DataFrame
+    chance: float | None = None
 
     @property
     def memory(self) -> float:
@@ -131,11 +134,11 @@ def read_curves(record: RecordLike) -> list[TrialCurve]:
     for row in record.trials.to_dict("records"):
         number = int(row["trial"])
         if number in rows and row["state"] != "failed":
-            found.append(_curve({str(k): v for k, v in row.items()}, rows[number]))
+            found.append(_curve({str(k): v for k, v in row.items()}, rows[number], record.facts.get("chance_loss")))
     return sorted(found, key=lambda c: c.trial)
 
 
-def _curve(row: Mapping[str, Any], steps: pd.DataFrame) -> TrialCurve:
+def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None) -> TrialCurve:
     steps = steps.sort_values("step")
     loss = steps["loss"].to_numpy(dtype=np.float64)
     known = "loss_se" in steps.columns
@@ -151,6 +154,7 @@ def _curve(row: Mapping[str, Any], steps: pd.DataFrame) -> TrialCurve:
         loss=loss,
         loss_se=steps["loss_se"].to_numpy(dtype=np.float64) if known else np.full(loss.size, np.nan),
         steps=steps,
+        chance=chance,
     )
 
 
@@ -236,7 +240,8 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **threshold
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps,
             memory=curve.memory, loss_ref=start,
-            study_progress=None if scale is None else start - scale.best_end,
+            chance=curve.chance,
+            study_progress=None if scale is None else ignorance(start, curve.chance) - scale.best_end,
             study_best_end=None if scale is None else scale.best_end,
             **thresholds,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -19,7 +19,7 @@ from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
-from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy
+from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
 __all__ = ["collect_preflight"]
 
@@ -74,8 +74,8 @@ def _scan(
             with explained(workload, where), autocast(device, config.precision):
                 outputs, losses, _ = per_example(workload, stack.models[0], batch, examples)
             losses_seen.append(losses.cpu().double())
-            if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and isinstance(outputs, Tensor):
-                classes = int(outputs.shape[-1] if isinstance(workload.loss, TokenCrossEntropy) else outputs.shape[1])
+            classes = classes_of(workload.loss, outputs)
+            if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and classes is not None:
                 counts = _add_counts(counts, workload.loss.targets(batch), classes)
             seen += examples
             if seen >= max_examples:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.chance import chance_loss
 from workbench.errors import UsageError, WorkbenchError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
@@ -150,6 +151,8 @@ def open_session(
     try:
         if found is not None:
             writer.hold_against(found)
+            if found.get("classes"):
+                writer.add_facts(chance_loss=chance_loss(found["classes"]))
         with closing(runner), progress_bar(None, workload.name, show=progress) as bar:
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
         writer.finish()

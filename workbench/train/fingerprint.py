@@ -15,12 +15,13 @@ from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data
+from workbench.workloads.losses import classes_of
 
 __all__ = ["fingerprint"]
 
 
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """Return sizes of the splits, a hash of the parameters' names and shapes, and the loss of the first batch.
+    """Return sizes of the splits, a hash of the parameters' names and shapes, the loss of the first batch, and the classes.
 
     A dataset that knows the hash of its contents, as an attribute `sha256`, has it recorded as well.
 
@@ -33,7 +34,7 @@ def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -
         seed_all(config.shared_seed, config.per_host_seed)
         batch, examples = next(train_batches(workload, config, device))[0]
         with autocast(device, config.precision):
-            _, losses, _ = per_example(workload, model, batch, examples)
+            outputs, losses, _ = per_example(workload, model, batch, examples)
     loss = float(losses.float().mean())
     hashes = {split: data.sha256 for split, data in workload.splits.items() if hasattr(data, "sha256")}
     return {
@@ -41,4 +42,5 @@ def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -
         **({"sha256": hashes} if hashes else {}),
         "parameters": f"{zlib.crc32(shapes.encode()):08x}",
         "first_loss": loss if math.isfinite(loss) else None,
+        "classes": classes_of(workload.loss, outputs),
     }

@@ -23,6 +23,7 @@ __all__ = [
     "TokenAccuracy",
     "TokenCount",
     "TokenCrossEntropy",
+    "classes_of",
     "forward_tokens",
     "next_tokens",
 ]
@@ -159,6 +160,20 @@ def _token_targets(outputs: Tensor, targets: Tensor) -> Tensor:
             "or one tensor of tokens (batch, length + 1)."
         )
     return targets
+
+
+def classes_of(loss: object, outputs: object) -> int | None:
+    """Return among how many classes a cross-entropy chooses; None for any other loss.
+
+    Args:
+        loss: of a workload.
+        outputs: what the model returned for a batch.
+    """
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        return None
+    if isinstance(loss, TokenCrossEntropy):
+        return int(outputs.shape[-1])
+    return int(outputs.shape[1]) if isinstance(loss, CrossEntropy) else None
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

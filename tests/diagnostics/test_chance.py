@@ -1,0 +1,93 @@
+"""Models that begin confidently wrong: what counts as learned is what lies below the loss of guessing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_records import record, trial
+from workbench.diagnostics.chance import chance_loss, ignorance
+from workbench.diagnostics.curves import classify_curve
+from workbench.diagnostics.lr_points import sweep_table
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+
+TOTAL, CHANCE, START = 400, math.log(10), 180.0
+
+
+def decay(end: float, *, start: float = START, seed: int = 0) -> np.ndarray:
+    """From `start` to `end` within a few dozen steps, with the noise of minibatches."""
+    rng = np.random.default_rng(seed)
+    return end + (start - end) * np.exp(-np.arange(TOTAL) / 5) + 0.01 * rng.standard_normal(TOTAL)
+
+
+def sweep(chance: float | None):
+    """Two lrs train, two end at chance, as a network whose units have all died does."""
+    ends = {0.01: 0.3, 0.02: 0.1, 0.2: CHANCE, 0.4: CHANCE + 0.01}
+    trials = [trial(decay(end), lr, columns={"loss_se": np.full(TOTAL, 0.01)}) for lr, end in ends.items()]
+    facts = {} if chance is None else {"chance_loss": chance}
+    return record(trials, total_steps=TOTAL, full_batch=False, facts=facts)
+
+
+def test_the_level_of_knowing_nothing() -> None:
+    assert chance_loss(10) == pytest.approx(-sum(0.1 * math.log(0.1) for _ in range(10)))
+    assert ignorance(START, CHANCE) == CHANCE
+    assert ignorance(1.0, CHANCE) == 1.0
+    assert ignorance(START, None) == START
+
+
+def test_runs_that_end_at_chance_never_trained() -> None:
+    table = sweep_table(sweep(CHANCE))
+    assert [bool(point.lasting) for point in table.points] == [False, False, True, True]
+    assert table.progress == pytest.approx(CHANCE - 0.1, abs=0.02)
+    found = diagnose_lr_sweep(sweep(CHANCE))
+    assert found["lr.best"].value == pytest.approx(0.02)
+    assert 0.02 < found["lr.unstable"].value <= 0.2
+
+
+def test_without_the_level_they_look_as_if_they_had_learned() -> None:
+    """What the level is for: coming down from 180 to chance is 99 % of the way, if the start is what counts."""
+    assert not any(point.lasting for point in sweep_table(sweep(None)).points)
+
+
+def test_a_rise_back_to_chance_is_seen_below_it() -> None:
+    loss = decay(0.1)
+    loss[200:] += CHANCE - 0.1
+    seen = classify_curve(loss, loss_se=np.full(TOTAL, 0.01), loss_ref=START, chance=CHANCE)
+    assert (seen.when, seen.is_lasting) == ("mid", True)
+    assert abs(seen.onset_step - 200) <= 5
+    unseen = classify_curve(loss, loss_se=np.full(TOTAL, 0.01), loss_ref=START)
+    assert unseen.when == "none"
+
+
+def test_a_healthy_run_from_far_above_chance_shows_no_rise() -> None:
+    for seed in range(5):
+        loss = decay(0.1, seed=seed)
+        verdict = classify_curve(loss, loss_se=np.full(TOTAL, 0.01), loss_ref=START, chance=CHANCE)
+        assert (verdict.when, verdict.high) == ("none", False)
+
+
+@pytest.mark.parametrize("chance", [CHANCE, None])
+def test_a_model_that_starts_at_chance_is_judged_as_before(chance: float | None) -> None:
+    for end, high in ((0.1, False), (CHANCE, True)):
+        verdict = classify_curve(
+            decay(end, start=CHANCE), loss_se=np.full(TOTAL, 0.01), loss_ref=CHANCE, chance=chance,
+            study_progress=CHANCE - 0.1, study_best_end=0.1,
+        )  # fmt: skip
+        assert (verdict.when, verdict.high) == ("none", high)
+
+
+def test_nonfinite_and_constant_curves() -> None:
+    constant = classify_curve(np.full(TOTAL, START), loss_ref=START, chance=CHANCE)
+    assert (constant.when, constant.high) == ("none", True)
+    ended = classify_curve(np.append(decay(0.1)[:50], np.nan), loss_ref=START, chance=CHANCE, total_steps=TOTAL)
+    assert ended.outcome == "divergent"
+    assert classify_curve([START, START], loss_ref=START, chance=CHANCE).outcome == "not_measured"
+
+
+def test_where_nothing_comes_below_chance_nothing_was_learned() -> None:
+    trials = [trial(decay(CHANCE + 0.5, seed=k), lr) for k, lr in enumerate((0.01, 0.1))]
+    found = record(trials, total_steps=TOTAL, full_batch=False, facts={"chance_loss": CHANCE})
+    assert sweep_table(found).best is None
+    assert diagnose_lr_sweep(found)["lr.best"].status == "not_measured"
