@@ -93,7 +93,8 @@ def test_what_training_cost(written: dict[str, Any], record: StudyRecord) -> Non
     cost, trials = written["cost"], record.trials
     assert cost["steps"] == int(trials["steps_run"].sum())
     assert cost["seconds"] == pytest.approx(trials["seconds"].sum())
-    (alone,) = trials["seconds"][trials["stage"] == "baseline"]
+    alone, *_ = trials["seconds"][trials["stage"] == "baseline"]
+    assert trials["stage"].iloc[0] == "baseline", "the first one ran alone"
     assert cost["baseline_runs"] == pytest.approx(trials["seconds"].sum() / alone)
     assert cost["steps"] >= record.steps.groupby("trial").size().sum()
 
@@ -136,7 +137,9 @@ def test_the_stages_are_those_of_the_playbook(record: StudyRecord) -> None:
     assert trials["stage"].iloc[0] == "baseline"
     assert {"baseline", "lr_sweep", "lr_unstable", "probe", "confirm"} <= set(trials["stage"])
     assert set(trials["state"]) <= {"complete", "diverged"}
-    assert (trials["stage"] == "baseline").sum() == 1
+    baseline = trials[trials["stage"] == "baseline"]
+    assert baseline["seed"].tolist() == [0, 1, 2]
+    assert baseline["peak_lr"].nunique() == 1
     key = [c for c in trials.columns if c in wb.load_workload("digits_mlp").config.to_dict()]
     assert not trials[key].astype(str).duplicated().any(), "no config is trained twice"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
+from workbench.schedules import prepend_warmup
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.preflight import collect_preflight
 from workbench.studies.proof import Proof
+from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session, open_session
 from workbench.studies.warmup import WarmupStudy
 from workbench.train.trainer import Trainer
@@ -34,6 +37,9 @@ __all__ = ["diagnose", "diagnose_record"]
 _AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
 _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
+_BAD_START = ("init.loss", "lr.probabilistic", "stability.early", "stability.early_recovers")
+"""Codes that speak of the first steps: the model begins confidently wrong, or some seeds do not survive them."""
+_FEWEST_STEPS_TO_WARM_UP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +57,40 @@ class _Walk:
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
         session.trial(session.config, stage="baseline")
-        self.sweep.extend(session, beside=partial(self.instability.beside, session.config))
+        self.sweep.extend(session, beside=partial(self._beside, session.config))
+        run_round(session, self.proof.baselines(session.config))
         self.instability.extend(session)
         _cure(session)
         candidate = _candidate(session)
         if candidate is not None:
             self.proof.extend(session, candidate)
 
+    def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
+        """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
+        return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
+
 
 def _cure(session: Session) -> None:
-    """Try what the signs call for: warmup at an edge that costs something, clipping where the loss rises later (F2.10)."""
-    if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
+    """Try what the signs call for (F2.10).
+
+    Warmup where the best lr sits at an edge that costs something; a warmup at the baseline's own lr, and clipping, where
+    training starts badly; clipping where the loss rises later.
+    """
+    found = (
+        diagnose_lr_sweep(session.record) + diagnose_instability(session.record) + diagnose_preflight(session.record)
+    )
+    if found["lr.at_edge"].evidence.get("harmful") is True:
         _WARMUP.extend(session)
-    found = diagnose_instability(session.record)
-    if any(found[code].status in ("warn", "fail") for code in ("stability.mid", "stability.spike")):
+    starts_badly = _any_wrong(found, _BAD_START)
+    if starts_badly and session.config.total_steps >= _FEWEST_STEPS_TO_WARM_UP:
+        warmed = prepend_warmup(session.config, round(_WARMUP.cap_frac * session.config.total_steps))
+        run_round(session, [Asked("fix", warmed)])
+    if starts_badly or _any_wrong(found, ("stability.mid", "stability.spike")):
         _CLIPPING.extend(session)
+
+
+def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
+    return any(diagnosis[code].status in ("warn", "fail") for code in codes)
 
 
 def _candidate(session: Session) -> TrainConfig | None:

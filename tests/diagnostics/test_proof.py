@@ -128,7 +128,7 @@ def test_a_candidate_that_was_tested_does_not_give_way_to_one_whose_luck_was_not
     nothing = Diagnosis(findings=(Finding(code="lr.best", status="not_measured", summary="planted"),))
     found = recommend(made, nothing)
     assert found["candidate"] == "lr 0.2, clipping at 1"
-    assert found["recommended"]["trials"] == [3]
+    assert found["recommended"]["trials"] == [3, 5, 6], "the trial that was chosen and its seeds"
     assert found["proof"]["candidate"] == [0.5, 1.2, 1.2]
     assert found["adopted"] is False
     assert found["changed"] == []

@@ -75,7 +75,7 @@ def diagnose_lr_sweep(
                 loss_tolerance=loss_tolerance,
                 material_frac=material_frac,
             ),
-            _probabilistic(table, best, edge_ratio),
+            _probabilistic(table, best, baseline, edge_ratio),
         ]
     return Diagnosis(
         findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
@@ -256,7 +256,7 @@ def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
     return " or ".join(dict.fromkeys(words)) or "a fix"
 
 
-def _probabilistic(table: SweepTable, best: BestLR, edge_ratio: float) -> Finding:
+def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
     code, clause = "lr.probabilistic", _CLAUSE["lr.probabilistic"]
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
@@ -270,7 +270,7 @@ def _probabilistic(table: SweepTable, best: BestLR, edge_ratio: float) -> Findin
         summary = f"The seeds agree at all {len(repeated)} lrs that were run more than once."
         return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
     first = disputed[0]
-    near = first.lr <= edge_ratio * best.lr
+    near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
     return Finding(
         code=code, status="warn" if near else "ok", clause=clause, value=first.lr, unit="lr", evidence=evidence,
         summary=f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lasting unstable"

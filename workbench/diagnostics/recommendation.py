@@ -11,7 +11,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.proof import prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
-from workbench.diagnostics.selection import compare_selected
+from workbench.diagnostics.selection import compare_selected, selected
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["CHANGEABLE", "REMEDIES", "config_of", "cost_of", "recommend", "screen"]
@@ -58,6 +58,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate)
         if proof is not None:
             comparison |= {
+                "baseline": selected(record, trials_with(record, fields, seeds=proof["seeds"])),
+                "recommended": selected(record, trials_with(record, candidate, seeds=proof["seeds"])),
                 "adopted": proof["wins"],
                 "reason": f"Candidate: {comparison['candidate']}. {proof['reason']}",
             }
@@ -74,8 +76,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
 def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     """Compare the baseline with everything that trained stably: lr*, and what was tried against instability.
 
-    Trials of a proof do not count: they would pull the candidate that was chosen towards its mean, and another one, whose
-    luck nobody tested, would take its place.
+    The baseline counts with all its seeds. A candidate's trials of a proof do not: they would pull the one that was chosen
+    towards its mean, and another one, whose luck nobody tested, would take its place.
 
     Args:
         record: a study.
@@ -98,7 +100,7 @@ def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         config = config_of(record, run["trial"])
         if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
             candidates[_named(run)] = trained(config)
-    return compare_selected(record, baseline=trained(fields), candidates=candidates)
+    return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
 
 
 def config_of(record: RecordLike, trial: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.diagnostics.trials import RecordLike
@@ -13,13 +13,20 @@ __all__ = ["equal", "plain_cell", "trials_with"]
 _SEEDS = ("shared_seed", "per_host_seed")
 
 
-def trials_with(record: RecordLike, fields: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the trials that were trained with these config fields, under any seed."""
+def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collection[int] | None = None) -> list[int]:
+    """Return the numbers of the trials that were trained with these config fields, in the order of their seeds.
+
+    Args:
+        record: a study.
+        fields: of the config; those that are left out, and the seeds, may be anything.
+        seeds: only these; None takes any.
+    """
     if not len(record.trials):
         return []
     wanted = {name: value for name, value in fields.items() if name not in _SEEDS}
-    rows = record.trials.to_dict("records")
-    return [int(row["trial"]) for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
+    rows = [row for row in record.trials.to_dict("records") if seeds is None or int(row["seed"]) in seeds]
+    same = [row for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
+    return [int(row["trial"]) for row in sorted(same, key=lambda row: int(row["seed"]))]
 
 
 def plain_cell(value: Any) -> Any:

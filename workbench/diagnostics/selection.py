@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["compare_selected", "selected_by_seed"]
+__all__ = ["compare_selected", "selected", "selected_by_seed"]
 
 
 def compare_selected(
@@ -35,8 +35,8 @@ def compare_selected(
     """
     select = str(record.config["select"])
     sign = _sign(record)
-    ours = _selected(record, baseline)
-    found = {name: result for name, numbers in candidates.items() if (result := _selected(record, numbers))}
+    ours = selected(record, baseline)
+    found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers))}
     if not ours or not found:
         reason = (
             "the baseline has no finite value"
@@ -105,8 +105,13 @@ def _selectable(record: RecordLike, number: int) -> tuple[NDArray[np.float64], N
     return rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)
 
 
-def _selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return the selected checkpoint of some trials, the mean over them; empty if none has a finite value."""
+def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return best_step, the selected metric, noise, seeds and trials of a config; empty if no trial has a finite value.
+
+    Args:
+        record: a study.
+        numbers: of trials with the same config, one a seed; the metric is their mean.
+    """
     select, sign = str(record.config["select"]), _sign(record)
     best: list[tuple[float, int]] = []
     noise: list[float] = []

@@ -28,6 +28,14 @@ class Proof:
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
 
+    def baselines(self, config: TrainConfig) -> list[Asked]:
+        """Return the baseline under each seed: whether they agree says how much a single run can tell.
+
+        Args:
+            config: the baseline.
+        """
+        return [Asked("baseline", each) for each in seeded(config, config.peak_lr, self.seeds)]
+
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open.
 
