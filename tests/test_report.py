@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import pytest
 
 from tests.helpers.records import MemoryRecord, diagnosis, empty, study
 from workbench.config import TrainConfig
+from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import RecordError
 from workbench.report import FIGURES, write_report
@@ -154,6 +156,26 @@ def test_advice_is_listed_once_worst_finding_first(source: str) -> None:
     listed = re.findall(r"<ol>(.*?)</ol>", source, flags=re.DOTALL)[0]
     assert re.findall(r"<li>(.*?) <span", listed) == ["Try a warmup.", "Try clipping."]
     assert "(stability.mid)" in listed
+
+
+def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path) -> None:
+    warmup, clipping = str(ADVICE["warmup"]), str(ADVICE["clipping"])
+    said = diagnosis()
+    finding = replace(said["lr.at_edge"], advice=(warmup, clipping))
+    recommendation = {**(said.recommendation or {}), "changed": ["peak_lr", "warmup_steps", "total_steps"]}
+    record = study()
+    record.trials.loc[record.trials.index[-1], ["stage", "max_grad_norm"]] = ["clipping", 1.0]
+    source = written(tmp_path, record, Diagnosis(findings=(finding,), recommendation=recommendation))
+    (listed,) = re.findall(r"What to try next</h2>(.*?)</ol>", source, flags=re.DOTALL)
+    assert "The recommended config does this already: warmup." in listed
+    assert warmup not in html.unescape(listed)
+    (line,) = re.findall(r"<li>(.*?)</li>", listed, flags=re.DOTALL)
+    assert html.unescape(line).startswith(clipping)
+    assert "Tried in this study, not better." in line
+
+
+def test_a_card_of_the_report_leaves_its_advice_to_the_list(source: str) -> None:
+    assert source.count("Try clipping.") == 1
 
 
 def test_every_figure_has_alt_text_and_a_caption(source: str) -> None:

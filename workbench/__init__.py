@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
+    from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
     from workbench.plots.warmup import plot_warmup
     from workbench.record import StudyRecord, TrialRecord
@@ -137,6 +138,7 @@ __all__ = [
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_probe",
+    "plot_proof",
     "plot_schedule",
     "plot_warmup",
     "prepend_warmup",
@@ -196,6 +198,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_lr_sweep",
     ),
     "plots.schedule": ("plot_schedule",),
+    "plots.proof": ("plot_proof",),
     "plots.warmup": ("plot_warmup",),
     "record": (
         "StudyRecord",

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from workbench.config import TrainConfig
+from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
+from workbench.diagnostics.schedule import diagnose_schedule
 from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
@@ -191,6 +192,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record)
+    after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "warmup" in record.facts:
         after += diagnose_warmup(record)
     if "clipping_lr" in record.facts:

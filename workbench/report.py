@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.recommendation import REMEDY_FIELDS, tried_remedies
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
 from workbench.report_figures import FIGURES, ReportFigure, draw_figures, figures_section, write_figures
@@ -83,8 +85,8 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
     parts = (
         _head(record, diagnosis),
         _findings(diagnosis),
-        _advice(diagnosis),
         _recommendation(record, diagnosis),
+        _advice(record, diagnosis),
         figures_section(figures),
         _reproduce(record, diagnosis),
         _trials(record),
@@ -138,7 +140,7 @@ def _findings(diagnosis: Diagnosis) -> str:
     ranked = _ranked(diagnosis)
     fine = [f for f in ranked if f.status == "ok"]
     measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS]
-    parts = ["<h2>Findings</h2>", *(card(f) for f in ranked if f.status != "ok")]
+    parts = ["<h2>Findings</h2>", *(card(f, advice=False) for f in ranked if f.status != "ok")]
     if not ranked:
         parts.append("<p>Nothing was looked at.</p>")
     if measured:
@@ -155,18 +157,28 @@ def _ranked(diagnosis: Diagnosis) -> list[Finding]:
     return sorted(diagnosis.findings, key=lambda f: order.index(f.status))
 
 
-def _advice(diagnosis: Diagnosis) -> str:
-    """What to try next: the advice of all findings, worst first, each line once."""
+def _advice(record: Any, diagnosis: Diagnosis) -> str:
+    """What to try next: the advice of all findings, worst first, each line once; what was tried here says what came of it."""
+    tried, changed = tried_remedies(record), set((diagnosis.recommendation or {}).get("changed") or ())
+    done = [name for name, field in REMEDY_FIELDS.items() if field in changed]
+    known = {str(ADVICE[name]): name for name in REMEDY_FIELDS}
     lines: dict[str, str] = {}
     for finding in _ranked(diagnosis):
         for line in finding.advice:
             lines.setdefault(line, finding.code)
-    if not lines:
-        return ""
+    left = {line: code for line, code in lines.items() if known.get(line) not in done}
+    adopted = f"<p>The recommended config does this already: {' and '.join(done)}.</p>\n" if done else ""
+    if not left:
+        return f"<h2>What to try next</h2>\n{adopted}" if adopted else ""
     items = "\n".join(
-        f'<li>{text(redact(line))} <span class="soft small">({text(code)})</span></li>' for line, code in lines.items()
+        f'<li>{text(redact(line))}{_came_of(known.get(line), tried)} <span class="soft small">({text(code)})</span></li>'
+        for line, code in left.items()
     )
-    return f"<h2>What to try next</h2>\n<ol>\n{items}\n</ol>"
+    return f"<h2>What to try next</h2>\n{adopted}<ol>\n{items}\n</ol>"
+
+
+def _came_of(remedy: str | None, tried: Collection[str]) -> str:
+    return " <strong>Tried in this study, not better.</strong>" if remedy in tried else ""
 
 
 def _recommendation(record: Any, diagnosis: Diagnosis) -> str:

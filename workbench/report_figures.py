@@ -11,13 +11,16 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.errors import UsageError
 from workbench.plots import (
+    plot_clipping,
     plot_confirm,
     plot_grad_norm,
     plot_grad_norm_histogram,
     plot_loss_curves,
     plot_lr_sweep,
     plot_probe,
+    plot_proof,
     plot_schedule,
+    plot_warmup,
 )
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record_parts import write_atomic
@@ -106,6 +109,28 @@ FIGURES: tuple[ReportFigure, ...] = (
         "lower learning rate.",
         ("clipping.threshold", "clipping.aggressive"),
         lambda record, diagnosis, ax: plot_grad_norm_histogram(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "warmup",
+        "Which warmup lengths train, at which learning rate.",
+        "The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
+        ("warmup.shortest", "warmup.insufficient"),
+        lambda record, diagnosis, ax: plot_warmup(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "clipping",
+        "Training loss at the end of each clipped run against its threshold, with the share of clipped steps.",
+        "A good threshold clips about a tenth of the steps; hollow points clip half or more, which is an odd way to lower "
+        "the learning rate.",
+        ("clipping.cures", "clipping.aggressive"),
+        lambda record, diagnosis, ax: plot_clipping(record, diagnosis, ax=ax),
+    ),
+    ReportFigure(
+        "proof",
+        "Selected checkpoint of every seed, baseline against candidate.",
+        "Lines that all go the same way speak for the candidate; lines that cross say that the seed decides.",
+        (),
+        lambda record, diagnosis, ax: plot_proof(record, diagnosis, ax=ax),
     ),
     ReportFigure(
         "schedule",

@@ -78,8 +78,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def card(finding: Finding) -> str:
-    """Return one finding: status, code, summary, numbers, what to do, and the evidence folded away."""
+def card(finding: Finding, *, advice: bool = True) -> str:
+    """Return one finding: status, code, summary, numbers, what to do unless it stands elsewhere, and the evidence folded."""
     clause = f'<span class="clause soft small">clause {text(finding.clause)}</span>' if finding.clause else ""
     parts = [
         f'<article class="card {finding.status}">',
@@ -87,7 +87,7 @@ def card(finding: Finding) -> str:
         f"<p>{text(redact(finding.summary))}</p>",
         _numbers(finding),
     ]
-    if finding.advice:
+    if finding.advice and advice:
         parts.append("<ul>" + "".join(f"<li>{text(redact(line))}</li>" for line in finding.advice) + "</ul>")
     if finding.evidence:
         parts.append(folded("Evidence", _evidence(finding.evidence)))

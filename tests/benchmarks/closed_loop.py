@@ -43,6 +43,7 @@ def wide_init(scale: float = 10.0) -> Workload:
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "wide_init": wide_init,
+    "post_norm": lambda: wb.load_workload("source_text_post_norm"),
     "resnet_stride1": lambda: wb.load_workload("digits_resnet_stride1"),
 }
 

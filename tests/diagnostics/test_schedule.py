@@ -70,6 +70,14 @@ def test_a_restart_warns_unless_it_was_planned() -> None:
     assert "3 planned" in healthy["schedule.restarts"].summary
 
 
+def test_restarts_of_a_schedule_of_ones_own_are_planned_but_its_jumps_are_told() -> None:
+    lr = 0.5 * (1 + np.cos(np.pi * (T % 100) / 100))
+    lr[50:100] *= 0.3
+    found = diagnose(lr, restarts_planned=True)
+    assert found["schedule.restarts"].status == "ok"
+    assert (found["schedule.discontinuity"].status, found["schedule.discontinuity"].step) == ("warn", 50)
+
+
 def test_a_decay_over_too_few_steps_collapses() -> None:
     lr = np.where(T < 200, 0.5 * (1 + np.cos(np.pi * np.minimum(T, 200) / 200)), 0.0)
     finding = diagnose(lr)["schedule.collapse"]

@@ -149,7 +149,18 @@ def diagnosis() -> Diagnosis:
             "changed": ["peak_lr", "warmup_steps", "total_steps", "max_grad_norm"],
             "baseline": {"best_step": 120, "validation/loss": 0.2114},
             "recommended": {"best_step": 108, "validation/loss": 0.1007},
+            "candidate": "lr 0.08, warmup 10",
             "adopted": True,
+            "proof": {
+                "select": "validation/loss",
+                "seeds": [0, 1, 2],
+                "candidate": [0.1007, 0.0991, 0.1102],
+                "arms": [
+                    {"name": "baseline", "values": [0.2114, 0.1907, 0.2301]},
+                    {"name": "baseline of the same length", "values": [0.2004, 0.1801, 0.2212]},
+                ],
+                "wins": True,
+            },
         },
     )
 

@@ -31,6 +31,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),
     "plot_probe": lambda r, d, ax: plots.plot_probe(r, d, ax=ax),
     "plot_confirm": lambda r, d, ax: plots.plot_confirm(r, d, ax=ax),
+    "plot_proof": lambda r, d, ax: plots.plot_proof(r, d, ax=ax),
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {

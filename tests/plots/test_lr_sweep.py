@@ -159,3 +159,10 @@ def test_a_clipped_run_says_so_beside_one_without_at_the_same_lr() -> None:
     record = study()
     labels = plot_loss_curves(record, trials=[5, 10], ax=blank()).get_legend_handles_labels()[1]
     assert labels == ["lr 0.16", "lr 0.16: clipped above 0.5"]
+
+
+def test_where_none_lies_far_enough_above_the_last_one_nearer_by_is_drawn() -> None:
+    ax = plot_loss_curves(study(), diagnosis=diagnosis(), spacing=100.0, ax=blank())
+    assert [label for label in labels(ax) if label.startswith("lr") and "diverged" not in label][1:] == [
+        "lr 0.32 = 4 x lr*"
+    ]

@@ -14,10 +14,22 @@ from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import compare_selected, selected
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["CHANGEABLE", "REMEDIES", "config_of", "cost_of", "recommend", "screen"]
+__all__ = [
+    "CHANGEABLE",
+    "REMEDIES",
+    "REMEDY_FIELDS",
+    "config_of",
+    "cost_of",
+    "recommend",
+    "screen",
+    "tried_remedies",
+]
 
 REMEDIES = ("fix", "warmup_full", "clipping")
 """Stages whose trials change something against instability, at full length."""
+
+REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
+"""Advice that a study can try -> the config field that it changes."""
 
 CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
 """What a candidate may change."""
@@ -101,6 +113,18 @@ def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
             candidates[_named(run)] = trained(config)
     return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
+
+
+def tried_remedies(record: RecordLike) -> set[str]:
+    """Return the names in `REMEDY_FIELDS` that some trial of a study changed at full length."""
+    if not len(record.trials):
+        return set()
+    rows = record.trials[record.trials["stage"].isin(REMEDIES)]
+    return {
+        name
+        for name, field in REMEDY_FIELDS.items()
+        if field in rows and any(not equal(plain_cell(value), record.config[field]) for value in rows[field])
+    }
 
 
 def config_of(record: RecordLike, trial: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def diagnose_schedule(
     record: RecordLike,
     *,
     planned: FloatArray | None = None,
+    restarts_planned: bool = False,
     jump_frac: float = 0.1,
     restart_frac: float = 0.25,
     collapse_frac: float = 1e-3,
@@ -39,6 +40,7 @@ def diagnose_schedule(
     Args:
         record: a study or a single trial, with `lr` in its steps.
         planned: the lr of every step as it was meant, shape (steps,); jumps that it has too are no fault.
+        restarts_planned: the restarts in it were asked for, wherever they are, as by a schedule of one's own.
         jump_frac: a change within one step that is larger than this share of the peak, beyond what the steps beside it
             change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards are none.
         restart_frac: a jump upwards by more than this share of the peak, after a decay, is a restart (rule of thumb).
@@ -65,7 +67,7 @@ def diagnose_schedule(
         others = [j for j in jumps if j not in restarts and j["step"] not in meant]
         findings = (
             _discontinuity(others, evidence),
-            _restarts(restarts, meant, evidence),
+            _restarts(restarts, {j["step"] for j in restarts} if restarts_planned else meant, evidence),
             _collapse(trace, curve.total_steps, collapse_frac, tail_frac, evidence),
         )
     return Diagnosis(

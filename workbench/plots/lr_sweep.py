@@ -216,9 +216,13 @@ def _trials_to_draw(
 
 
 def _next_above(grid: Sequence[float], best: float, above: int, spacing: float) -> list[float]:
-    """`best` and the next `above` lrs of the ascending `grid`, each at least `spacing` times the one before."""
+    """`best` and the next `above` lrs of the ascending `grid`, each at least `spacing` times the one before.
+
+    Where none lies so far above, the last of those nearer by.
+    """
     chosen = [best]
     for lr in grid:
         if len(chosen) <= above and lr >= spacing * chosen[-1]:
             chosen.append(lr)
-    return chosen
+    nearer = [lr for lr in grid if lr > best * (1 + 1e-9)]
+    return [*chosen, *nearer[-1:]] if len(chosen) == 1 and above else chosen
