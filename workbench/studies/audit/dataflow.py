@@ -1,0 +1,281 @@
+"""`trace_dataflow`: which tensor of a forward pass was made of which others, by which operation, inside which module.
+
+The operations are seen below autograd, so `x + f(x)`, `torch.add`, `x += y` and what a layer of torch does inside look alike.
+Unlike the recorder of a training step it need not be able to repeat them: `if` and `.item()` on values are no obstacle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from workbench.train.rng import isolated_rng
+
+__all__ = ["ADDITIONS", "Dataflow", "Kind", "Node", "trace_dataflow"]
+
+Kind = Literal["data", "parameter", "constant"]
+
+ADDITIONS = frozenset({"add", "sub", "rsub", "addcmul", "lerp"})
+_SOURCES = ("empty", "zeros", "ones", "full", "rand", "new_", "arange", "bernoulli", "scalar_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One tensor at one time: made by an operation, or met as it was.
+
+    Attributes:
+        op: name of the operation, without the underscore of an in-place one; "" for a tensor that was met.
+        inputs: places of the tensors that it was made of, in the graph; tensors of integers lead nowhere and are left out.
+        roles: names of the arguments that they were.
+        kind: "data" where it depends on the batch, "parameter" where on parameters alone, else "constant".
+        name: of the parameter.
+        module: innermost module that was running; "" is the model itself.
+        shape: of the tensor.
+        zero: of a parameter, whether all of it is 0.
+        sizes: of an addition of two data tensors, root mean square of each input and of the result.
+    """
+
+    op: str
+    inputs: tuple[int, ...]
+    roles: tuple[str, ...]
+    kind: Kind
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    floating: bool
+    zero: bool = False
+    sizes: tuple[float, ...] = ()
+
+
+@dataclass
+class Dataflow:
+    """The tensors of one forward pass, each after those that it was made of.
+
+    Attributes:
+        nodes: the tensors.
+        modules: name -> class of every module that ran.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    modules: dict[str, type] = field(default_factory=dict)
+
+    def data(self, place: int) -> list[int]:
+        """Return the inputs of a node that depend on the batch, each once."""
+        return list(dict.fromkeys(i for i in self.nodes[place].inputs if self.nodes[i].kind == "data"))
+
+    @cached_property
+    def users(self) -> dict[int, list[int]]:
+        """Place -> places of the nodes that were made of it, but for what autograd keeps aside."""
+        found: dict[int, list[int]] = {}
+        for at, node in enumerate(self.nodes):
+            for i in dict.fromkeys(node.inputs if node.op != "detach" else ()):
+                found.setdefault(i, []).append(at)
+        return found
+
+    def parameters(self, place: int, *, without: Iterable[str] = ()) -> list[Node]:
+        """Return the parameters that enter at a node, through whatever was made of parameters alone.
+
+        Args:
+            place: the node.
+            without: roles that do not count.
+        """
+        node = self.nodes[place]
+        skipped = set(without)
+        ahead = [i for i, role in zip(node.inputs, node.roles, strict=True) if role not in skipped]
+        found: dict[int, Node] = {}
+        while ahead:
+            at = ahead.pop()
+            if self.nodes[at].kind == "parameter" and at not in found:
+                found[at] = self.nodes[at]
+                ahead += self.nodes[at].inputs
+        return [node for at, node in sorted(found.items()) if node.name]
+
+
+def trace_dataflow(model: nn.Module, call: Callable[[], Any], batch: Any) -> Dataflow:
+    """Run `call` once and return what happened; model and random state are left bit for bit as they were, also on errors.
+
+    Args:
+        model: whose modules and parameters are named. Its buffers are put back, so a batch norm in training mode does not
+            move; plain Python attributes that the forward pass changes are the model's own affair.
+        call: runs the forward pass, for example `lambda: workload.forward(model, batch)`.
+        batch: the tensors that count as data, in any structure.
+
+    Raises:
+        Exception: whatever the model raises.
+    """
+    tracer = _Tracer(model, batch)
+    with isolated_rng(), _buffers_put_back(model), _modules_told(model, tracer), tracer:
+        call()
+    return tracer.flow
+
+
+class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flow = Dataflow()
+        self.running: list[str] = []
+        self._parameters = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+        self._by_memory = {_memory(p): name for name, p in model.named_parameters() if _memory(p)}
+        self._batch = {_memory(t) for t in tree_flatten(batch)[0] if isinstance(t, Tensor)}
+        self._places: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._views: dict[int, list[weakref.ref[Tensor]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler at the first operation
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and note what it made of what."""
+        kwargs = dict(kwargs or {})
+        given = [(role, t) for role, value in _named(func, args, kwargs) for t in _tensors(value)]
+        inputs = [(role, self._place(t)) for role, t in given]
+        op = str(func.overloadpacket.__name__).removesuffix("_") if hasattr(func, "overloadpacket") else str(func)
+        adds = op in ADDITIONS and sum(self.flow.nodes[i].kind == "data" for _, i in inputs) == 2
+        sizes = (
+            [_size(t) for (_, t), (_, i) in zip(given, inputs, strict=True) if self.flow.nodes[i].kind == "data"]
+            if adds
+            else []
+        )
+        out = func(*args, **kwargs)
+        for tensor in _tensors(out):
+            self._note(tensor, op, inputs, sizes=(*sizes, _size(tensor)) if adds else ())
+        return out
+
+    def _note(self, tensor: Tensor, op: str, inputs: list[tuple[str, int]], *, sizes: tuple[float, ...]) -> None:
+        known = self._places.get(id(tensor))
+        in_place = known is not None and known[0]() is tensor
+        source = op.startswith(_SOURCES) or op.endswith("_like")
+        kinds = {self.flow.nodes[i].kind for _, i in inputs}
+        kind: Kind = "data" if "data" in kinds else "parameter" if "parameter" in kinds else "constant"
+        kept = [] if source else [(role, i) for role, i in inputs if self.flow.nodes[i].floating]
+        node = Node(
+            op=op, inputs=tuple(i for _, i in kept), roles=tuple(role for role, _ in kept),
+            kind="constant" if source else kind, name="", module=self._module(), shape=tuple(tensor.shape),
+            floating=_floating(tensor), sizes=sizes,
+        )  # fmt: skip
+        place = self._append(tensor, node)
+        if in_place:
+            self._write_through(tensor, place)
+
+    def _write_through(self, written: Tensor, place: int) -> None:
+        """Let all that lies in the same memory depend on what was written."""
+        memory, kind = _memory(written), self.flow.nodes[place].kind
+        others = {id(other): other for ref in self._views.get(memory, []) if (other := ref()) is not None}
+        for other in others.values():
+            if other is written or _memory(other) != memory:
+                continue
+            before = self._place(other)
+            node = Node(
+                op="alias", inputs=(before, place), roles=("self", "written"),
+                kind="data" if "data" in (kind, self.flow.nodes[before].kind) else self.flow.nodes[before].kind,
+                name="", module=self._module(), shape=tuple(other.shape), floating=_floating(other),
+            )  # fmt: skip
+            self._append(other, node)
+
+    def _place(self, tensor: Tensor) -> int:
+        known = self._places.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        name = self._parameters.get(id(tensor)) or self._by_memory.get(_memory(tensor), "")
+        kind: Kind = "parameter" if name else "data" if _memory(tensor) in self._batch else "constant"
+        node = Node(
+            op="", inputs=(), roles=(), kind=kind, name=name, module=self._module(), shape=tuple(tensor.shape),
+            floating=_floating(tensor), zero=bool(name) and not bool(tensor.detach().any()),
+        )  # fmt: skip
+        return self._append(tensor, node)
+
+    def _append(self, tensor: Tensor, node: Node) -> int:
+        place = len(self.flow.nodes)
+        self.flow.nodes.append(node)
+        self._places[id(tensor)] = (weakref.ref(tensor), place)
+        self._views.setdefault(_memory(tensor), []).append(weakref.ref(tensor))
+        return place
+
+    def _module(self) -> str:
+        return self.running[-1] if self.running else ""
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of an operation with the names that its schema gives them."""
+    names = [argument.name for argument in func._schema.arguments] if hasattr(func, "_schema") else []
+    for position, value in enumerate(args):
+        yield (names[position] if position < len(names) else "", value)
+    yield from kwargs.items()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for t in tree_flatten(value)[0] if isinstance(t, Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square."""
+    if not _floating(tensor) or not tensor.numel():
+        return math.nan
+    return float(tensor.detach().abs().double().square().mean().sqrt())
+
+
+@contextlib.contextmanager
+def _buffers_put_back(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back: the same tensor in its place, with the values that it had."""
+    before = [
+        (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in before:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
+@contextlib.contextmanager
+def _modules_told(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
+    """Tell the tracer which module runs, by hooks that belong to no module; torch's fused layers are taken apart."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, inputs: Any) -> None:  # noqa: ARG001
+        if id(module) in names:
+            tracer.running.append(names[id(module)])
+            tracer.flow.modules[names[id(module)]] = type(module)
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        if id(module) in names and tracer.running:
+            tracer.running.pop()
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    handles = [
+        module_hooks.register_module_forward_pre_hook(enter),
+        module_hooks.register_module_forward_hook(leave, always_call=True),
+    ]
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for handle in handles:
+            handle.remove()
