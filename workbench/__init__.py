@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
+    from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.instability import diagnose_instability
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.playbook import diagnose
+    from workbench.plots.architecture import plot_architecture
     from workbench.plots.clipping import plot_clipping
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         schedule_of,
         shaped,
     )
+    from workbench.studies.architecture import ArchitectureStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
@@ -81,6 +84,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activations",
+    "ArchitectureStudy",
     "CheckpointError",
     "ClippingStudy",
     "ClusterError",
@@ -109,12 +113,15 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "architecture_depths",
+    "architecture_joins",
     "classification",
     "clipping_panel",
     "constant",
     "cosine",
     "describe_notebook",
     "diagnose",
+    "diagnose_architecture",
     "diagnose_clipping",
     "diagnose_instability",
     "diagnose_lr_sweep",
@@ -131,6 +138,7 @@ __all__ = [
     "load_workload",
     "lr_values",
     "open",
+    "plot_architecture",
     "plot_clipping",
     "plot_confirm",
     "plot_grad_norm",
@@ -152,6 +160,11 @@ __all__ = [
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "config": ("TrainConfig",),
+    "diagnostics.architecture": (
+        "architecture_depths",
+        "architecture_joins",
+        "diagnose_architecture",
+    ),
     "diagnostics.base": (
         "Diagnosis",
         "Finding",
@@ -184,6 +197,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "panels.clipping": ("clipping_panel",),
     "playbook": ("diagnose",),
+    "plots.architecture": ("plot_architecture",),
     "plots.clipping": ("plot_clipping",),
     "plots.grad_norm": (
         "plot_grad_norm",
@@ -217,6 +231,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "schedule_of",
         "shaped",
     ),
+    "studies.architecture": ("ArchitectureStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.plots.architecture import plot_architecture
 from workbench.plots.clipping import plot_clipping
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
@@ -11,6 +12,7 @@ from workbench.plots.schedule import plot_schedule
 from workbench.plots.warmup import plot_warmup
 
 __all__ = [
+    "plot_architecture",
     "plot_clipping",
     "plot_confirm",
     "plot_grad_norm",

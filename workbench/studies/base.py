@@ -31,6 +31,10 @@ class Study(ABC):
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a folder that is already open."""
 
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as JSON values: another value in the same folder is another study."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]  # every study is a dataclass
+
     def run(
         self,
         workload: Workload,
@@ -60,11 +64,10 @@ class Study(ABC):
             RecordError: the folder cannot be used.
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
-        settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every study is a dataclass
         with open_session(
             workload,
             stem=self.stem,
-            settings=settings,
+            settings=self.settings(),
             steps=self.steps,
             trainer=trainer,
             executor=executor,
