@@ -163,9 +163,10 @@ class StudyWriter:
 
     def discard_unused(self) -> None:
         """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""
-        if not self.created or (self.path / "trials").exists():
+        own = ("study.json", "repro.patch", ".lock")
+        if not self.created or any(path.name not in own for path in self.path.iterdir()):
             return
-        for name in ("study.json", "repro.patch", ".lock"):
+        for name in own:
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()

@@ -23,6 +23,12 @@ from workbench.plots._style import PALETTE, why_not_measured
 
 Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]
 
+DEPTHS = [
+    {"variant": variant, "depth": depth, "stable_lr": 0.1 / depth, "unstable_lr": 0.2 / depth, "censored": None}
+    | {"best_lr": 0.1, "best_loss": 1.0, "identity_at_start": False}
+    for variant in ("plain", "x + Norm(f(x))")
+    for depth in (2, 6)
+]
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
@@ -35,7 +41,10 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {
-    "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax)
+    "plot_architecture": lambda r, d, ax: plots.plot_architecture(
+        replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
+    ),
+    "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
 }
 
 every_figure = pytest.mark.parametrize("name", FIGURES)

@@ -84,7 +84,12 @@ def architecture_depths(record: RecordLike) -> pd.DataFrame:
     best_loss, and identity_at_start: whether the fresh network returns what it returns without its blocks (F2.8).
     """
     rows = record.facts.get("architecture_depths") or []
-    return pd.DataFrame([{name: row[name] for name in _DEPTH} for row in rows], columns=list(_DEPTH))
+    table = pd.DataFrame([{name: row[name] for name in _DEPTH} for row in rows], columns=list(_DEPTH))
+    for name in ("stable_lr", "unstable_lr", "best_lr", "best_loss"):
+        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
+    known = table["censored"].notna()
+    table["censored"] = table["censored"].astype(object).where(known, None)
+    return table
 
 
 def _finding(name: str, status: Status, summary: str, **fields: Any) -> Finding:
@@ -225,7 +230,7 @@ def _growth(joins: Sequence[Mapping[str, Any]]) -> float | None:
         largest = max(largest, grown)
         if join["placement"] == "after_add":
             grown = 1.0
-    return largest
+    return float(f"{largest:.3g}")  # more digits would differ between processors
 
 
 def _times(count: int, one: str, many: str | None = None) -> str:

@@ -34,8 +34,6 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
     """
     with drawing(ax, size=(8.2, 4.4)) as axes:
         table = architecture_depths(record)
-        for name in ("stable_lr", "unstable_lr"):
-            table[name] = pd.to_numeric(table[name], errors="coerce")
         drawn = table["stable_lr"].fillna(table["unstable_lr"])
         if not np.isfinite(drawn.to_numpy(dtype=np.float64)).any():
             return not_measured(axes, "the study has no variant with a largest stable learning rate")
