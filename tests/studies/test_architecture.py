@@ -63,7 +63,7 @@ def test_the_largest_stable_lr_is_bracketed_by_the_grid(tmp_path: Path) -> None:
         if len(stable) == len(GRID):
             assert (row["stable_lr"], row["censored"]) == (GRID[-1], "above")
         elif not stable:
-            assert row["censored"] in ("below", "untrained")
+            assert (row["censored"], row["unstable_lr"]) == ("below", GRID[0])
             assert math.isnan(row["stable_lr"])
         else:
             assert row["stable_lr"] == stable[-1]

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from workbench.errors import DataError, UsageError
+from workbench.train.trainer import Trainer
 from workbench.workloads.source_data import source_data
 from workbench.workloads.source_text import Transformer, source_text, source_text_post_norm, text_hash
 
@@ -109,6 +110,19 @@ def test_the_output_of_a_post_norm_model_is_normalised_once() -> None:
     model(torch.randint(256, (4, 64)))
     torch.testing.assert_close(seen[0].var(-1, unbiased=False), torch.ones(4, 64), rtol=1e-3, atol=1e-3)
     assert sum(isinstance(module, torch.nn.LayerNorm) for module in model.modules()) == 2 * 3
+
+
+@pytest.mark.slow
+def test_adam_breaks_the_post_norm_model_unless_its_lr_warms_up(tmp_path: Path) -> None:
+    """Without warmup it stays at the frequencies of single bytes, a loss of about 3.1."""
+    workload = source_text_post_norm()
+    config = workload.config.replace(peak_lr=0.004, total_steps=500, eval_every_steps=500)
+    ends = []
+    for warmup in (0, 200):
+        record = Trainer().run(workload, config.replace(warmup_steps=warmup), out=tmp_path / str(warmup))
+        ends.append(float(record.steps["loss"].tail(50).mean()))
+    assert ends[0] > 2.95
+    assert ends[1] < ends[0] - 0.2
 
 
 def test_names_tell_the_variants_apart() -> None:

@@ -13,6 +13,8 @@ from workbench.plots._style import INK, PALETTE, PAPER, STYLES, drawing, legend,
 __all__ = ["plot_architecture"]
 
 MARKERS = "osD^vPX*"
+BESIDE = 1.02
+"""Points of one depth stand beside each other by this factor: on a grid of learning rates many coincide."""
 
 
 def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
@@ -28,7 +30,8 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes. Each point is bracketed by the grid: the next larger learning rate of it was unstable.
+        The axes. Each point is bracketed by the grid: the next larger learning rate of it was unstable. Points of one depth
+        stand a little beside each other.
 
     Source: F2.5 (plain against residual with norm), F2.6 and F2.7 (both places of the norm), F2.8 (branches of zero).
     """
@@ -38,8 +41,10 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         if not np.isfinite(drawn.to_numpy(dtype=np.float64)).any():
             return not_measured(axes, "the study has no variant with a largest stable learning rate")
         untrained = [int(depth) for depth in table.loc[table["censored"] == "untrained", "depth"]]
-        for i, (variant, rows) in enumerate(table.groupby("variant", sort=False)):
-            _draw(axes, rows.sort_values("depth"), str(variant), i)
+        variants = list(table.groupby("variant", sort=False))
+        for i, (variant, rows) in enumerate(variants):
+            beside = BESIDE ** (i - (len(variants) - 1) / 2)
+            _draw(axes, rows.sort_values("depth").assign(depth=rows["depth"] * beside), str(variant), i)
         _name_the_ends(axes, table)
         if untrained:
             mark_steps(axes, sorted(set(untrained)), label="some variant learns at no lr")

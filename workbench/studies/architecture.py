@@ -122,7 +122,9 @@ def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
     best, bracket = lr_best(table), unstable_bracket(table)
     found: dict[str, Any] = {"stable_lr": math.nan, "unstable_lr": math.nan, "censored": None}
     if best is None:
-        return found | {"censored": "untrained", "best_lr": math.nan, "best_loss": math.nan}
+        none_stable = bool(table.points) and all(point.unstable for point in table.points)
+        found |= {"censored": "below", "unstable_lr": table.points[0].lr} if none_stable else {"censored": "untrained"}
+        return found | {"best_lr": math.nan, "best_loss": math.nan}
     if bracket is None:
         found |= {"stable_lr": highest, "censored": "above"}
     elif bracket.lower is None:
