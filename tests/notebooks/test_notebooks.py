@@ -14,7 +14,7 @@ from workbench.notebook_runner import describe_notebook, read_verdict, run_noteb
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 THERE = sorted(NOTEBOOKS.glob("*.ipynb"))
 EXPECTED = {"00_quickstart", "01_lr_sweep", "02_instability", "03_warmup", "04_clipping", "06_architecture"}
-SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1}
+SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 
 
 def test_the_notebooks_are_there() -> None:

@@ -265,6 +265,34 @@ def test_branches_side_by_side_are_two_joins() -> None:
     assert [(j.skip, j.placement, j.layers) for j in joins] == [("identity", "pre", 1), ("identity", "pre", 2)]
 
 
+def test_experts_that_are_summed_are_one_branch() -> None:
+    """x + sum of gate_i(h) * expert_i(h), h = Norm(x): the sums among the experts add equals."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.norm(x)
+        gate = m.gate(h).softmax(-1)
+        return x + sum((gate[:, i : i + 1] * expert(h) for i, expert in enumerate(m.experts)), torch.zeros(8))
+
+    experts = nn.ModuleList([nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4)])
+    joins = joins_of(Function(forward, norm=nn.LayerNorm(8), gate=nn.Linear(8, 4), experts=experts), X)
+    assert [(j.skip, j.placement, j.layers) for j in joins] == [("identity", "pre", 2)]
+
+
+def test_a_norm_behind_the_first_layer_of_a_branch_is_inside() -> None:
+    """As in ConvNeXt: a depthwise convolution, a norm, two layers and a small gain."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.norm(m.depthwise(x).permute(0, 2, 3, 1))
+        return x + (m.gain * m.two(F.gelu(m.one(h)))).permute(0, 3, 1, 2)
+
+    layers = {"depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4), "norm": nn.LayerNorm(4), "one": nn.Linear(4, 16)}
+    (join,) = joins_of(
+        Function(forward, **layers, two=nn.Linear(16, 4), gain=nn.Parameter(torch.full((4,), 1e-6))), IMAGE
+    )
+    assert (join.placement, join.norm, join.layers, join.zero_parameters) == ("inside", "norm", 3, ())
+    assert 0 < join.branch_rms < 1e-5
+
+
 def test_a_highway_is_a_gated_skip() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         gate = torch.sigmoid(m.two(x))

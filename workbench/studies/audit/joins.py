@@ -2,7 +2,8 @@
 
 A join adds two tensors of which one is a function of the other with a weight layer in it (an identity skip), or both
 are functions of a third, one of them a single linear projection (a projection skip). Concatenation and multiplication
-are no joins, nor are sums of equals, such as token and position embeddings.
+are no joins, nor are sums of equals, such as token and position embeddings. A recurrence that is written out step by step does look
+like joins in time; one of torch's recurrent layers does not.
 """
 
 from __future__ import annotations
