@@ -9,6 +9,7 @@ import pytest
 import workbench as wb
 from workbench.diagnostics.base import Diagnosis
 from workbench.record import StudyRecord, open_record
+from workbench.workloads.digits_mlp import digits_mlp
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,54 @@ def test_the_pasted_config_gives_what_was_claimed(cured: Diagnosis, tmp_path: Pa
     assert isinstance(record, StudyRecord)
     claimed = record.trial(recommendation["recommended"]["trials"][0]).best()
     assert again.best().value == pytest.approx(claimed.value, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def badly_begun(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """Weights ten times too large: under some seeds the network dies at the baseline's lr, under others it trains."""
+    return wb.diagnose(digits_mlp(init_scale=10.0), out=tmp_path_factory.mktemp("begun") / "s", device="cpu")
+
+
+@pytest.mark.slow
+def test_seeds_that_disagree_are_seen_though_the_first_one_trains(badly_begun: Diagnosis) -> None:
+    assert badly_begun["init.loss"].status == "warn"
+    finding = badly_begun["lr.probabilistic"]
+    assert finding.status == "warn"
+    assert finding.evidence["disputed"][0]["lr"] == pytest.approx(0.05)
+    assert badly_begun["lr.unstable"].value < 0.2, "runs that end at chance never trained, though they began far above"
+
+
+@pytest.mark.slow
+def test_what_is_recommended_for_them_wins_on_seeds_that_the_diagnosis_has_not_seen(
+    badly_begun: Diagnosis, tmp_path: Path
+) -> None:
+    recommendation = badly_begun.recommendation
+    assert recommendation is not None
+    assert recommendation["adopted"] is True
+    assert set(recommendation["changed"]) & {"max_grad_norm", "warmup_steps"}, "a cure, not only a smaller lr"
+    workload = digits_mlp(init_scale=10.0)
+    arms = (workload.config, wb.TrainConfig.from_dict(recommendation["config"]))
+    won = sum(after < before for before, after in zip(*(fresh(workload, c, tmp_path) for c in arms), strict=True))
+    assert won >= 4
+
+
+def fresh(workload: wb.Workload, config: wb.TrainConfig, out: Path, *, seeds: int = 5) -> list[float]:
+    """The selected validation loss under seeds that no diagnosis has seen."""
+    again = [config.replace(shared_seed=1000 + k, per_host_seed=1000 + k) for k in range(seeds)]
+    runs = [wb.Trainer(device="cpu").run(workload, c, out=out / f"{c.peak_lr}-{c.shared_seed}") for c in again]
+    return [run.best().value for run in runs]
+
+
+@pytest.mark.slow
+def test_clipping_cures_an_initialisation_that_no_warmup_does(tmp_path: Path) -> None:
+    """F2.2, at a learning rate that trains none of the three seeds otherwise; the warmup takes a tenth of the run."""
+    workload = digits_mlp(init_scale=10.0)
+    base = workload.config.replace(peak_lr=0.2)
+    arms = {"plain": base, "clipped": base.replace(max_grad_norm=1.0), "warmed": wb.prepend_warmup(base, 200)}
+    losses = {name: fresh(workload, config, tmp_path / name, seeds=3) for name, config in arms.items()}
+    assert min(losses["plain"]) > 2.2
+    assert max(losses["clipped"]) < 1.0
+    assert min(losses["warmed"]) > 1.5
 
 
 def test_a_healthy_workload_is_left_alone(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ CODES = {
     "lr.best", "lr.grid_edge", "lr.unstable", "lr.too_low", "lr.at_edge", "lr.probabilistic",
     "stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike",
     "stability.headroom",
+    "architecture.no_residual", "architecture.no_norm", "architecture.norm_after_add", "architecture.branch_not_zero",
     "schedule.discontinuity", "schedule.restarts", "schedule.collapse",
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.schedule import diagnose_schedule
+    from workbench.diagnostics.stability_first import check_stability
     from workbench.diagnostics.warmup import diagnose_warmup
     from workbench.errors import (
         CheckpointError,
@@ -115,6 +116,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "check_stability",
     "classification",
     "clipping_panel",
     "constant",
@@ -173,6 +175,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.schedule": ("diagnose_schedule",),
+    "diagnostics.stability_first": ("check_stability",),
     "diagnostics.warmup": ("diagnose_warmup",),
     "errors": (
         "CheckpointError",

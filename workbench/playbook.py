@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.config import TrainConfig, is_callable_name
+from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.instability import diagnose_instability
@@ -20,6 +21,7 @@ from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
 from workbench.schedules import prepend_warmup
+from workbench.studies.audit.collect import collect_architecture
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
@@ -54,6 +56,8 @@ class _Walk:
     def run(self, session: Session) -> None:
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
+        if "architecture" not in session.record.facts:
+            session.facts(architecture=collect_architecture(session.workload, session.config, session.device))
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
@@ -191,6 +195,8 @@ def _settings(sweep: LRSweep | None, instability: InstabilityStudy | None, proof
 def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
+    if "architecture" in record.facts:
+        before += diagnose_architecture(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record)
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "warmup" in record.facts:

@@ -15,35 +15,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 import workbench as wb
 from workbench.diagnostics.base import Diagnosis
 from workbench.workloads.base import Workload
-from workbench.workloads.digits_mlp import build_model
+from workbench.workloads.digits_mlp import digits_mlp
 
 FIRST_FRESH_SEED = 1000
 OPENS = 10.0  # times the baseline's peak lr
 
 
-def wide_init(scale: float = 10.0) -> Workload:
-    """`digits_mlp` with weights `scale` times as large as torch makes them."""
-
-    def build() -> nn.Module:
-        model = build_model()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("weight"):
-                    parameter.mul_(scale)
-        return model
-
-    return wb.load_workload("digits_mlp").replace(name="digits_mlp_wide_init", build_model=build)
+def post_norm() -> Workload:
+    """A deep transformer with norms after the additions, without a warmup, at the lr of its kind with norms before them."""
+    workload = wb.load_workload("source_text_post_norm")
+    return workload.replace(config=workload.config.replace(peak_lr=4e-3))
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "wide_init": wide_init,
-    "post_norm": lambda: wb.load_workload("source_text_post_norm"),
+    "wide_init": lambda: digits_mlp(init_scale=10.0),
+    "post_norm": post_norm,
     "resnet_stride1": lambda: wb.load_workload("digits_resnet_stride1"),
 }
 
