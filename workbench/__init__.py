@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+    from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
     from workbench.diagnostics.schedule import diagnose_schedule
     from workbench.diagnostics.stability_first import check_stability
     from workbench.diagnostics.warmup import diagnose_warmup
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
+    from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
     from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
     from workbench.plots.warmup import plot_warmup
@@ -70,12 +72,14 @@ if TYPE_CHECKING:
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
+    from workbench.studies.optimizers import OptimizersStudy
     from workbench.studies.warmup import WarmupStudy
     from workbench.train.hooks.activations import Activations
     from workbench.train.hooks.base import Hook
     from workbench.train.hooks.norms import Norms
     from workbench.train.hooks.timing import Timing
     from workbench.train.hooks.update_ratios import UpdateRatios
+    from workbench.train.rule_forms import explain_rule
     from workbench.train.trainer import Trainer
     from workbench.workloads.base import Workload
     from workbench.workloads.helpers import classification, language_model, regression
@@ -99,6 +103,7 @@ __all__ = [
     "LRSweep",
     "Norms",
     "NotebookError",
+    "OptimizersStudy",
     "RecordError",
     "StudyInterrupted",
     "StudyRecord",
@@ -116,6 +121,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "better_rule",
     "check_stability",
     "classification",
     "clipping_panel",
@@ -127,8 +133,10 @@ __all__ = [
     "diagnose_clipping",
     "diagnose_instability",
     "diagnose_lr_sweep",
+    "diagnose_optimizers",
     "diagnose_schedule",
     "diagnose_warmup",
+    "explain_rule",
     "find_notebook",
     "how_trained",
     "join",
@@ -147,8 +155,10 @@ __all__ = [
     "plot_grad_norm_histogram",
     "plot_loss_curves",
     "plot_lr_sweep",
+    "plot_optimizers",
     "plot_probe",
     "plot_proof",
+    "plot_rule_forms",
     "plot_schedule",
     "plot_warmup",
     "prepend_warmup",
@@ -174,6 +184,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
+    "diagnostics.optimizers": (
+        "better_rule",
+        "diagnose_optimizers",
+    ),
     "diagnostics.schedule": ("diagnose_schedule",),
     "diagnostics.stability_first": ("check_stability",),
     "diagnostics.warmup": ("diagnose_warmup",),
@@ -214,6 +228,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_loss_curves",
         "plot_lr_sweep",
     ),
+    "plots.optimizers": (
+        "plot_optimizers",
+        "plot_rule_forms",
+    ),
     "plots.schedule": ("plot_schedule",),
     "plots.proof": ("plot_proof",),
     "plots.warmup": ("plot_warmup",),
@@ -238,12 +256,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.clipping": ("ClippingStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
+    "studies.optimizers": ("OptimizersStudy",),
     "studies.warmup": ("WarmupStudy",),
     "train.hooks.activations": ("Activations",),
     "train.hooks.base": ("Hook",),
     "train.hooks.norms": ("Norms",),
     "train.hooks.timing": ("Timing",),
     "train.hooks.update_ratios": ("UpdateRatios",),
+    "train.rule_forms": ("explain_rule",),
     "train.trainer": ("Trainer",),
     "workloads.base": ("Workload",),
     "workloads.helpers": (

@@ -58,9 +58,14 @@ def test_an_interrupt_passes(error: BaseException) -> None:
     assert raised(error) is error
 
 
-def test_nothing_raised_is_nothing_said() -> None:
-    with explained(small_workload(), "at step 3"):
-        pass
+def test_nothing_raised_is_nothing_said(capsys: pytest.CaptureFixture[str]) -> None:
+    reached = []
+    with explained(small_workload(), "at step 3") as block:
+        reached.append("the end of the block")
+    assert block is None
+    assert reached == ["the end of the block"]
+    assert explained(small_workload(), "at step 3").__exit__(None, None, None) is None, "and nothing is swallowed"
+    assert tuple(capsys.readouterr()) == ("", "")
 
 
 def test_batch_norm_on_single_examples(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ ADVICE: dict[str, Advice] = {
     "optimizer": Advice(
         action="Try another optimizer: Adam sometimes copes where momentum does not",
         clause="F2.3",
-        gain="another range of stable learning rates, wider or narrower",
-        cost="a learning-rate sweep of its own, about 4 baseline runs",
-        study="LRSweep",
+        gain="another range of learning rates that train, wider or narrower",
+        cost="a learning-rate sweep for each rule, together as lanes, about 10 baseline runs a rule",
+        study="OptimizersStudy",
     ),
     "architecture": Advice(
         action="Use the practices of the architecture: residual connections, normalisation before the addition as in "

@@ -34,7 +34,20 @@ FREE_FIELDS = frozenset(
 )
 """Config fields that may differ between the trials of one learning-rate sweep."""
 
-OTHER_STAGES = frozenset({"lr_range", "probe", "fix", "warmup", "warmup_full", "clipping", "proof"})
+OTHER_STAGES = frozenset(
+    {
+        "lr_range",
+        "probe",
+        "fix",
+        "warmup",
+        "warmup_full",
+        "clipping",
+        "proof",
+        "optimizers",
+        "optimizers_range",
+        "optimizers_twin",
+    }
+)
 """Stages whose trials never count as a point of the sweep."""
 
 

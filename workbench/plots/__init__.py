@@ -7,6 +7,7 @@ from workbench.plots.clipping import plot_clipping
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
+from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
 from workbench.plots.proof import plot_proof
 from workbench.plots.schedule import plot_schedule
 from workbench.plots.warmup import plot_warmup
@@ -19,8 +20,10 @@ __all__ = [
     "plot_grad_norm_histogram",
     "plot_loss_curves",
     "plot_lr_sweep",
+    "plot_optimizers",
     "plot_probe",
     "plot_proof",
+    "plot_rule_forms",
     "plot_schedule",
     "plot_warmup",
 ]

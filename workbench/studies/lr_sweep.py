@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple, Protocol
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.growth import growth_edge
@@ -20,6 +21,7 @@ from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_rounds import around, climb_round, edge_round, fill_round, on_lattice, raise_round
 from workbench.diagnostics.lr_search import refine_round, unstable_bracket
 from workbench.diagnostics.stages import stage_view
+from workbench.diagnostics.trials import RecordLike
 from workbench.errors import ConfigError
 from workbench.studies.base import Study
 from workbench.studies.critical_lr import measure_critical_lr
@@ -32,6 +34,12 @@ Beside = Callable[[float], Sequence[Asked]]
 
 RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = "lr_range", "lr_sweep", "lr_unstable"
 LARGEST = sys.float_info.max
+
+
+class _Ask(Protocol):
+    """Turns learning rates and what they are for into trials of each seed."""
+
+    def __call__(self, lrs: Iterable[tuple[float, str]]) -> list[Asked]: ...
 
 
 class _Limits(NamedTuple):
@@ -112,38 +120,63 @@ class LRSweep(Study):
             beside: takes the largest lr at which short runs were stable, and returns trials to train beside the first
                 full-length ones: what another study is going to ask for costs less in company.
         """
+        critical = partial(self._critical, session)
+        for asked in self.rounds(session.config, lambda: session.record, critical=critical, beside=beside):
+            run_round(session, asked)
+
+    def rounds(
+        self,
+        config: TrainConfig,
+        read: Callable[[], RecordLike],
+        *,
+        critical: Callable[[], float],
+        beside: Beside | None = None,
+    ) -> Iterator[list[Asked]]:
+        """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
+
+        A study of several sweeps takes a round of each and trains them together.
+
+        Args:
+            config: what is swept, at its full length.
+            read: returns the sweep's trials so far.
+            critical: returns the scale of the range, asked for once.
+            beside: see `extend`.
+        """
+        ask = partial(self._asked, config)
         if self.lrs is not None:
-            self._run(session, [(float(lr), SWEEP_STAGE) for lr in self.lrs])
+            yield ask([(float(lr), SWEEP_STAGE) for lr in self.lrs])
             return
-        limits = self._limits(session)
-        base, short = session.config.peak_lr, self._short_steps(session)
+        scale, reach = critical(), 10 ** (self.decades / 2)
+        limits = _Limits(scale / reach, scale, scale * reach)
+        base, short = config.peak_lr, self._short_steps(config)
         coarse = [on_lattice(limits.critical * 4.0**k, base, 4.0) for k in (1, 0, -1, -2, -3, -4)]
-        if short == session.config.total_steps:
-            self._run(session, [(lr, SWEEP_STAGE) for lr in coarse[:4]])
-            self._search(session, limits, near=())
+        if short == config.total_steps:
+            yield ask([(lr, SWEEP_STAGE) for lr in coarse[:4]])
+            yield from self._search(ask, read, base, limits, near=())
             return
-        start = self._range(session, limits, coarse, short)
+        start = yield from self._range(partial(ask, steps=short), read, limits, coarse)
         if start is not None:
             extra = beside(start.near[0]) if beside is not None and start.near else ()
-            self._run(session, self._first(start, base), beside=extra)
-            self._search(session, limits, near=start.near)
+            yield [*ask(self._first(start, base)), *extra]
+            yield from self._search(ask, read, base, limits, near=start.near)
 
-    def _limits(self, session: Session) -> _Limits:
-        """Return the limits: the scale comes from forward passes on the initial model."""
+    def _critical(self, session: Session) -> float:
+        """Return where the scale of the range lies: known from forward passes on the initial model."""
         known = session.record.facts.get("initial_critical_lr")
         if known is None:
             critical = measure_critical_lr(session.workload, session.config, session.device).value
             known = critical if critical is not None else session.config.peak_lr
             session.facts(initial_critical_lr=known, initial_critical_lr_found=critical is not None)
-        reach = 10 ** (self.decades / 2)
-        return _Limits(known / reach, known, known * reach)
+        return float(known)
 
-    def _short_steps(self, session: Session) -> int:
-        total = session.config.total_steps
+    def _short_steps(self, config: TrainConfig) -> int:
+        total = config.total_steps
         steps = max(int(total * self.short_frac), self.min_short_steps, 1)
         return steps if steps <= total * self.max_short_frac else total
 
-    def _range(self, session: Session, limits: _Limits, coarse: Sequence[float], steps: int) -> _Start | None:
+    def _range(
+        self, ask: _Ask, read: Callable[[], RecordLike], limits: _Limits, coarse: Sequence[float]
+    ) -> Generator[list[Asked], None, _Start | None]:
         """Find the best lr of short runs, and where they turn unstable; None where none learns anything.
 
         The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best. What is
@@ -151,8 +184,8 @@ class LRSweep(Study):
         """
         asked: Iterable[float] = coarse
         while asked:
-            self._run(session, [(lr, RANGE_STAGE) for lr in asked], steps=steps)
-            table = sweep_table(stage_view(session.record, RANGE_STAGE))
+            yield ask([(lr, RANGE_STAGE) for lr in asked])
+            table = sweep_table(stage_view(read(), RANGE_STAGE))
             asked = (
                 *climb_round(table, lowest=limits.low, highest=limits.high, lanes=2, blind_lanes=self.lanes),
                 *raise_round(table, highest=limits.high),
@@ -174,11 +207,13 @@ class LRSweep(Study):
         other = higher if higher > center else center / 4
         return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in start.near]
 
-    def _search(self, session: Session, limits: _Limits, near: tuple[float, ...]) -> None:
-        """Run rounds of full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
+    def _search(
+        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, near: tuple[float, ...]
+    ) -> Iterator[list[Asked]]:
+        """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
         refined = 0
         while True:
-            record = session.record
+            record = read()
             table = sweep_table(record)
             if table.noise_free and not near:
                 near = around(growth_edge(record), self.tolerance)
@@ -188,28 +223,16 @@ class LRSweep(Study):
             left = (self.full_batch_refinements if table.noise_free else self.refinements) - refined
             grid = climb_round(table, lowest=limits.low, highest=limits.high, lanes=1, blind_lanes=self.lanes)
             if not grid and not (table.noise_free and left > 0):
-                grid = fill_round(table, base=session.config.peak_lr)
+                grid = fill_round(table, base=base)
             sharper = () if grid or left < 1 else _unhindered(table, edge, lanes=min(self.lanes, left))
             refined += len(sharper)
             asked = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
             if not asked:
                 return
-            self._run(session, asked)
+            yield ask(asked)
 
-    def _run(
-        self,
-        session: Session,
-        asked: Iterable[tuple[float, str]],
-        *,
-        steps: int | None = None,
-        beside: Sequence[Asked] = (),
-    ) -> None:
-        own = [
-            Asked(stage, config)
-            for lr, stage in asked
-            for config in seeded(session.config, lr, self.seeds, steps=steps)
-        ]
-        run_round(session, [*own, *beside])
+    def _asked(self, config: TrainConfig, lrs: Iterable[tuple[float, str]], *, steps: int | None = None) -> list[Asked]:
+        return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
 
 
 def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tuple[float, ...]:

@@ -1,0 +1,163 @@
+"""Where the two forms of a rule part: held to torch's own optimizers, and to what the formulas give by hand (F7)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.config import OPTIMIZERS, TrainConfig
+from workbench.errors import ConfigError, UsageError
+from workbench.schedules import lr_values
+from workbench.train.rule_forms import explain_rule
+
+GRADIENTS = 1e-2 * np.cos(np.arange(60)) + 3e-3
+
+
+def config(**changes: Any) -> TrainConfig:
+    return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 60, "batch_size": 1} | changes)
+
+
+TWINS: dict[str, Any] = {
+    "sgd": lambda p, c: torch.optim.SGD(p, lr=1.0),
+    "momentum": lambda p, c: torch.optim.SGD(p, lr=1.0, momentum=c.momentum),
+    "nesterov": lambda p, c: torch.optim.SGD(p, lr=1.0, momentum=c.momentum, nesterov=True),
+    "rmsprop": lambda p, c: torch.optim.RMSprop(p, lr=1.0, alpha=c.rho, momentum=c.momentum, eps=c.eps),
+    "adam": lambda p, c: torch.optim.Adam(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps),
+    "nadam": lambda p, c: torch.optim.NAdam(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps),
+    "adamw": lambda p, c: torch.optim.AdamW(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=0.0),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torchs_form_is_torchs_with_the_configs_schedule(name: str) -> None:
+    c = config(optimizer=name, schedule="cosine", warmup_steps=10, eps=1e-4, rho=0.97, beta2=0.99, momentum=0.8)
+    theta = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer, moved = TWINS[name]([theta], c), []
+    for lr, gradient in zip(lr_values(c), GRADIENTS, strict=True):
+        before = float(theta.detach())
+        optimizer.param_groups[0]["lr"] = lr
+        theta.grad = torch.full_like(theta, gradient)
+        optimizer.step()
+        moved.append(before - float(theta.detach()))
+    assert explain_rule(c, gradients=GRADIENTS).torch == pytest.approx(moved, rel=1e-6, abs=1e-12)
+
+
+def by_the_source(name: str, c: TrainConfig, lrs: np.ndarray) -> list[float]:
+    """Updates of the playbook's form, as the source writes it, for `GRADIENTS`."""
+    m, v, found = 0.0, 1.0 if name == "rmsprop" else 0.0, []
+    for t, (lr, g) in enumerate(zip(lrs, GRADIENTS, strict=True), start=1):
+        if name == "rmsprop":
+            v = c.rho * v + (1 - c.rho) * g**2
+            m = c.momentum * m + lr * g / math.sqrt(v + c.eps)
+            found.append(m)
+            continue
+        m, v = c.beta1 * m + (1 - c.beta1) * g, c.beta2 * v + (1 - c.beta2) * g**2
+        b = math.sqrt(1 - c.beta2**t) / (1 - c.beta1**t)
+        top = c.beta1 * m + (1 - c.beta1) * g if name == "nadam" else m
+        found.append(lr * top / (math.sqrt(v) + c.eps) * b)
+    return found
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adam", "nadam", "adamw"])
+def test_the_playbooks_form_is_that_of_the_source_on_a_recorded_trace(name: str) -> None:
+    c, trace = config(optimizer=name, eps=1e-4), np.linspace(0.0, 0.3, 60) ** 2
+    assert explain_rule(c, lrs=trace, gradients=GRADIENTS).playbook == pytest.approx(
+        by_the_source(name, c, trace), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_three_rules_are_the_same_whatever_the_schedule(name: str, schedule: str) -> None:
+    forms = explain_rule(config(optimizer=name, schedule=schedule, warmup_steps=7), gradients=GRADIENTS)
+    assert (forms.first_step, forms.first_ratio, forms.causes, forms.material_steps) == (None, None, (), 0)
+    assert forms.way_ratio == pytest.approx(1.0)
+    assert "the same updates" in repr(forms)
+
+
+@pytest.mark.parametrize(("gradient", "ratio"), [(1.0, 10.0), (1e-3, 9.95e3), (100.0, 1.005)])
+def test_the_first_step_of_rmsprop_shows_the_start_of_v(gradient: float, ratio: float) -> None:
+    """1 / sqrt((1 - rho) g^2) against 1 / sqrt(rho + (1 - rho) g^2), without momentum and eps."""
+    forms = explain_rule(config(optimizer="rmsprop", rho=0.99, momentum=0.0, eps=1e-12), gradients=gradient)
+    exact = math.sqrt(0.99 + 0.01 * gradient**2) / (0.1 * gradient)
+    assert exact == pytest.approx(ratio, rel=1e-3)
+    assert forms.first_step == 0
+    assert forms.first_ratio == pytest.approx(exact, rel=1e-6)
+    assert forms.causes[0].name == "start of v"
+    assert forms.causes[0].first == pytest.approx(1 - 1 / exact, rel=1e-6)
+
+
+def test_rmsprop_follows_a_changed_lr_at_once_in_torchs_form_only() -> None:
+    """Constant gradient 1, lr 0.1 set to 0 after 25 steps: the buffer of the playbook's form moves on by 0.835."""
+    lrs = np.where(np.arange(26) < 25, 0.1, 0.0)
+    forms = explain_rule(config(optimizer="rmsprop"), lrs=lrs)
+    assert forms.torch[25] == 0.0
+    assert forms.playbook[25] == pytest.approx(0.835, abs=1e-3)
+    place = next(cause for cause in forms.causes if cause.name == "place of the lr")
+    assert place.apart[:25] == pytest.approx(0.0, abs=1e-12), "a constant lr may stand inside or outside"
+    assert place.apart[25] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("gradient", [1e-3, 1.0])
+def test_eps_of_adam_is_larger_by_the_root_of_the_bias_correction(gradient: float) -> None:
+    """playbook(eps) = torch(eps / sqrt(1 - beta2^t)), so with a constant gradient the ratio is a formula."""
+    c = config(optimizer="adam", eps=1e-2)
+    forms = explain_rule(c, gradients=gradient)
+    t = np.arange(1, 61)
+    inflated = 1e-2 / np.sqrt(1 - 0.999**t)
+    assert inflated[0] == pytest.approx(0.316, abs=1e-3), "31.6 times at the first step"
+    assert forms.torch / forms.playbook == pytest.approx((gradient + inflated) / (gradient + 1e-2), rel=1e-9)
+    assert [cause.name for cause in forms.causes] == ["eps and bias correction"]
+    assert forms.causes[0].apart == pytest.approx(forms.apart, abs=1e-12), "the only cause explains all of it"
+
+
+def test_the_first_step_of_nadam_is_nearly_twice_as_long_in_the_playbooks_form() -> None:
+    """1.9 lr against 1.056 lr with torch's momentum schedule, and 1.474 lr where that has ended."""
+    forms = explain_rule(config(optimizer="nadam", eps=1e-12), gradients=1.0)
+    assert (forms.playbook[0], forms.torch[0]) == pytest.approx((0.19, 0.1056), rel=1e-3)
+    causes = {cause.name: cause for cause in forms.causes}
+    assert causes["bias correction of m"].apart[0] == pytest.approx(1 - 1.474 / 1.9, abs=1e-3)
+    assert causes["momentum schedule"].apart[0] == pytest.approx(1 - 1.056 / 1.474, abs=1e-3)
+    assert causes["eps and bias correction"].largest < 1e-9
+
+
+def test_adamw_differs_as_adam_does() -> None:
+    adam, adamw = (explain_rule(config(optimizer=name, eps=1e-3), gradients=1e-2) for name in ("adam", "adamw"))
+    assert adam.apart == pytest.approx(adamw.apart)
+    assert adam.to_dict() | {"optimizer": "adamw"} == adamw.to_dict()
+
+
+def test_the_words_tell_step_size_and_cause() -> None:
+    forms = explain_rule(config(optimizer="nadam", warmup_steps=5))
+    said = repr(forms)
+    assert forms.first_step == 1, "at step 0 the ramp stands at 0 and neither form moves"
+    assert "at step 1;" in said
+    assert f"{forms.first_ratio:.4g} times" in said
+    assert "momentum schedule: torch raises the momentum" in said
+    assert f"{forms.material_steps} of 60 updates differ by more than 10%" in said
+    assert (forms.apart > 0.1).nonzero()[0][-1] == forms.last_material_step
+
+
+def test_gradients_of_zero_are_no_difference() -> None:
+    forms = explain_rule(config(optimizer="adam", eps=1e-8), gradients=0.0)
+    assert (forms.first_step, forms.material_steps, forms.way_ratio) == (None, 0, 1.0)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"lrs": [0.1, 0.1], "gradients": [1.0, 1.0, 1.0]}, "lrs holds 2 steps and gradients 3"),
+    ({"lrs": []}, "at least one step"),
+    ({"gradients": [1.0] * 59 + [math.nan]}, "gradients holds nan at step 59"),
+    ({"lrs": [0.1, math.inf]}, "lrs holds inf at step 1"),
+])  # fmt: skip
+def test_what_cannot_be_fed_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        explain_rule(config(optimizer="adam"), **given)
+
+
+def test_an_optimizer_of_ones_own_has_one_form() -> None:
+    with pytest.raises(ConfigError, match="one form only"):
+        explain_rule(config(optimizer=torch.optim.Adam))

@@ -1,0 +1,189 @@
+"""`explain_rule`: where the playbook's form of an update rule and torch's part, by how much, and why (F7).
+
+Both forms are fed the same gradients of one parameter, at the learning rates of a config or of a recorded trace. Each cause is
+then let act alone, all else made equal, by the same formulas that train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from workbench.config import OPTIMIZERS, TrainConfig
+from workbench.diagnostics.rule_forms import Cause, RuleForms, apart
+from workbench.errors import ConfigError, UsageError
+from workbench.schedules import lr_values
+from workbench.train.update_formulas import RULES, Constants, Memory, Rule
+
+__all__ = ["explain_rule"]
+
+FloatArray = NDArray[np.float64]
+NO_SCHEDULE = 1e9
+"""psi of torch's NAdam at which its momentum schedule has ended at the first step."""
+_WHY: dict[str, tuple[str, str]] = {
+    "start": (
+        "start of v",
+        "the playbook's v starts at 1, torch's at 0, so the playbook's first steps are shorter, most where gradients are small: "
+        "a warmup of its own",
+    ),
+    "root_eps": ("place of eps", "the playbook adds eps within the square root of v, torch outside of it"),
+    "buffer_lr": (
+        "place of the lr",
+        "the playbook's momentum buffer holds steps that were multiplied by the lr of their time, torch multiplies the whole "
+        "buffer by the lr of now, so torch follows a change of the lr at once",
+    ),
+    "bias_eps": (
+        "eps and bias correction",
+        "the playbook adds eps before the bias correction of v, which makes it larger by 1 / sqrt(1 - beta2^t)",
+    ),
+    "products": (
+        "bias correction of m",
+        "the playbook corrects the momentum and the gradient by one common factor, torch each by its own product of betas",
+    ),
+    "schedule": (
+        "momentum schedule",
+        "torch raises the momentum from beta1 / 2 to beta1 over thousands of steps, the playbook keeps it at beta1",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """What both forms are fed."""
+
+    config: TrainConfig
+    lrs: FloatArray
+    gradients: FloatArray
+
+    def updates(
+        self, rule: Rule, eps: Callable[[int], float] | None = None, lrs: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the updates of a rule, shape (steps,); `eps` is that of step t, from 1."""
+        like = torch.zeros(1, 1, dtype=torch.float64)
+        memory = Memory(
+            {k: torch.full_like(like, v) for k, v in rule.initial.items()}, torch.empty_like(like), like.clone()
+        )
+        constants, found = Constants([self.config], like), np.empty(len(self.lrs))
+        pairs = zip(self.lrs if lrs is None else lrs, self.gradients, strict=True)
+        for step, (lr, gradient) in enumerate(pairs):
+            if eps is not None:
+                constants.eps = eps(step + 1)
+            update = rule.update(
+                memory, torch.full_like(like, gradient), torch.full_like(like, lr), step + 1, constants
+            )
+            found[step] = float(update)
+        return found
+
+    def causes(self, name: str) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Return for each cause the updates of two forms that differ in it alone."""
+        if (name, "torch") not in RULES:
+            return {}
+        play, ours = RULES[name, "playbook"], RULES[name, "torch"]
+        b2, size = self.config.beta2, self.config.eps
+        if name == "rmsprop":
+            zero, one = _started(play, v=0.0), _started(ours, v=1.0)
+            level = np.full_like(self.lrs, self.lrs.max())
+            return {
+                "start": (self.updates(play), self.updates(zero)),
+                "root_eps": (self.updates(play, lrs=level), self.updates(one, lrs=level)),
+                "buffer_lr": (self.updates(play, _none), self.updates(one, _none)),
+            }
+        corrected = partial(_corrected, size, b2)
+        eps = {"bias_eps": (self.updates(play), self.updates(play, corrected))}
+        if name != "nadam":
+            return eps
+        update: Any = ours.update
+        steady = Rule(ours.initial, partial(update, psi=NO_SCHEDULE))
+        return eps | {
+            "products": (self.updates(play, _none), self.updates(steady, _none)),
+            "schedule": (self.updates(steady), self.updates(ours)),
+        }
+
+
+def explain_rule(
+    config: TrainConfig,
+    *,
+    lrs: ArrayLike | None = None,
+    gradients: ArrayLike = 1.0,
+    tolerance: float = 1e-9,
+    material_frac: float = 0.1,
+) -> RuleForms:
+    """Compare the playbook's form of a config's update rule with torch's, with the config's own constants and schedule.
+
+    It tells what changing `rules` changes before anything is trained. sgd, momentum and nesterov are the same in both forms (F7.1
+    to F7.3). Weight decay plays no part: both forms decay alike.
+
+    Args:
+        config: names the rule, and holds its constants and its schedule.
+        lrs: learning rate of each step, shape (steps,), as a record's column `lr` holds them; None is the config's own.
+        gradients: gradient of one parameter, one number for all steps or one for each. What eps and the start of v do depends
+            on its size: the norm of a recorded gradient over the square root of the number of parameters is a typical one.
+        tolerance: relative difference from which on two updates differ at all; what is below is rounding.
+        material_frac: relative difference from which on an update is another one (rule of thumb).
+
+    Raises:
+        ConfigError: the optimizer is a function of the user's own, which has one form only.
+        UsageError: lrs or gradients are not finite, empty, or of different lengths.
+    """
+    if callable(config.optimizer):
+        raise ConfigError(
+            f"optimizer={config.to_dict()['optimizer']!r} is a function of your own, which has one form only. Rules with two "
+            f"forms are known by name: {', '.join(OPTIMIZERS)}."
+        )
+    feed = _feed(config, lrs, gradients)
+    play = RULES[config.optimizer, "playbook"]
+    ours = RULES.get((config.optimizer, "torch"), play)
+    updates = feed.updates(play), feed.updates(ours)
+    differing = np.flatnonzero(apart(*updates) > tolerance)
+    causes = [_cause(key, apart(*pair), tolerance) for key, pair in feed.causes(config.optimizer).items()]
+    return RuleForms(
+        optimizer=config.optimizer,
+        playbook=updates[0],
+        torch=updates[1],
+        first_step=int(differing[0]) if differing.size else None,
+        material_frac=material_frac,
+        causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
+    )
+
+
+def _feed(config: TrainConfig, lrs: ArrayLike | None, gradients: ArrayLike) -> _Feed:
+    rates = lr_values(config) if lrs is None else np.asarray(lrs, dtype=np.float64).ravel()
+    given = np.asarray(gradients, dtype=np.float64).ravel()
+    sizes = np.full(len(rates), given[0]) if given.size == 1 else given
+    if not len(rates) or len(sizes) != len(rates):
+        raise UsageError(
+            f"lrs holds {len(rates)} steps and gradients {len(sizes)}: give one gradient for all steps, or one for each, and at "
+            "least one step."
+        )
+    for name, values in (("lrs", rates), ("gradients", sizes)):
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise UsageError(
+                f"{name} holds {values[bad[0]]} at step {bad[0]}: give finite numbers; leave out what diverged."
+            )
+    return _Feed(config, rates, sizes)
+
+
+def _cause(key: str, difference: FloatArray, tolerance: float) -> Cause:
+    name, text = _WHY[key]
+    return Cause(name=name, text=text, apart=difference, tolerance=tolerance)
+
+
+def _started(rule: Rule, **values: float) -> Rule:
+    initial: Mapping[str, float] = {**rule.initial, **values}
+    return Rule(initial, rule.update, rule.scratch)
+
+
+def _none(t: int) -> float:  # noqa: ARG001
+    return 0.0
+
+
+def _corrected(eps: float, beta2: float, t: int) -> float:
+    """Return the eps with which the playbook's form gives what torch's gives with `eps`."""
+    return float(eps * (1 - beta2**t) ** 0.5)
