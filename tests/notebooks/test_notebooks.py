@@ -13,7 +13,15 @@ from workbench.notebook_runner import describe_notebook, read_verdict, run_noteb
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 THERE = sorted(NOTEBOOKS.glob("*.ipynb"))
-EXPECTED = {"00_quickstart", "01_lr_sweep", "02_instability", "03_warmup", "04_clipping", "06_architecture"}
+EXPECTED = {
+    "00_quickstart",
+    "01_lr_sweep",
+    "02_instability",
+    "03_warmup",
+    "04_clipping",
+    "05_optimizers",
+    "06_architecture",
+}
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 
 

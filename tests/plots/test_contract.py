@@ -20,6 +20,7 @@ from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, stu
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.plots._style import PALETTE, why_not_measured
+from workbench.train.rule_forms import explain_rule
 
 Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]
 
@@ -38,6 +39,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_probe": lambda r, d, ax: plots.plot_probe(r, d, ax=ax),
     "plot_confirm": lambda r, d, ax: plots.plot_confirm(r, d, ax=ax),
     "plot_proof": lambda r, d, ax: plots.plot_proof(r, d, ax=ax),
+    "plot_optimizers": lambda r, d, ax: plots.plot_optimizers(r, d, ax=ax),
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {
@@ -45,6 +47,9 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
     ),
     "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
+    "plot_rule_forms": lambda r, d, ax: plots.plot_rule_forms(
+        explain_rule(TrainConfig.from_dict(r.config | {"optimizer": "nadam"})), ax=ax
+    ),
 }
 
 every_figure = pytest.mark.parametrize("name", FIGURES)

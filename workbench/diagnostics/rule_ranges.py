@@ -14,10 +14,11 @@ from workbench.diagnostics.selection import selected_by_seed
 from workbench.diagnostics.stages import StageView
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["RANGE", "SWEEP", "TWIN", "RuleRange", "ends_next", "read_ranges", "rule_view", "rules_in"]
+__all__ = ["RANGE", "SEEDS", "SWEEP", "TWIN", "RuleRange", "ends_next", "read_ranges", "rule_view", "rules_in"]
 
-SWEEP, RANGE, TWIN = "optimizers", "optimizers_range", "optimizers_twin"
-"""Stages of other rules than the baseline's: of full length, short, and beside one of these with a single change."""
+SWEEP, RANGE, SEEDS, TWIN = "optimizers", "optimizers_range", "optimizers_seeds", "optimizers_twin"
+"""Stages of a study of rules: another rule than the baseline's at full length, and in short runs; fresh seeds of what was chosen, which
+play no part in choosing; and a run beside another with a single change."""
 _AS_SWEEP = {SWEEP: "lr_sweep", RANGE: "lr_range"}
 
 
@@ -91,7 +92,7 @@ def rules_in(record: RecordLike) -> list[str]:
     trials, own = record.trials, str(record.config.get("optimizer"))
     if not len(trials):
         return []
-    there = trials["optimizer"][~trials["stage"].isin([TWIN, RANGE])].astype(str).tolist()
+    there = trials["optimizer"][~trials["stage"].isin([RANGE, SEEDS, TWIN])].astype(str).tolist()
     return [name for name in dict.fromkeys([own, *there]) if name in there]
 
 

@@ -67,7 +67,7 @@ def staleness(grad_norm: ArrayLike, memory: float) -> FloatArray:
 
 def shorter(memory: float, factor: float) -> float:
     """Return the decay whose memory reaches back `factor` times fewer steps: 0.999 and 10 give 0.99."""
-    return 1.0 - factor * (1.0 - memory)
+    return round(1.0 - factor * (1.0 - memory), 12)
 
 
 def stale_moments(

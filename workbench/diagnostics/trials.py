@@ -45,6 +45,7 @@ OTHER_STAGES = frozenset(
         "proof",
         "optimizers",
         "optimizers_range",
+        "optimizers_seeds",
         "optimizers_twin",
     }
 )

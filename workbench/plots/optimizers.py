@@ -167,7 +167,7 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
             xlabel="step, from 1", ylabel="relative difference", title=f"{forms.optimizer}: playbook's form and torch's"
         )
         log_scale(axes, "x", "y")
-        axes.set_ylim(max(LEAST, 0.3 * float(np.min(forms.apart[forms.apart > 0]))), 3.0)
+        axes.set_ylim(float(np.clip(0.3 * np.min(forms.apart[forms.apart > 0]), 1e-9, 1e-4)), 3.0)
         legend(axes)
     return axes
 

@@ -18,7 +18,8 @@ import numpy as np
 from workbench.config import OPTIMIZERS
 from workbench.diagnostics.optimizer_findings import ONE_FORM, matters
 from workbench.diagnostics.rule_choice import rival
-from workbench.diagnostics.rule_ranges import RANGE, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
+from workbench.diagnostics.rule_ranges import RANGE, SEEDS, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
+from workbench.diagnostics.same_config import trials_with
 from workbench.diagnostics.stale_moment import shorter, stale_moments
 from workbench.errors import ConfigError, UnknownNameError, nearest
 from workbench.studies.base import Study
@@ -209,7 +210,7 @@ class _Race:
         ):
             return []
         return [
-            Asked(SWEEP, config)
+            Asked(SEEDS, config)
             for found in (own, other)
             for config in seeded(self.configs[found.optimizer], found.selected_lr or 0.0, self.study.seeds)[1:]
         ]
@@ -239,10 +240,11 @@ class _Race:
 
     def _forms(self) -> dict[str, Any]:
         """Return where the two forms of each rule part, for a typical parameter of the baseline's run."""
-        trials = self.record.trials
-        number = int(trials["trial"][trials["stage"] == "baseline"].iloc[0])
+        own = trials_with(
+            self.record, self.session.config.to_dict()
+        )  # it keeps the stage that it was first written with
         steps = self.record.steps
-        rows = steps[steps["trial"] == number].sort_values("step")
+        rows = steps[steps["trial"] == own[0]].sort_values("step")
         rows = rows[np.isfinite(rows["grad_norm"].to_numpy(dtype=np.float64))][:EXPLAINED_STEPS]
         if not len(rows):
             return {}

@@ -1,0 +1,321 @@
+"""What a record of several update rules says, and what it leaves open."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.optimizers import CODES, better_rule, diagnose_optimizers
+from workbench.plain import dumps
+
+TOTAL = 400
+T = np.arange(TOTAL)
+BLOWN = np.r_[2.0, 9.0, np.inf]
+STEADY = np.full(TOTAL, 0.1)
+
+
+def falling(level=0.0, start=2.0):
+    return level + (start - level) * np.exp(-T / 10)
+
+
+def rule(name, lrs, *, unstable=None, level=0.0, stage="optimizers", **more):
+    """A rule that trains at some lrs and blows up at another."""
+    norms = {"columns": {"grad_norm": STEADY}}
+    found = [trial(falling(level), lr, stage=stage, optimizer=name, **(norms | more)) for lr in lrs]
+    return found + ([trial(BLOWN, unstable, stage=stage, optimizer=name)] if unstable else [])
+
+
+def bad(name, lr, stage="optimizers"):
+    """Too small to train."""
+    return trial(falling(1.5), lr, stage=stage, optimizer=name)
+
+
+MOMENTUM = [bad("momentum", 0.01, "lr_sweep"), *rule("momentum", (0.1, 0.2), unstable=0.4, stage="lr_sweep")]
+ADAM = [bad("adam", 0.001), *rule("adam", (0.01, 0.02), unstable=0.04)]
+
+
+def study(*trials, **more):
+    return record([*trials], **({"total_steps": TOTAL, "peak_lr": 0.1, "optimizer": "momentum"} | more))
+
+
+def checkpoints(numbers, values):
+    return [
+        row
+        for number, value in zip(numbers, values, strict=True)
+        for row in evaluations(number, [0, 100, 200, 300, 400], [2.0, value, value, value, value], split="validation")
+    ]
+
+
+def statuses(diagnosis):
+    return {f.code.removeprefix("optimizers."): f.status for f in diagnosis}
+
+
+@pytest.mark.parametrize("r", [
+    record([]), study(*MOMENTUM), study(*MOMENTUM, *ADAM), study(*ADAM), study(*MOMENTUM, *ADAM, weight_decay=0.1),
+    study(*MOMENTUM, *rule("adam", (0.1, 0.2), level=np.nan)), study(*rule("adam", (0.1, 0.2), stage="lr_sweep"), optimizer="adam"),
+    study(*[trial([2.0, 1.9], lr, optimizer=o) for lr in (0.1, 0.2) for o in ("momentum", "adam")]),
+    study(trial(falling(), 0.1), optimizer=print),
+])  # fmt: skip
+def test_every_code_once_and_valid_json(r):
+    diagnosis = diagnose_optimizers(r)
+    assert tuple(f.code for f in diagnosis) == CODES
+    assert all(f.clause for f in diagnosis)
+    assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
+    json.loads(dumps(diagnosis.to_dict()))
+
+
+def test_equal_rules_raise_no_alarm():
+    diagnosis = diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
+    assert statuses(diagnosis) == {
+        "better": "ok", "rule_mismatch": "ok", "stale_second_moment": "ok", "weight_decay_shrinks": "ok",
+    }  # fmt: skip
+    assert better_rule(study(*MOMENTUM, *ADAM)) is None
+
+
+SEEDS, FRESH = (1, 2, 3), "optimizers_seeds"
+
+
+def contested(own, theirs):
+    """Both rules under the search's seed, where adam looks better, and under fresh ones with these best checkpoints."""
+    fresh = [
+        s for k in SEEDS for n, lr in (("momentum", 0.1), ("adam", 0.01)) for s in rule(n, (lr,), seed=k, stage=FRESH)
+    ]
+    values = [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0, *(v for pair in zip(own, theirs, strict=True) for v in pair)]
+    return study(*MOMENTUM, *ADAM, *fresh, evals=checkpoints(range(14), values))
+
+
+def test_a_rule_that_wins_under_fresh_seeds_is_better():
+    r = contested([0.50, 0.52, 0.48], [0.31, 0.30, 0.29])
+    finding = diagnose_optimizers(r)["optimizers.better"]
+    assert finding.status == "warn"
+    assert finding.value == pytest.approx(0.2)
+    assert finding.evidence["contest"]["fresh_seeds"] == 3
+    assert better_rule(r) == {"optimizer": "adam", "peak_lr": 0.01}
+    assert "config.replace(optimizer='adam', peak_lr=0.01)" in finding.advice[0]
+
+
+def test_a_rule_that_won_by_the_luck_of_one_seed_is_not():
+    finding = diagnose_optimizers(contested([0.50, 0.30, 0.45], [0.40, 0.55, 0.35]))["optimizers.better"]
+    assert finding.status == "ok"
+    assert "chance alone" in finding.summary
+    assert finding.evidence["change"] is None
+
+
+def test_fresh_seeds_do_not_change_what_was_chosen():
+    """Bad luck under a fresh seed would raise the mean loss of its lr, and another lr would be chosen that has no fresh seeds."""
+    tried = [*MOMENTUM, *ADAM]
+    values = [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0]
+    unlucky = [s for k in SEEDS for s in rule("adam", (0.01,), seed=k, stage=FRESH, level=1.9)]
+    before, after = (study(*tried, *more, evals=checkpoints(range(8), values)) for more in ((), unlucky))
+    rows = [diagnose_optimizers(r)["optimizers.better"].evidence["ranges"] for r in (before, after)]
+    assert rows[0] == rows[1]
+
+
+def test_one_pair_of_runs_decides_by_its_noise_and_says_so():
+    r = study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0]))
+    found = diagnose_optimizers(r)["optimizers.better"]
+    assert (found.status, found.evidence["contest"]["fresh_seeds"]) == ("warn", 0)
+    assert "one run each" in found.summary
+    noisy = [
+        row | {"value": row["value"] + 0.3 * (-1) ** (row["step"] // 100)} for row in checkpoints(range(8), [0.5] * 8)
+    ]
+    close = [row | {"value": row["value"] - 0.05 * (row["trial"] == 5)} for row in noisy]
+    finding = diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=close))["optimizers.better"]
+    assert finding.status == "ok"
+    assert "which one seed cannot tell from chance" in finding.summary
+
+
+def test_a_gain_that_rounding_decides_about_does_not_count():
+    r = contested([0.5, 0.5, 0.5], [0.4999, 0.4999, 0.4999])
+    assert diagnose_optimizers(r)["optimizers.better"].status == "ok"
+    assert diagnose_optimizers(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
+
+
+WIDE = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0)]
+
+
+def test_a_wider_range_alone_is_told_and_no_alarm():
+    finding = diagnose_optimizers(study(*MOMENTUM, *WIDE))["optimizers.better"]
+    assert finding.status == "ok"
+    # adam trains over 1,000 times at least, momentum over less than 40
+    assert "at least 25 times as wide" in finding.summary
+    assert finding.evidence["wider"] == [{"optimizer": "adam", "decades": pytest.approx(np.log10(1000 / 40))}]
+
+
+def test_where_the_baselines_own_lr_does_not_train_a_wider_rule_is_a_cure():
+    r = study(*MOMENTUM, *WIDE, peak_lr=0.4)
+    finding = diagnose_optimizers(r)["optimizers.better"]
+    assert finding.status == "warn"
+    assert "does not train at the baseline's lr 0.4" in finding.summary
+    assert better_rule(r)["optimizer"] == "adam"
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    ({"wider_decades": 1.5}, "not wide enough"),
+    ({"level": 0.5}, "ends higher"),
+    ({"last": 0.5}, "its own end is not bracketed, which counts for it; the baseline's is"),
+])  # fmt: skip
+def test_what_is_not_certainly_wider_is_not_called_so(more, why):
+    level = more.pop("level", 0.0)
+    if more.pop("last", None):
+        own = MOMENTUM[1:3]  # nobody knows how far momentum goes
+        found = diagnose_optimizers(study(*own, *WIDE))["optimizers.better"]
+    else:
+        wide = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0, level=level)]
+        found = diagnose_optimizers(study(*MOMENTUM, *wide), **more)["optimizers.better"]
+    assert found.evidence["wider"] == [], why
+
+
+FORMS = {"optimizers": {"forms": {"adam": {"first_step": 3, "first_ratio": 1.7, "causes": [{"name": "place of eps"}]}}}}
+OWN_ADAM = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), unstable=0.04, stage="lr_sweep")]
+
+
+def twin(loss, lr=0.01, **changed):
+    return trial(
+        loss, lr, stage="optimizers_twin", optimizer="adam", columns={"grad_norm": STEADY[: len(loss)]}, **changed
+    )
+
+
+@pytest.mark.parametrize(("loss", "status", "said"), [
+    (falling(), "ok", "trains alike"),
+    (falling(0.01), "ok", "trains alike"),
+    (falling(0.5), "warn", "its end loss is higher by 0.5"),
+    (BLOWN, "warn", "stable here, lasting unstable there"),
+])  # fmt: skip
+def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, said):
+    r = study(*OWN_ADAM, twin(loss, rules="playbook"), optimizer="adam", peak_lr=0.01, facts=FORMS)
+    finding = diagnose_optimizers(r)["optimizers.rule_mismatch"]
+    assert (finding.status, finding.value) == (status, 1.7)
+    assert said in finding.summary
+    if status == "warn":
+        assert "part at step 3, torch's 1.7 times the playbook's; what does most is the place of eps" in finding.summary
+        assert "rules='torch'" in finding.advice[0]
+
+
+def test_a_mismatch_of_another_rule_is_told_but_is_not_the_baselines():
+    r = study(*MOMENTUM, *ADAM, twin(falling(0.5), rules="playbook"))
+    finding = diagnose_optimizers(r)["optimizers.rule_mismatch"]
+    assert finding.status == "ok"
+    assert "it matters for adam" in finding.summary
+
+
+def test_without_a_run_in_the_other_form_nothing_is_claimed():
+    found = diagnose_optimizers(study(*OWN_ADAM, optimizer="adam", peak_lr=0.01))["optimizers.rule_mismatch"]
+    assert found.status == "not_measured"
+
+
+AT = 200
+JUMP = {"columns": {"grad_norm": np.where(T == AT, 10.0, 0.1)}}
+SPIKE = np.r_[falling()[: AT + 1], np.full(60, 1.9), falling()[AT + 61 :]]
+
+
+def spiked(after=None, lr=0.01, **more):
+    tried = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.02,), unstable=0.04, stage="lr_sweep")]
+    tried.append(trial(SPIKE, lr, optimizer="adam", **JUMP))
+    tried += [] if after is None else [twin(after, lr, beta2=0.99)]
+    return study(*tried, **({"optimizer": "adam", "peak_lr": 0.01} | more))
+
+
+def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
+    finding = diagnose_optimizers(spiked(falling()))["optimizers.stale_second_moment"]
+    assert (finding.status, finding.step) == ("warn", AT)
+    assert finding.value == pytest.approx(finding.evidence["hits"][0]["ratio"])
+    assert finding.value > finding.threshold
+    assert "with beta2 0.99 instead of 0.999 it does not" in finding.summary
+    assert "beta2=0.99" in finding.advice[0]
+
+
+@pytest.mark.parametrize(("after", "status", "said"), [
+    (SPIKE, "ok", "the cause is another"), (None, "not_measured", "no run with a shorter memory"),
+])  # fmt: skip
+def test_a_rise_of_another_cause_is_not(after, status, said):
+    finding = diagnose_optimizers(spiked(after))["optimizers.stale_second_moment"]
+    assert finding.status == status
+    assert said in finding.summary
+
+
+def test_a_rise_above_all_that_trains_harms_nobody():
+    late = np.r_[falling()[: AT + 1], np.full(TOTAL - AT - 1, 3.0)]
+    tried = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), stage="lr_sweep")]
+    tried += [trial(late, 0.04, optimizer="adam", **JUMP), twin(falling(), 0.04, beta2=0.99)]
+    finding = diagnose_optimizers(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
+    assert finding.status == "ok"
+    assert "above every learning rate that trains" in finding.summary
+
+
+def test_a_rise_of_a_rule_that_the_baseline_does_not_use_harms_nobody():
+    theirs = [t | {"stage": "optimizers" if t["stage"] == "lr_sweep" else t["stage"]} for t in _trials(falling())]
+    finding = diagnose_optimizers(study(*MOMENTUM, *theirs))["optimizers.stale_second_moment"]
+    assert finding.status == "ok"
+    assert "not the baseline's rule" in finding.summary
+
+
+def _trials(after):
+    tried = [bad("adam", 0.001), *rule("adam", (0.02,), unstable=0.04)]
+    return [*tried, trial(SPIKE, 0.01, stage="optimizers", optimizer="adam", **JUMP), twin(after, 0.01, beta2=0.99)]
+
+
+@pytest.mark.parametrize(("drop", "said"), [(True, "no gradient norm"), (False, "no rule with a second moment")])
+def test_what_cannot_be_seen_is_not_measured(drop, said):
+    r = spiked(falling()) if drop else study(*MOMENTUM)
+    if drop:
+        r.steps["grad_norm"] = np.nan
+    finding = diagnose_optimizers(r)["optimizers.stale_second_moment"]
+    assert finding.status == "not_measured"
+    assert said in finding.summary
+
+
+def decaying(loss_without, norm, *, evals=()):
+    """A run with weight decay 0.1 whose weights end at `norm`, beside one without whose weights end at 1."""
+    norms = {"columns": {"param_norm": np.full(TOTAL, norm)}}
+    with_decay = [trial(falling(0.3), lr, optimizer="momentum", weight_decay=0.1, **norms) for lr in (0.1, 0.2)]
+    without = {
+        "stage": "optimizers_twin",
+        "weight_decay": 0.0,
+        "columns": {"param_norm": np.r_[np.full(TOTAL - 1, 1.0), np.nan]},
+    }
+    return study(*with_decay, trial(loss_without, 0.1, **without), weight_decay=0.1, evals=evals)
+
+
+@pytest.mark.parametrize(("norm", "loss", "status", "said"), [
+    (0.2, falling(), "warn", "0.2 times as large as without it, and without it training is better by 0.3"),
+    (0.2, falling(0.3), "ok", "costs nothing"),
+    (0.8, falling(), "ok", "0.8 times as large"),
+])  # fmt: skip
+def test_weight_decay_is_held_against_the_same_run_without(norm, loss, status, said):
+    finding = diagnose_optimizers(decaying(loss, norm))["optimizers.weight_decay_shrinks"]
+    assert (finding.status, finding.value) == (status, pytest.approx(norm))
+    assert said in finding.summary
+    (pair,) = finding.evidence["pairs"]
+    assert pair["accumulated_decay"] == pytest.approx(TOTAL * 0.1 * 0.1 / (1 - 0.9))
+
+
+def test_the_selected_checkpoint_decides_what_decay_costs():
+    """A regulariser may raise the training loss for good reason."""
+    rows = checkpoints((0, 2), (0.4, 0.9))
+    assert diagnose_optimizers(decaying(falling(), 0.2, evals=rows))["optimizers.weight_decay_shrinks"].status == "ok"
+    worse = checkpoints((0, 2), (0.9, 0.4))
+    assert (
+        diagnose_optimizers(decaying(falling(0.3), 0.2, evals=worse))["optimizers.weight_decay_shrinks"].status
+        == "warn"
+    )
+
+
+def test_without_a_twin_or_norms_decay_is_not_measured():
+    r = decaying(falling(), np.nan)
+    assert diagnose_optimizers(r)["optimizers.weight_decay_shrinks"].status == "not_measured"
+    alone = study(*MOMENTUM, weight_decay=0.1)
+    assert diagnose_optimizers(alone)["optimizers.weight_decay_shrinks"].status == "not_measured"
+
+
+def test_the_scale_of_the_loss_changes_nothing():
+    plain, scaled = (study(*MOMENTUM, *WIDE, twin(falling(0.5), rules="playbook")) for _ in range(2))
+    scaled.steps["loss"] = 1e4 * scaled.steps["loss"] - 1000
+    assert statuses(diagnose_optimizers(plain)) == statuses(diagnose_optimizers(scaled))
+    assert (
+        diagnose_optimizers(plain)["optimizers.better"].summary
+        == diagnose_optimizers(scaled)["optimizers.better"].summary
+    )
