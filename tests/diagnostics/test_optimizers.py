@@ -130,7 +130,9 @@ def test_one_pair_of_runs_decides_by_its_noise_and_says_so():
 
 def test_a_gain_that_rounding_decides_about_does_not_count():
     r = contested([0.5, 0.5, 0.5], [0.4999, 0.4999, 0.4999])
-    assert diagnose_optimizers(r)["optimizers.better"].status == "ok"
+    found = diagnose_optimizers(r)["optimizers.better"]
+    assert found.status == "ok"
+    assert "a gain too small to matter" in found.summary
     assert diagnose_optimizers(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
 
 

@@ -153,6 +153,8 @@ def _warned(
 
 def _nearly(held: Contest) -> str:
     chance = "" if held.seeds else ", which one seed cannot tell from chance"
+    if held.too_small:
+        chance = ", a gain too small to matter"
     side = "ahead" if held.gain > 0 else "behind"
     return f"The best other one, {held.rival.optimizer}, is {side}: {held.reason}{chance}."
 

@@ -31,7 +31,8 @@ class Contest:
         gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
         learned: what the better of the two learned of that metric, the scale of a gain.
         seeds: how many fresh seeds, 0 where only the one of the search was trained.
-        wins: better by more than noise and chance.
+        wins: better by more than noise and chance, and by enough to matter.
+        too_small: better by more than noise and chance, and by too little to matter.
         reason: the numbers in words.
         proof: what `prove` says of the fresh seeds; None without.
     """
@@ -42,6 +43,7 @@ class Contest:
     learned: float
     seeds: int
     wins: bool
+    too_small: bool
     reason: str
     proof: Mapping[str, Any] | None
 
@@ -88,7 +90,7 @@ def contest(
         reason = f"{record.config['select']} {own.selected:.4g} against {other.selected:.4g}, one run each"
     return Contest(
         own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]),
-        wins=bool(wins and gain > gain_frac * learned), reason=reason, proof=fresh,
+        wins=bool(wins and gain > gain_frac * learned), too_small=bool(wins and gain <= gain_frac * learned), reason=reason, proof=fresh,
     )  # fmt: skip
 
 
