@@ -2,8 +2,7 @@
 
     python tests/benchmarks/rule_ranges.py [WORKLOAD ...] [--steps N] [--rules momentum,adam] [--seeds N]
 
-`deep` is twelve residual blocks without normalisation, their weights one and a half times as large as torch makes them. With seeds
-above 1 the whole study is repeated, under another seed each time.
+With seeds above 1 the whole study is repeated, under another seed each time.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
@@ -23,36 +19,10 @@ from workbench.config import OPTIMIZERS
 from workbench.diagnostics.rule_ranges import read_ranges
 
 
-class Block(nn.Module):
-    """x + W2 relu(W1 x)."""
-
-    def __init__(self, width: int, gain: float) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
-        with torch.no_grad():
-            for layer in (self.inner, self.outer):
-                layer.weight.mul_(gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, width) to (batch, width)."""
-        out: Tensor = x + self.outer(torch.relu(self.inner(x)))
-        return out
-
-
-def deep() -> wb.Workload:
-    """The digits through twelve residual blocks of width 64 without normalisation."""
-    base = wb.load_workload("digits_mlp")
-    return base.replace(
-        name="deep",
-        build_model=lambda: nn.Sequential(*(Block(64, 1.5) for _ in range(12)), nn.Linear(64, 10)),
-        forward=lambda model, batch: model(batch[0].flatten(1)),
-    )
-
-
 def main() -> None:
     """Print one line a rule for each workload and seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=["deep", "digits_mlp"])
+    parser.add_argument("workloads", nargs="*", default=["deep_residual", "valley", "digits_mlp"])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rules", default=",".join(OPTIMIZERS))
     parser.add_argument("--seeds", type=int, default=1)
@@ -61,7 +31,7 @@ def main() -> None:
     study = wb.OptimizersStudy(optimizers=given.rules.split(","), steps=given.steps, sweep=sweep)
     for name in given.workloads:
         for seed in range(given.seeds):
-            workload = deep() if name == "deep" else wb.load_workload(name)
+            workload = wb.load_workload(name)
             config = workload.config.replace(shared_seed=100 * seed, per_host_seed=100 * seed)
             with tempfile.TemporaryDirectory() as folder:
                 record = study.run(workload.replace(config=config), wb.Trainer(device="cpu"), out=Path(folder) / "s")

@@ -142,10 +142,14 @@ def _warned(
     chosen: RuleRange, said: str, wider: Sequence[tuple[RuleRange, float]], known: Mapping[str, Any]
 ) -> Finding:
     change = {"optimizer": chosen.optimizer, "peak_lr": chosen.selected_lr or chosen.best_lr}
-    more = [f", over a range at least {10**decades:.3g} times as wide" for found, decades in wider if found is chosen]
+    more = [
+        f", which trains over a range at least {10**decades:.3g} times as wide,"
+        for found, decades in wider
+        if found is chosen
+    ]
     return Finding(
         status="warn",
-        summary=f"{chosen.optimizer} at lr {change['peak_lr']:.4g} {said}{''.join(more)}.",
+        summary=f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{''.join(more)} {said}.",
         advice=[f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"],
         **(dict(known) | {"evidence": known["evidence"] | {"change": change}}),
     )
