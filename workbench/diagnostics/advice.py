@@ -57,7 +57,7 @@ ADVICE: dict[str, Advice] = {
         action="Try another optimizer: Adam sometimes copes where momentum does not",
         clause="F2.3",
         gain="another range of learning rates that train, wider or narrower",
-        cost="a learning-rate sweep for each rule, together as lanes, about 10 baseline runs a rule",
+        cost="a learning-rate sweep for each rule, together as lanes, about 15 baseline runs a rule, or less with steps=...",
         study="OptimizersStudy",
     ),
     "architecture": Advice(
