@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
     from workbench.diagnostics.clipping import diagnose_clipping
+    from workbench.diagnostics.comparison import diagnose_comparison
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
     from workbench.plots.clipping import plot_clipping
+    from workbench.plots.comparison import plot_comparison
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     )
     from workbench.studies.architecture import ArchitectureStudy
     from workbench.studies.clipping import ClippingStudy
+    from workbench.studies.comparison import ComparisonStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
@@ -93,6 +96,7 @@ __all__ = [
     "CheckpointError",
     "ClippingStudy",
     "ClusterError",
+    "ComparisonStudy",
     "ConfigError",
     "DataError",
     "DeviceError",
@@ -131,6 +135,7 @@ __all__ = [
     "diagnose",
     "diagnose_architecture",
     "diagnose_clipping",
+    "diagnose_comparison",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
@@ -150,6 +155,7 @@ __all__ = [
     "open",
     "plot_architecture",
     "plot_clipping",
+    "plot_comparison",
     "plot_confirm",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -182,6 +188,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Finding",
     ),
     "diagnostics.clipping": ("diagnose_clipping",),
+    "diagnostics.comparison": ("diagnose_comparison",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
@@ -216,6 +223,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "playbook": ("diagnose",),
     "plots.architecture": ("plot_architecture",),
     "plots.clipping": ("plot_clipping",),
+    "plots.comparison": ("plot_comparison",),
     "plots.grad_norm": (
         "plot_grad_norm",
         "plot_grad_norm_histogram",
@@ -254,6 +262,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "studies.architecture": ("ArchitectureStudy",),
     "studies.clipping": ("ClippingStudy",),
+    "studies.comparison": ("ComparisonStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),

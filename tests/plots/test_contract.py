@@ -33,6 +33,7 @@ DEPTHS = [
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
+    "plot_comparison": lambda r, d, ax: plots.plot_comparison(r, r, r, d, ax=ax),
     "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
     "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workbench.plots.architecture import plot_architecture
 from workbench.plots.clipping import plot_clipping
+from workbench.plots.comparison import plot_comparison
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
@@ -15,6 +16,7 @@ from workbench.plots.warmup import plot_warmup
 __all__ = [
     "plot_architecture",
     "plot_clipping",
+    "plot_comparison",
     "plot_confirm",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
