@@ -41,7 +41,7 @@ def grid(first: float, count: int) -> list[float]:
 def cases() -> dict[str, Case]:
     return {
         "digits_resnet": Case(
-            digits_resnet(), digits_resnet(stride=1), grid(0.025, 9), 1000, "stride of a block 2 -> 1"
+            digits_resnet(), digits_resnet(stride=1), grid(0.1, 7), 400, "stride of a block 2 -> 1"
         ),
     }  # fmt: skip
 

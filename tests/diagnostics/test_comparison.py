@@ -88,6 +88,8 @@ def test_low_lrs_are_held_against_the_spread_from_seed_to_seed(shift, untouched)
 
 def test_the_thresholds_are_arguments():
     shifted = lost(shift=8 * SPREAD)
+    exact = diagnose_comparison(healthy(), shifted, material_frac=0.0, noise_sds=3.0)[LOW]
+    assert exact.threshold == pytest.approx(3 * SPREAD, rel=1e-3)
     assert holds(healthy(), shifted, material_frac=0.1)[0] is True
     assert holds(healthy(), shifted, noise_sds=10.0)[0] is True
     assert holds(healthy(), shifted, low_ratio=20.0)[0] is None
@@ -118,8 +120,13 @@ def test_a_rise_that_comes_back_to_a_worse_level_counts():
 def test_the_baseline_has_to_train_where_the_modification_does_not():
     both = lost()
     assert holds(both, lost(seeds=(3, 4, 5)))[1] is False
-    one_seed_fails = arm({0.16: (falling, jumping, falling), 0.32: (falling, diverging, falling), 0.64: diverging})
-    assert holds(one_seed_fails, lost())[1] is False, "the baseline is a matter of chance there"
+    one_seed_fails = arm({0.16: (falling, jumping, falling), 0.32: diverging, 0.64: diverging})
+    far_worse = arm({0.16: lambda level, total: 10 * jumping(level, total), 0.32: diverging, 0.64: diverging})
+    assert holds(one_seed_fails, far_worse)[1] is False, "the baseline is a matter of chance there"
+
+
+def test_an_island_of_instability_below_does_not_end_the_baseline():
+    assert holds(arm({0.04: jumping, 0.64: diverging}), lost(), low_ratio=2.0)[:2] == [True, True]
 
 
 def test_a_single_step_of_the_grid_is_the_least_and_less_is_chance():
@@ -170,6 +177,20 @@ def test_a_warmup_that_opens_a_part_is_a_cure_up_to_there():
     assert (diagnosis[CURE].evidence["holds"], diagnosis[CURE].threshold) == (True, 0.16)
     assert holds(healthy(), lost(), cured(), up_to_lr=0.64)[2] is False, "0.64 stays unstable"
     assert holds(healthy(), lost(), cured(), up_to_lr=0.1)[2] is None, "nothing was lost up to there"
+
+
+def test_a_warmup_has_to_be_stable_and_better_at_each_lost_lr():
+    still = diagnose_comparison(healthy(), lost(), arm({0.32: jumping, 0.64: diverging}, warmup=WARMUP))[CURE]
+    assert [row["cured"] for row in still.evidence["lrs"]] == [True, False], "bounded now, and no less unstable"
+    slow = {lr: lambda level, total: recovering(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging}
+    no_better = diagnose_comparison(healthy(), arm(slow), arm(slow, warmup=WARMUP))[CURE]
+    assert [row["cured"] for row in no_better.evidence["lrs"]] == [False, False], "stable as before, and as slow"
+
+
+def test_stable_up_to_ends_at_the_first_unstable_lr():
+    island = arm({0.04: jumping, 0.64: diverging}, warmup=WARMUP)
+    finding = diagnose_comparison(healthy(), lost(), island)[CURE]
+    assert (finding.value, finding.evidence["holds"]) == (0.02, False)
 
 
 def test_a_warmup_that_does_not_reach_the_lost_lrs_is_not_measured():
