@@ -13,14 +13,16 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import torch
 
 import workbench as wb
 from workbench.diagnostics.arms import Arms
+from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.digits_resnet import digits_resnet
+from workbench.workloads.source_text import source_text
 
 
 class Case(NamedTuple):
@@ -33,6 +35,9 @@ class Case(NamedTuple):
     change: str
 
 
+SMALL: dict[str, Any] = {"layers": 12, "width": 32, "length": 16, "init_std": 0.08}
+
+
 def grid(first: float, count: int) -> list[float]:
     """Return `count` learning rates from `first` on, each twice the one before."""
     return [first * 2.0**k for k in range(count)]
@@ -42,6 +47,13 @@ def cases() -> dict[str, Case]:
     return {
         "digits_resnet": Case(
             digits_resnet(), digits_resnet(stride=1), grid(0.1, 7), 400, "stride of a block 2 -> 1"
+        ),
+        "deep_residual": Case(
+            deep_residual(norm="pre"), deep_residual(norm="after_add"), grid(0.002, 9), 1000, "x + f(Norm(x)) -> Norm(x + f(x))"
+        ),
+        "source_text": Case(
+            source_text(norm="pre", **SMALL), source_text(norm="after_add", **SMALL),
+            (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.008, 0.016), 500, "x + f(Norm(x)) -> Norm(x + f(x))",
         ),
     }  # fmt: skip
 

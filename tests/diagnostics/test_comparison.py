@@ -101,8 +101,36 @@ def test_one_diverged_seed_at_a_low_lr_touches_it():
 
 
 def test_worse_without_a_rise_is_slowness_and_no_instability():
-    slow = arm({lr: lambda level, total: falling(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging})
-    assert holds(healthy(), slow)[1] is False
+    slow = arm({lr: lambda level, total: falling(level + 0.05, total) for lr in (0.16, 0.32)} | {0.64: diverging})
+    diagnosis = diagnose_comparison(healthy(), slow, min_low_lrs=1)
+    assert diagnosis[HIGH].evidence["holds"] is False
+    assert diagnosis[HIGH].evidence["lrs"] == []
+
+
+def stuck(**more):
+    """From 0.16 on the loss falls to 1.5, where lower lrs end at 0.3, and never rises."""
+    return arm({lr: lambda level, total: falling(1.5, total) for lr in (0.16, 0.32)} | {0.64: diverging}, **more)
+
+
+def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
+    diagnosis = diagnose_comparison(healthy(), stuck(), cured())
+    assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
+    assert [row["sign"] for row in diagnosis[HIGH].evidence["lrs"]] == ["collapse", "collapse"]
+    assert "2 of 2 lrs get stuck" in diagnosis[HIGH].summary
+
+
+def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
+    for warmed in (stuck(warmup=WARMUP), None):
+        diagnosis = diagnose_comparison(healthy(), stuck(), warmed)
+        assert [f.evidence["holds"] for f in diagnosis] == [True, None, None]
+        assert "no warmup" in diagnosis[HIGH].evidence["reason"]
+    assert holds(healthy(), stuck(), stuck(warmup=WARMUP), collapse_frac=0.9)[1] is False
+
+
+def test_a_warmup_that_frees_a_part_of_what_was_stuck_trains_up_to_there():
+    part = arm({0.32: lambda level, total: falling(1.5, total), 0.64: diverging}, warmup=WARMUP)
+    finding = diagnose_comparison(healthy(), stuck(), part)[CURE]
+    assert (finding.value, finding.evidence["holds"]) == (0.16, False)
 
 
 def test_a_rise_that_ends_as_well_as_the_baseline_costs_nothing():

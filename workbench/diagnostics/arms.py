@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class ArmLimits:
     min_low_lrs: int
     min_seeds: int
     min_ratio: float
+    collapse_frac: float
     up_to_lr: float | None
 
 
@@ -61,8 +62,8 @@ class ArmTables:
 
     @property
     def lost(self) -> list[tuple[LRPoint, LRPoint]]:
-        """Those at which the baseline trains under every seed, and the modified one rises and ends worse."""
-        return [(a, b) for a, b in self.shared if not a.lasting and _rises(b) and self.worse(b, a)]
+        """Those at which the baseline trains under every seed, and the modified one ends worse with a sign of instability."""
+        return [(a, b) for a, b in self.shared if not a.lasting and self.worse(b, a) and self.sign(b)]
 
     @property
     def edge(self) -> float | None:
@@ -86,6 +87,26 @@ class ArmTables:
         if not self.baseline.learned:
             return "no lr brought the baseline's loss clearly below that of its initial model"
         return None
+
+    def sign(self, point: LRPoint) -> Literal["rise", "collapse"] | None:
+        """What of the modified runs at an lr looks unstable, and not merely slow.
+
+        A rise: the loss of at least half of the seeds goes up. A collapse: it does not, but the runs end clearly above those of
+        a smaller lr. They got stuck, and the curve alone cannot tell whether instability is why.
+        """
+        if 2 * sum(outcome in RISING for outcome in point.outcomes) >= len(point.outcomes):
+            return "rise"
+        smaller = [p for p in self.modified.points if p.lr < point.lr and not p.unstable]
+        best = min(smaller, key=lambda p: p.loss, default=None)
+        if best is None or not self.worse(point, best):
+            return None
+        return "collapse" if point.loss - best.loss > self.limits.collapse_frac * self.modified.progress else None
+
+    def cured(self, without: LRPoint) -> bool | None:
+        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough."""
+        points = () if self.warmed is None else self.warmed.points
+        tried = [p for p in points if lr_key(p.lr) == lr_key(without.lr) and len(p.seeds) >= self.limits.min_seeds]
+        return not tried[0].unstable and self.worse(without, tried[0]) if tried else None
 
     def margin(self, one: LRPoint, other: LRPoint) -> float:
         """How far two mean losses lie apart by the seeds alone, and at least what is not worth a word."""
@@ -114,8 +135,3 @@ class ArmTables:
 def lr_key(lr: float) -> str:
     """Return a learning rate to ten digits: two that agree to them are one."""
     return f"{lr:.9e}"
-
-
-def _rises(point: LRPoint) -> bool:
-    """At least half of the seeds show a rise of the loss, so that a worse end is no mere slowness."""
-    return 2 * sum(outcome in RISING for outcome in point.outcomes) >= len(point.outcomes)

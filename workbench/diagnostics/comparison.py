@@ -14,7 +14,7 @@ from workbench.diagnostics.advice import advise
 from workbench.diagnostics.arms import ArmLimits, Arms, ArmTables, lr_key
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.judged_runs import judged_runs
-from workbench.diagnostics.lr_points import LRPoint, SweepTable, sweep_table
+from workbench.diagnostics.lr_points import LRPoint, sweep_table
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["CODES", "Arms", "diagnose_comparison"]
@@ -36,6 +36,7 @@ def diagnose_comparison(
     min_low_lrs: int = 2,
     min_seeds: int = 2,
     min_ratio: float = 2.0,
+    collapse_frac: float = 0.1,
     up_to_lr: float | None = None,
     tail_frac: float = 0.1,
 ) -> Diagnosis:
@@ -57,6 +58,8 @@ def diagnose_comparison(
         min_seeds: trials that an lr needs in each arm; a single one does not know its spread.
         min_ratio: the baseline has to train up to this many times the smallest lr that the modification lost: a step
             of the usual grid, less may be chance (rule of thumb).
+        collapse_frac: runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though
+            their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them.
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
         tail_frac: share of the steps that the objective averages (O1).
 
@@ -69,7 +72,7 @@ def diagnose_comparison(
         None if warmed is None else sweep_table(warmed, tail_frac=tail_frac),
         ArmLimits(
             noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
-            min_seeds=min_seeds, min_ratio=min_ratio, up_to_lr=up_to_lr,
+            min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, up_to_lr=up_to_lr,
         ),
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
@@ -125,36 +128,42 @@ def _difference(tables: ArmTables, one: LRPoint, other: LRPoint) -> dict[str, An
 
 
 def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
-    lost, reason = [b for _, b in tables.lost], tables.unreadable
-    first = lost[0].lr if lost else 0.0
+    lost = [b for _, b in tables.lost]
+    shown = [b for b in lost if tables.sign(b) == "rise" or tables.cured(b)]
+    first = (shown or lost)[0].lr if lost else 0.0
     limit = min((a.lr for a, _ in tables.shared if a.unstable and a.lr > first), default=None)
     top = max((a.lr for a, _ in tables.shared), default=0.0)
+    ratio = (limit or top) / first if lost else 0.0
+    far = ratio >= tables.limits.min_ratio * (1 - 1e-9)
     when = _when(modified, lost)
-    evidence = {
-        "arms": tables.rows(), "baseline_unstable_lr": limit, "highest_lr": top, "when": when,
-        "lrs": [{"lr": b.lr, "loss": b.loss, "outcomes": list(b.outcomes), "trials": list(b.trials)} for b in lost],
+    rows = [
+        {"lr": b.lr, "loss": b.loss, "sign": tables.sign(b), "outcomes": list(b.outcomes), "trials": list(b.trials)}
+        for b in lost
+    ]
+    known: dict[str, Any] = {
+        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": tables.limits.min_ratio,
+        "evidence": {"arms": tables.rows(), "baseline_unstable_lr": limit, "highest_lr": top, "when": when, "lrs": rows},
     }  # fmt: skip
-    ratio = (limit or top) / first if lost else None
-    far = ratio is not None and ratio >= tables.limits.min_ratio * (1 - 1e-9)
+    reason = tables.unreadable
     if reason is None and tables.edge is None:
         reason = f"no lr up to {top:.4g} is unstable in either arm; extend the sweep upwards"
     elif reason is None and lost and not far and limit is None:
         reason = f"the modification lost lr {first:.4g}, too near the end of the sweep to tell; extend it upwards"
-    known: dict[str, Any] = {
-        "value": ratio, "unit": "baseline's unstable lr / modified one's", "threshold": tables.limits.min_ratio,
-        "evidence": evidence,
-    }  # fmt: skip
+    elif reason is None and far and not shown:
+        text = f"from lr {first:.4g} the modified runs get stuck without a rise of their loss"
+        reason = f"{text}, and no warmup that trains there has shown that instability is why"
     if reason is not None:
         return _statement(_LOST, None, reason, **known)
-    if not lost:
-        summary = "The modification makes no lr unstable at which the baseline trains."
-    elif not far:
-        summary = f"The modification loses lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart."
-    else:
-        reach = max(a.lr for a, _ in tables.shared if limit is None or a.lr < limit)
+    reach = max(a.lr for a, _ in tables.shared if limit is None or a.lr < limit)
+    summary = "The modification makes no lr unstable at which the baseline trains."
+    if far:
+        stuck = sum(row["sign"] == "collapse" for row in rows)
+        how = f" ({stuck} of {len(lost)} lrs get stuck without a rise of the loss)" if stuck else ""
         summary = (
-            f"From lr {first:.4g} the modification makes training unstable; the baseline trains up to {reach:.4g}."
+            f"From lr {first:.4g} the modification makes training unstable{how}; the baseline trains up to {reach:.4g}."
         )
+    elif lost:
+        summary = f"The modification loses lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart."
     return _statement(_LOST, far, summary, advice=_advice(when) if far else (), **known)
 
 
@@ -170,12 +179,13 @@ def _advice(when: dict[str, int]) -> list[str]:
 
 
 def _warmup_cures(tables: ArmTables, unstable: bool | None, steps: int | None) -> Finding:
-    rows = _cures(tables)
-    stable = None if tables.warmed is None else _stable_up_to(tables.warmed)
-    up_to = tables.limits.up_to_lr or max((row["lr"] for row in rows), default=None)
+    lost = [b for _, b in tables.lost]
+    up_to = tables.limits.up_to_lr or max((b.lr for b in lost), default=None)
+    rows = [_cure(tables, a, b) for a, b in tables.lost if up_to is not None and b.lr <= up_to * (1 + 1e-9)]
+    stable = _trains_up_to(tables)
     known: dict[str, Any] = {
         "value": stable, "unit": "lr", "threshold": up_to,
-        "evidence": {"warmup_steps": steps, "stable_up_to": stable, "up_to_lr": up_to, "lrs": rows},
+        "evidence": {"warmup_steps": steps, "trains_up_to": stable, "up_to_lr": up_to, "lrs": rows},
     }  # fmt: skip
     reason = None
     if tables.warmed is None:
@@ -196,25 +206,19 @@ def _warmup_cures(tables: ArmTables, unstable: bool | None, steps: int | None) -
     return _statement(_CURES, holds, summary, advice=() if holds else advise("early")[1:], **known)
 
 
-def _cures(tables: ArmTables) -> list[dict[str, Any]]:
-    """Return what the warmup does at each lr that the modification lost, up to the one asked for."""
-    warmed = () if tables.warmed is None else tables.warmed.points
-    points = {lr_key(p.lr): p for p in warmed if len(p.seeds) >= tables.limits.min_seeds}
-    rows = []
-    for before, without in tables.lost:
-        if tables.limits.up_to_lr is None or without.lr <= tables.limits.up_to_lr * (1 + 1e-9):
-            point = points.get(lr_key(without.lr))
-            cured = None if point is None else not point.unstable and tables.worse(without, point)
-            row = {"lr": without.lr, "baseline": before.loss, "modified": without.loss, "cured": cured}
-            rows.append(row | {"warmed": None if point is None else point.loss})
-    return rows
+def _cure(tables: ArmTables, before: LRPoint, without: LRPoint) -> dict[str, Any]:
+    points = () if tables.warmed is None else tables.warmed.points
+    loss = next((p.loss for p in points if lr_key(p.lr) == lr_key(without.lr)), None)
+    known = {"lr": without.lr, "baseline": before.loss, "modified": without.loss, "warmed": loss}
+    return known | {"cured": tables.cured(without)}
 
 
-def _stable_up_to(table: SweepTable) -> float | None:
-    """Return the largest lr up to which nothing is unstable."""
-    stable = None
-    for point in table.points:
-        if point.unstable:
+def _trains_up_to(tables: ArmTables) -> float | None:
+    """Return the largest lr up to which, with the warmup, nothing is unstable and nothing lost stays so."""
+    left = {lr_key(b.lr) for _, b in tables.lost if not tables.cured(b)}
+    largest = None
+    for point in () if tables.warmed is None else tables.warmed.points:
+        if point.unstable or lr_key(point.lr) in left:
             break
-        stable = point.lr
-    return stable
+        largest = point.lr
+    return largest
