@@ -26,13 +26,14 @@ from workbench.workloads.source_text import source_text
 
 
 class Case(NamedTuple):
-    """A baseline, its modification, how both are trained, and in words what was changed."""
+    """A baseline, its modification, how both are trained, and in words what was changed; no picture here shows the probe."""
 
     baseline: wb.Workload
     modified: wb.Workload
     lrs: Sequence[float]
     steps: int
     change: str
+    probe_steps: int = 500
 
 
 SMALL: dict[str, Any] = {"layers": 12, "width": 32, "length": 16, "init_std": 0.08}
@@ -52,15 +53,16 @@ def cases() -> dict[str, Case]:
             deep_residual(norm="pre"), deep_residual(norm="after_add"), grid(0.002, 9), 1000, "x + f(Norm(x)) -> Norm(x + f(x))"
         ),
         "source_text": Case(
-            source_text(norm="pre", **SMALL), source_text(norm="after_add", **SMALL),
-            (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.008, 0.016), 500, "x + f(Norm(x)) -> Norm(x + f(x))",
+            source_text(norm="pre", **SMALL), source_text(norm="after_add", **SMALL), grid(0.000375, 6), 400,
+            "x + f(Norm(x)) -> Norm(x + f(x))", probe_steps=20,
         ),
     }  # fmt: skip
 
 
 def compare(case: Case, *, seeds: int, out: Path) -> Arms:
     """Train the three arms of a case."""
-    study = wb.ComparisonStudy(lrs=case.lrs, seeds=seeds, steps=case.steps)
+    signs = wb.InstabilityStudy(fixes=(), probe_steps=case.probe_steps)
+    study = wb.ComparisonStudy(lrs=case.lrs, seeds=seeds, steps=case.steps, instability=signs)
     return study.run(case.baseline, case.modified, wb.Trainer(device="cpu"), out=out)
 
 
@@ -71,8 +73,9 @@ def said(name: str, case: Case, arms: Arms) -> Iterator[str]:
         yield f"  {_shown(finding.evidence['holds']):<12} {finding.code:<24} {finding.summary}"
     edge = wb.diagnose_lr_sweep(arms.modified)["lr.at_edge"]
     yield f"  {_shown(edge.evidence.get('at_edge')):<12} {'7a: best lr at the edge':<24} {edge.summary}"
+    best = arms.modified.facts.get("lr_star", float("nan"))
     for row in wb.diagnose_instability(arms.modified)["stability.mid"].evidence.get("confirm", ()):
-        shown = f"{row['times_lr_star']:.3g} times lr*, lr {row['lr']:.4g}: {row['shape']}, {row['outcome']}"
+        shown = f"{row['lr'] / best:.3g} times the best lr, {row['lr']:.4g}: {row['shape']}, {row['outcome']}"
         at = "" if row["jump_step"] is None else f", after step {row['jump_step']:,}"
         yield f"  {row['shape'] == 'rise after decline'!s:<12} {'7b: decline, then rise':<24} {shown}{at}"
 
@@ -85,7 +88,7 @@ def draw(name: str, case: Case, arms: Arms, file: Path) -> None:
     """Draw figures 4, 7a and 7b side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 4.6), layout="constrained")
+    figure = Figure(figsize=(16, 5.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     sweep, stability = wb.diagnose_lr_sweep(arms.modified), wb.diagnose_instability(arms.modified)
     wb.plot_comparison(*arms, ax=left).set_title(f"4: {name}, {case.change}", loc="left", fontsize=11)

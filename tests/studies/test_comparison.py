@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.arms import Arms
@@ -13,10 +14,13 @@ from workbench.diagnostics.comparison import CODES, diagnose_comparison
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError, WorkloadError
+from workbench.plots import plot_comparison
+from workbench.plots._style import why_not_measured
 from workbench.record import open_record
 from workbench.studies.comparison import ComparisonStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.train.trainer import Trainer
+from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.valley import valley
 
 STEPS, STEEPNESS, GENTLE = 400, 201.0, 2.0
@@ -104,10 +108,6 @@ def test_the_same_call_again_trains_nothing_and_says_the_same(arms: Arms) -> Non
     assert said[0] == said[1]
 
 
-class Seen(Exception):
-    """Stops a study at its first sweep."""
-
-
 def planned(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, **settings: Any) -> list[dict[str, Any]]:
     """What each arm would train: its lrs and its config, without training it."""
     found: list[dict[str, Any]] = []
@@ -156,3 +156,19 @@ def test_a_broken_arm_is_named_by_its_workload(tmp_path: Path) -> None:
     broken = valley(total_steps=STEPS).replace(loss=lambda outputs, batch: outputs.mean())
     with pytest.raises(WorkloadError):
         ComparisonStudy(lrs=LRS, instability=QUICK).run(broken, valley(total_steps=STEPS), out=tmp_path / "study")
+
+
+@pytest.mark.slow
+def test_end_to_end_on_a_real_net_moving_the_norm_behind_the_addition_loses_the_high_lrs(tmp_path: Path) -> None:
+    """F2.7 by way of F1.3: 12 residual blocks; two low lrs, and two at which only the norm within the branch trains."""
+    study = ComparisonStudy(lrs=[0.004, 0.008, 0.064, 0.128], seeds=2, steps=400, warmup_steps=40, instability=QUICK)
+    arms = study.run(deep_residual(norm="pre"), deep_residual(norm="after_add"), Trainer(device="cpu"), out=tmp_path)
+    diagnosis = diagnose_comparison(*arms)
+    high = diagnosis["comparison.high_lr_lost"]
+    assert high.evidence["holds"] is True
+    assert [row["lr"] for row in high.evidence["lrs"]] == [0.064, 0.128]
+    assert diagnosis["comparison.low_lr_same"].evidence["holds"] is True
+    assert diagnosis["comparison.warmup_cures"].evidence["holds"] is not None
+    ax = plot_comparison(*arms, diagnosis, ax=Figure().subplots())
+    ax.get_figure(root=True).savefig(tmp_path / "figure4.png")
+    assert why_not_measured(ax) is None

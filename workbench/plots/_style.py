@@ -171,11 +171,13 @@ def drawable(y: Sequence[float] | Floats) -> Floats:
     return np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
 
 
-def mark_steps(ax: Axes, x: Sequence[float] | Floats, *, label: str, marker: str = "x", color: str = BAD) -> Line2D:
+def mark_steps(
+    ax: Axes, x: Sequence[float] | Floats, *, label: str, marker: str = "x", color: str = BAD, height: float = 0.97
+) -> Line2D:
     """Mark positions along the top edge of `ax` (a rug): what has no place on the y axis still shows."""
     (line,) = ax.plot(
         np.asarray(x, dtype=np.float64),
-        np.full(len(x), 0.97),
+        np.full(len(x), height),
         transform=ax.get_xaxis_transform(),
         linestyle="none",
         marker=marker,
