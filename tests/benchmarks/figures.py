@@ -13,7 +13,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib as mpl
 import torch
@@ -36,9 +36,6 @@ class Case(NamedTuple):
     probe_steps: int = 500
 
 
-SMALL: dict[str, Any] = {"layers": 12, "width": 32, "length": 16, "init_std": 0.08}
-
-
 def grid(first: float, count: int) -> list[float]:
     """Return `count` learning rates from `first` on, each twice the one before."""
     return [first * 2.0**k for k in range(count)]
@@ -53,7 +50,7 @@ def cases() -> dict[str, Case]:
             deep_residual(norm="pre"), deep_residual(norm="after_add"), grid(0.002, 9), 1000, "x + f(Norm(x)) -> Norm(x + f(x))"
         ),
         "source_text": Case(
-            source_text(norm="pre", **SMALL), source_text(norm="after_add", **SMALL), grid(0.000375, 6), 400,
+            source_text(layers=4), source_text(layers=4, norm="after_add"), grid(0.00025, 10), 600,
             "x + f(Norm(x)) -> Norm(x + f(x))", probe_steps=20,
         ),
     }  # fmt: skip

@@ -127,6 +127,22 @@ def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
     assert holds(healthy(), stuck(), stuck(warmup=WARMUP), collapse_frac=0.9)[1] is False
 
 
+def test_a_little_better_is_no_cure():
+    """From 1.5 to 1.4 is more than the seeds differ by, and less than half of the way down to the baseline's 0.25."""
+    little = arm(
+        {lr: lambda level, total: falling(1.4, total) for lr in (0.16, 0.32)} | {0.64: diverging}, warmup=WARMUP
+    )
+    assert holds(healthy(), stuck(), little)[1:] == [None, None]
+    assert holds(healthy(), stuck(), little, cure_frac=0.05)[1:] == [True, True]
+    at_chance = arm(
+        {lr: lambda level, total: falling(2.2, total) for lr in (0.16, 0.32)} | {0.64: diverging}, warmup=WARMUP
+    )
+    finding = diagnose_comparison(healthy(), lost(), at_chance)[CURE]
+    assert [row["cured"] for row in finding.evidence["lrs"]] == [False, False], (
+        "bounded where it diverged, and untrained"
+    )
+
+
 def test_a_warmup_that_frees_a_part_of_what_was_stuck_trains_up_to_there():
     part = arm({0.32: lambda level, total: falling(1.5, total), 0.64: diverging}, warmup=WARMUP)
     finding = diagnose_comparison(healthy(), stuck(), part)[CURE]

@@ -41,6 +41,7 @@ class ArmLimits:
     min_seeds: int
     min_ratio: float
     collapse_frac: float
+    cure_frac: float
     up_to_lr: float | None
 
 
@@ -102,11 +103,18 @@ class ArmTables:
             return None
         return "collapse" if point.loss - best.loss > self.limits.collapse_frac * self.modified.progress else None
 
-    def cured(self, without: LRPoint) -> bool | None:
-        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough."""
+    def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
+        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough.
+
+        It has to close enough of the gap to the baseline; a run that diverged stands at the loss of the initial model.
+        """
         points = () if self.warmed is None else self.warmed.points
         tried = [p for p in points if lr_key(p.lr) == lr_key(without.lr) and len(p.seeds) >= self.limits.min_seeds]
-        return not tried[0].unstable and self.worse(without, tried[0]) if tried else None
+        if not tried:
+            return None
+        lost = min(without.loss, self.baseline.loss_ref) if math.isinf(without.loss) else without.loss
+        enough = lost - tried[0].loss >= self.limits.cure_frac * (lost - before.loss)
+        return not tried[0].unstable and enough and self.worse(without, tried[0])
 
     def margin(self, one: LRPoint, other: LRPoint) -> float:
         """How far two mean losses lie apart by the seeds alone, and at least what is not worth a word."""

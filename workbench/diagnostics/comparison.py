@@ -37,6 +37,7 @@ def diagnose_comparison(
     min_seeds: int = 2,
     min_ratio: float = 2.0,
     collapse_frac: float = 0.1,
+    cure_frac: float = 0.5,
     up_to_lr: float | None = None,
     tail_frac: float = 0.1,
 ) -> Diagnosis:
@@ -60,6 +61,7 @@ def diagnose_comparison(
             of the usual grid, less may be chance (rule of thumb).
         collapse_frac: runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though
             their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them.
+        cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
         tail_frac: share of the steps that the objective averages (O1).
 
@@ -72,7 +74,7 @@ def diagnose_comparison(
         None if warmed is None else sweep_table(warmed, tail_frac=tail_frac),
         ArmLimits(
             noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
-            min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, up_to_lr=up_to_lr,
+            min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
         ),
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
@@ -129,7 +131,7 @@ def _difference(tables: ArmTables, one: LRPoint, other: LRPoint) -> dict[str, An
 
 def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
     lost = [b for _, b in tables.lost]
-    shown = [b for b in lost if tables.sign(b) == "rise" or tables.cured(b)]
+    shown = [b for a, b in tables.lost if tables.sign(b) == "rise" or tables.cured(a, b)]
     first = (shown or lost)[0].lr if lost else 0.0
     limit = min((a.lr for a, _ in tables.shared if a.unstable and a.lr > first), default=None)
     top = max((a.lr for a, _ in tables.shared), default=0.0)
@@ -210,12 +212,12 @@ def _cure(tables: ArmTables, before: LRPoint, without: LRPoint) -> dict[str, Any
     points = () if tables.warmed is None else tables.warmed.points
     loss = next((p.loss for p in points if lr_key(p.lr) == lr_key(without.lr)), None)
     known = {"lr": without.lr, "baseline": before.loss, "modified": without.loss, "warmed": loss}
-    return known | {"cured": tables.cured(without)}
+    return known | {"cured": tables.cured(before, without)}
 
 
 def _trains_up_to(tables: ArmTables) -> float | None:
     """Return the largest lr up to which, with the warmup, nothing is unstable and nothing lost stays so."""
-    left = {lr_key(b.lr) for _, b in tables.lost if not tables.cured(b)}
+    left = {lr_key(b.lr) for a, b in tables.lost if not tables.cured(a, b)}
     largest = None
     for point in () if tables.warmed is None else tables.warmed.points:
         if point.unstable or lr_key(point.lr) in left:
