@@ -63,10 +63,10 @@ def compare(case: Case, *, seeds: int, out: Path) -> Arms:
     return study.run(case.baseline, case.modified, wb.Trainer(device="cpu"), out=out)
 
 
-def said(name: str, case: Case, arms: Arms) -> Iterator[str]:
+def said(name: str, case: Case, arms: Arms, statements: wb.Diagnosis) -> Iterator[str]:
     """Each statement with its boolean, and the sentence that says what it rests on."""
     yield f"{name}: {case.change}; {case.steps:,} steps"
-    for finding in wb.diagnose_comparison(*arms):
+    for finding in statements:
         yield f"  {_shown(finding.evidence['holds']):<12} {finding.code:<24} {finding.summary}"
     edge = wb.diagnose_lr_sweep(arms.modified)["lr.at_edge"]
     yield f"  {_shown(edge.evidence.get('at_edge')):<12} {'7a: best lr at the edge':<24} {edge.summary}"
@@ -81,14 +81,14 @@ def _shown(holds: bool | None) -> str:
     return "not measured" if holds is None else str(holds)
 
 
-def draw(name: str, case: Case, arms: Arms, file: Path) -> None:
+def draw(name: str, case: Case, arms: Arms, statements: wb.Diagnosis, file: Path) -> None:
     """Draw figures 4, 7a and 7b side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 5.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     sweep, stability = wb.diagnose_lr_sweep(arms.modified), wb.diagnose_instability(arms.modified)
-    wb.plot_comparison(*arms, ax=left).set_title(f"4: {name}, {case.change}", loc="left", fontsize=11)
+    wb.plot_comparison(*arms, statements, ax=left).set_title(f"4: {name}, {case.change}", loc="left", fontsize=11)
     wb.plot_lr_sweep(arms.modified, sweep, ax=middle).set_title("7a: the modified sweep", loc="left", fontsize=11)
     wb.plot_confirm(arms.modified, sweep + stability, ax=right).set_title(
         "7b: at 5 and 10 times its best lr", loc="left", fontsize=11
@@ -112,11 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             case = cases()[name]
             case = case._replace(steps=options.steps or case.steps)
             arms = compare(case, seeds=options.seeds, out=(options.out or Path(scratch)) / name)
-            for line in said(name, case, arms):
+            statements = wb.diagnose_comparison(*arms, min_seeds=min(2, options.seeds))
+            for line in said(name, case, arms, statements):
                 print(line, flush=True)
             if options.images is not None:
                 options.images.mkdir(parents=True, exist_ok=True)
-                draw(name, case, arms, options.images / f"figures_{name}.png")
+                draw(name, case, arms, statements, options.images / f"figures_{name}.png")
 
 
 if __name__ == "__main__":
