@@ -57,10 +57,33 @@ def test_seeds_that_disagree_keep_the_baseline() -> None:
     assert proof is not None
     assert proof["arms"][0]["gain"] == pytest.approx(0.1)
     assert not proof["wins"]
-    gains = [0.3, 0.05, -0.05]
-    expected = stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue
+    expected = stats.ttest_1samp(-np.log([0.7, 0.95, 1.05]), 0.0, alternative="greater").pvalue
     assert proof["arms"][0]["chance"] == pytest.approx(expected)
     assert "against the baseline that may be chance" in proof["reason"]
+    assert "seed by seed -30%, -5%, +5%" in proof["reason"]
+
+
+def test_one_seed_that_blew_up_does_not_drown_the_others() -> None:
+    """Better by a third to two thirds under every seed; as a difference the last one alone makes the spread."""
+    made, baseline, candidate = study([0.59, 1.03, 2.30], [0.37, 0.71, 0.91], [0.59, 1.03, 2.30])
+    proof = prove(made, baseline=baseline, candidate=candidate)
+    assert proof is not None
+    gains = proof["arms"][0]["gains"]
+    assert stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue > 0.1
+    assert proof["wins"]
+
+
+def test_the_scale_of_the_loss_changes_nothing_and_below_zero_differences_are_compared() -> None:
+    values = np.array([[1.0, 1.3, 0.8], [0.8, 1.2, 0.75]])
+    chances = []
+    for scale, offset in ((1.0, 0.0), (1e4, 0.0), (1.0, -2.0)):
+        before, after = (scale * values + offset).tolist()
+        made, baseline, candidate = study(before, after, before)
+        proof = prove(made, baseline=baseline, candidate=candidate)
+        assert proof is not None
+        chances.append(proof["arms"][0]["chance"])
+    assert chances[1] == pytest.approx(chances[0])
+    assert chances[2] == pytest.approx(stats.ttest_1samp(values[0] - values[1], 0.0, alternative="greater").pvalue)
 
 
 def test_a_longer_run_must_not_win_by_its_length() -> None:

@@ -347,7 +347,13 @@ def test_the_baseline_is_a_point_of_the_sweep_and_is_not_trained_again(tmp_path:
     workload = quadratic(dimension=4, condition=4.0, total_steps=steps, peak_lr=1.0)
     nothing = InstabilityStudy(probe_steps=1, confirm_multiples=(), fixes=())
     diagnosis = diagnose(
-        workload, tmp_path / "s", trainer=Trainer(device="cpu"), sweep=SHORT, instability=nothing, command="c"
+        workload,
+        tmp_path / "s",
+        trainer=Trainer(device="cpu"),
+        sweep=SHORT,
+        instability=nothing,
+        command="c",
+        proof_seeds=1,
     )
     record = open_record(tmp_path / "s")
     assert isinstance(record, StudyRecord)

@@ -2,6 +2,7 @@
 
 Each seed gives both arms the same initial weights and the same batches, so the difference within a seed is what counts.
 How likely a mean gain of that size is where nothing is gained follows from the spread over the seeds (Student's t, one-sided).
+Losses are compared by their ratio: they differ by factors, and one seed that blew up would drown the others in a difference.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def prove(
         min_seeds: fewer prove nothing.
 
     Returns:
-        select, seeds, arms (each with name, total_steps, values, gains, gain, se, chance), wins and reason; None where fewer than
-        `min_seeds` seeds were trained.
+        select, seeds, arms (each with name, total_steps, values, gains, gain, se, ratios, chance), wins and reason; None where
+        fewer than `min_seeds` seeds were trained. ratios, of a seed's loss to that of the arm, are None for other metrics.
     """
     arms = {"baseline": dict(baseline)}
     if candidate["total_steps"] > baseline["total_steps"]:
@@ -55,10 +56,9 @@ def prove(
         return None
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
     values = [ours[seed] for seed in seeds]
-    rows = [
-        _arm(name, int(arms[name]["total_steps"]), [theirs[name][seed] for seed in seeds], values, sign)
-        for name in arms
-    ]
+    every = {name: [found[seed] for seed in seeds] for name, found in theirs.items()}
+    by_ratio = sign > 0 and min(values + [value for found in every.values() for value in found]) > 0
+    rows = [_arm(name, int(arms[name]["total_steps"]), every[name], values, sign, by_ratio=by_ratio) for name in arms]
     lost = [row for row in rows if not row["chance"] < false_adoption]
     select = str(record.config["select"])
     return {
@@ -72,10 +72,14 @@ def prove(
     }
 
 
-def _arm(name: str, total_steps: int, theirs: list[float], ours: list[float], sign: float) -> dict[str, Any]:
+def _arm(
+    name: str, total_steps: int, theirs: list[float], ours: list[float], sign: float, *, by_ratio: bool
+) -> dict[str, Any]:
     gains = [sign * (their - our) for their, our in zip(theirs, ours, strict=True)]
-    gain, se = float(np.mean(gains)), float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
-    alike = float(gain <= 0)  # seeds that all gain the same leave nothing to chance
+    gain, se = _mean_and_se(gains)
+    ratios = [our / their for their, our in zip(theirs, ours, strict=True)] if by_ratio else None
+    tested, tested_se = _mean_and_se([-math.log(ratio) for ratio in ratios]) if ratios else (gain, se)
+    alike = float(tested <= 0)  # seeds that all gain the same leave nothing to chance
     return {
         "name": name,
         "total_steps": total_steps,
@@ -83,18 +87,26 @@ def _arm(name: str, total_steps: int, theirs: list[float], ours: list[float], si
         "gains": gains,
         "gain": gain,
         "se": se,
-        "chance": float(stats.t.sf(gain / se, df=len(gains) - 1)) if se > 0 else alike,
+        "ratios": ratios,
+        "chance": float(stats.t.sf(tested / tested_se, df=len(gains) - 1)) if tested_se > 0 else alike,
     }
+
+
+def _mean_and_se(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def _difference(row: dict[str, Any]) -> str:
+    """Return how far the candidate lies from an arm: seed by seed as shares of its loss, or as a mean with its error."""
+    if row["ratios"] is None:
+        return f"{'better' if row['gain'] >= 0 else 'worse'} by {abs(row['gain']):.2g} +- {row['se']:.2g}"
+    return f"seed by seed {', '.join(f'{ratio - 1:+.0%}' for ratio in row['ratios'])}"
 
 
 def _reason(
     select: str, values: list[float], rows: list[dict[str, Any]], lost: list[dict[str, Any]], false_adoption: float
 ) -> str:
-    said = "; ".join(
-        f"{row['name']} {np.mean(row['values']):.4g}: {'better' if row['gain'] >= 0 else 'worse'} by "
-        f"{abs(row['gain']):.2g} +- {row['se']:.2g}"
-        for row in rows
-    )
+    said = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
     head = f"{select} of the selected checkpoints, mean over {len(values)} seeds: {np.mean(values):.4g} against {said}."
     chance = max(row["chance"] for row in rows)
     if not lost:
