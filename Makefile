@@ -44,9 +44,9 @@ diagnose: $(STAMP)
 lab: $(STAMP)
 	$(BIN)/workbench lab
 
-# On copies in an empty folder: a study that is there already would be read instead of trained again.
+# One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \

@@ -40,8 +40,11 @@ __all__ = ["diagnose", "diagnose_record"]
 _AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
 _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
-_BAD_START = ("init.loss", "lr.probabilistic", "stability.early", "stability.early_recovers")
-"""Codes that speak of the first steps: the model begins confidently wrong, or some seeds do not survive them."""
+_BAD_START = ("init.loss", "lr.probabilistic", "stability.early")
+"""Codes that speak of the first steps: the model begins confidently wrong, or some seeds do not survive them.
+
+A rise that comes back by itself is none of them: what it costs is a few steps.
+"""
 _FEWEST_STEPS_TO_WARM_UP = 10
 
 

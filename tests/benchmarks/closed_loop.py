@@ -31,10 +31,16 @@ def post_norm() -> Workload:
     return workload.replace(config=workload.config.replace(peak_lr=4e-3))
 
 
+def resnet_stride1() -> Workload:
+    """`digits_resnet` after the stride change, at a learning rate that is good before it."""
+    workload = wb.load_workload("digits_resnet_stride1")
+    return workload.replace(config=workload.config.replace(peak_lr=0.8))
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "wide_init": lambda: digits_mlp(init_scale=10.0),
     "post_norm": post_norm,
-    "resnet_stride1": lambda: wb.load_workload("digits_resnet_stride1"),
+    "resnet_stride1": resnet_stride1,
 }
 
 

@@ -267,7 +267,8 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
     disputed = [p for p in repeated if p.disputed]
     evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
     if not disputed:
-        summary = f"The seeds agree at all {len(repeated)} lrs that were run more than once."
+        where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
+        summary = f"The seeds agree at {where} run more than once."
         return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
