@@ -52,6 +52,17 @@ def test_the_proposed_threshold_and_the_reference_are_drawn() -> None:
     assert drawn(ax, "lr 0.1 without clipping")[1] == pytest.approx([FALLING[-20:].mean()] * 2)
 
 
+def test_a_run_without_clipping_that_learned_nothing_never_trained() -> None:
+    flat = np.full(FALLING.size, FALLING[0])
+    made = record([plain(), plain(FALLING / 2, lr=0.2), plain(flat, lr=0.4), clipped(30, lr=0.4)])
+    (label,) = [
+        str(line.get_label())
+        for line in plot_clipping(made, ax=blank()).lines
+        if "0.4 without" in str(line.get_label())
+    ]
+    assert label == "lr 0.4 without clipping: never trained"
+
+
 def test_a_stable_run_without_clipping_is_a_line() -> None:
     made = record([plain(), plain(FALLING / 3, lr=0.4), clipped(30, lr=0.4)])
     assert drawn(plot_clipping(made, ax=blank()), "lr 0.4 without clipping")[1] == pytest.approx(

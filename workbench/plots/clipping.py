@@ -123,7 +123,8 @@ def _draw_without(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     if stable and np.isfinite(stable).all():
         ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label=label)
     else:
-        ax.plot([], [], "X", color=BAD, label=f"{label}: {row['twin_outcome']}")
+        outcome = "never trained" if row["twin_outcome"] == "none" else row["twin_outcome"]  # lasting without a rise
+        ax.plot([], [], "X", color=BAD, label=f"{label}: {outcome}")
 
 
 def _draw_proposed(ax: Axes, diagnosis: Diagnosis | None) -> None:
