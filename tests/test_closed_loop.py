@@ -33,7 +33,7 @@ def test_what_is_recommended_beats_the_baseline_over_seeds_and_at_its_length(cur
     assert recommendation["config"]["peak_lr"] > cured["lr.unstable"].value
     names = [arm["name"] for arm in recommendation["proof"]["arms"]]
     assert names == ["baseline", "baseline of the same length"]
-    assert recommendation["proof"]["seeds"] == [0, 1, 2]
+    assert recommendation["proof"]["seeds"] == [1, 2, 3]
 
 
 def test_the_pasted_config_gives_what_was_claimed(cured: Diagnosis, tmp_path: Path) -> None:
@@ -44,8 +44,9 @@ def test_the_pasted_config_gives_what_was_claimed(cured: Diagnosis, tmp_path: Pa
     assert cured.path is not None
     record = open_record(cured.path)
     assert isinstance(record, StudyRecord)
-    claimed = record.trial(recommendation["recommended"]["trials"][0]).best()
+    claimed = record.trial(recommendation["chosen"]["trial"]).best()
     assert again.best().value == pytest.approx(claimed.value, rel=1e-6)
+    assert claimed.value == pytest.approx(recommendation["chosen"]["validation/loss"])
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_what_is_adopted_was_proved_over_seeds(written: dict[str, Any], record: 
     proof = recommendation.get("proof")
     assert (proof is not None) >= recommendation["adopted"], "nothing is adopted without a proof"
     if proof is not None:
-        assert proof["seeds"] == [0, 1, 2]
+        assert proof["seeds"] == [1, 2, 3]
         assert proof["wins"] is recommendation["adopted"]
         assert {"proof"} <= set(record.trials["stage"])
 
@@ -140,7 +140,7 @@ def test_the_stages_are_those_of_the_playbook(record: StudyRecord) -> None:
     assert {"baseline", "lr_sweep", "lr_unstable", "probe", "confirm"} <= set(trials["stage"])
     assert set(trials["state"]) <= {"complete", "diverged"}
     baseline = trials[trials["stage"] == "baseline"]
-    assert baseline["seed"].tolist() == [0, 1, 2]
+    assert baseline["seed"].tolist() == [0, 1, 2, 3]
     assert baseline["peak_lr"].nunique() == 1
     key = [c for c in trials.columns if c in wb.load_workload("digits_mlp").config.to_dict()]
     assert not trials[key].astype(str).duplicated().any(), "no config is trained twice"

@@ -45,7 +45,8 @@ _BAD_START = ("init.loss", "lr.probabilistic", "stability.early")
 
 A rise that comes back by itself is none of them: what it costs is a few steps.
 """
-_FEWEST_STEPS_TO_WARM_UP = 10
+_MID = ("stability.mid", "stability.spike")
+_FEWEST_STEPS_TO_WARM_UP = 10  # a tenth of fewer is no step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,9 @@ def _cure(session: Session) -> None:
     if starts_badly and session.config.total_steps >= _FEWEST_STEPS_TO_WARM_UP:
         warmed = prepend_warmup(session.config, round(_WARMUP.cap_frac * session.config.total_steps))
         run_round(session, [Asked("fix", warmed)])
-    if starts_badly or _any_wrong(found, ("stability.mid", "stability.spike")):
+    if session.config.max_grad_norm is not None:  # does it cure, or hide that the lr is too high (F4.10, F4.11)?
+        replace(_CLIPPING, peak_lr=session.config.peak_lr).extend(session)
+    elif found["lr.unstable"].value is not None and (starts_badly or _any_wrong(found, _MID)):
         _CLIPPING.extend(session)
 
 
@@ -104,7 +107,7 @@ def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
 def _candidate(session: Session) -> TrainConfig | None:
     """Return the config that looks better than the baseline by more than its noise, if there is one."""
     found = screen(session.record, diagnose_lr_sweep(session.record))
-    if not found["adopted"]:
+    if not found["promising"]:
         return None
     changed = config_of(session.record, found["recommended"]["trials"][0])
     return session.config.replace(**{name: changed[name] for name in CHANGEABLE})
@@ -148,8 +151,8 @@ def diagnose(
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
         instability: how to look for instability; None is `InstabilityStudy` at the price of a few baseline runs: one
             confirmation run where it answers, and warmup as the one fix.
-        proof_seeds: trials of the baseline and of a candidate that looks better, seed by seed, before it is recommended; with
-            1 a single pair of runs decides.
+        proof_seeds: trials of the baseline and of a candidate that looks better, under seeds that had no part in choosing it,
+            before it is recommended; with 1 the pair of runs that chose it decides.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 

@@ -55,6 +55,21 @@ def test_a_smooth_gain_is_adopted_and_a_loss_is_not() -> None:
     assert "worse by 0.1" in worse["reason"]
 
 
+def test_the_luckiest_evaluation_is_not_the_best_candidate() -> None:
+    """One that swings wildly touches 0.05 once; a steady one at 0.1 is chosen, and adopted."""
+    baseline = [1.0] * 10
+    wild = [2.2, 0.7, 0.05, 0.7, 0.9, 2.0, 0.6, 1.8, 0.7, 0.9]
+    steady = [0.1 + 0.001 * (k % 2) for k in range(10)]
+    result = compared(record({(0.1, 0): baseline, (0.2, 0): wild, (0.4, 0): steady}))
+    assert (result["candidate"], result["adopted"]) == ("lr 0.4", True)
+
+
+def test_a_noise_that_nobody_saw_adopts_nothing_but_is_worth_a_proof() -> None:
+    result = compared(record({(0.1, 0): [1.0, 0.5, 0.4], (0.2, 0): [1.0, 0.4, 0.3]}))
+    assert (result["promising"], result["adopted"]) == (True, False)
+    assert "too few evaluations" in result["reason"]
+
+
 def test_a_gain_within_the_noise_is_not_adopted() -> None:
     rng = np.random.default_rng(0)
     noisy = [(1 + 0.2 * rng.standard_normal(40)).tolist() for _ in range(2)]

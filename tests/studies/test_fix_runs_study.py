@@ -110,9 +110,9 @@ def test_a_warmup_that_helps_is_found_harmful_and_adopted(tmp_path: Path) -> Non
     recommendation = diagnosis.recommendation
     assert recommendation is not None
     assert recommendation["adopted"] is True
-    assert recommendation["recommended"]["trials"][0] == fix["trial"]
+    assert recommendation["chosen"]["trial"] == fix["trial"]
     assert recommendation["recommended"]["seeds"] == 3
-    assert recommendation["proof"]["seeds"] == [0, 1, 2]
+    assert recommendation["proof"]["seeds"] == [1, 2, 3]
     assert recommendation["config"]["peak_lr"] == fix["peak_lr"]
     assert recommendation["config"]["warmup_steps"] == STEPS // 10
     assert recommendation["config"]["total_steps"] == STEPS + STEPS // 10

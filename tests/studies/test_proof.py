@@ -36,11 +36,22 @@ BASE = small_workload().config
 
 def test_both_arms_see_the_same_seeds_and_what_is_there_is_taken(tmp_path: Path) -> None:
     trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=[BASE]).trials
-    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 5
+    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 6
     arms = trials.groupby("peak_lr")
-    assert {lr: sorted(rows["shared_seed"]) for lr, rows in arms} == {0.05: [0, 1, 2], 0.1: [0, 1, 2]}
-    assert {lr: sorted(rows["per_host_seed"]) for lr, rows in arms} == {0.05: [0, 1, 2], 0.1: [0, 1, 2]}
-    assert trials["lanes"].max() >= 5
+    for name in ("shared_seed", "per_host_seed"):
+        seeds = {lr: sorted(rows[name]) for lr, rows in arms}
+        assert seeds == {0.05: [0, 1, 2, 3], 0.1: [1, 2, 3]}, "the seed that chose the candidate proves nothing"
+    assert trials["lanes"].max() >= 6
+
+
+def test_the_baselines_are_those_of_the_proof(tmp_path: Path) -> None:
+    """Trained beside a sweep, they are not trained again."""
+    study = Proof(seeds=3)
+    asked = [one.config for one in study.baselines(BASE)]
+    assert [config.shared_seed for config in asked] == [1, 2, 3]
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=asked).trials
+    assert trials["stage"].tolist() == ["baseline"] * 3 + ["proof"] * 3
+    assert Proof(seeds=1).baselines(BASE) == []
 
 
 def test_a_longer_candidate_adds_the_baseline_at_its_length(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ def prove(
 ) -> dict[str, Any] | None:
     """Compare a candidate with the baseline over the seeds that both were trained with.
 
+    The baseline's own seed is left out: the candidate was chosen under it, and luck that was chosen is no evidence.
+
     A candidate that trains longer than the baseline has to win against a baseline of its own length as well, which must
     not lose by its length alone; where that was not trained, nothing is proved.
 
@@ -40,7 +42,7 @@ def prove(
         candidate: config fields of the candidate.
         false_adoption: a candidate wins where its mean gain would come by chance less often than this (rule of thumb: what
             is adopted by mistake is about as good as the baseline).
-        min_seeds: fewer prove nothing.
+        min_seeds: fewer prove nothing (the fewest that have a spread).
 
     Returns:
         select, seeds, arms (each with name, total_steps, values, gains, gain, se, ratios, chance), wins and reason; None where
@@ -51,7 +53,7 @@ def prove(
         arms["baseline of the same length"] = dict(baseline) | {"total_steps": candidate["total_steps"]}
     ours = selected_by_seed(record, trials_with(record, candidate))
     theirs = {name: selected_by_seed(record, trials_with(record, fields)) for name, fields in arms.items()}
-    seeds = sorted(set(ours).intersection(*theirs.values()))
+    seeds = sorted(set(ours).intersection(*theirs.values()) - {int(record.config["shared_seed"])})
     if len(seeds) < min_seeds:
         return None
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
@@ -107,7 +109,7 @@ def _reason(
     select: str, values: list[float], rows: list[dict[str, Any]], lost: list[dict[str, Any]], false_adoption: float
 ) -> str:
     said = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
-    head = f"{select} of the selected checkpoints, mean over {len(values)} seeds: {np.mean(values):.4g} against {said}."
+    head = f"{select} of the selected checkpoints, mean over {len(values)} fresh seeds: {np.mean(values):.4g} against {said}."
     chance = max(row["chance"] for row in rows)
     if not lost:
         return f"{head} Adopted: by chance alone such a gain comes in {chance:.1%} of cases."

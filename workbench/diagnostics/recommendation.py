@@ -8,6 +8,8 @@ from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.clip_ladder import masks
+from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.proof import prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
@@ -51,10 +53,10 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return config, changed, paste, baseline, recommended, candidate, adopted, reason and proof.
+    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason and proof.
 
     The best candidate of `screen` is adopted where it wins over seeds (`prove`); where it was trained with a single seed, where
-    it is better by more than its noise. The config has the length of the workload's own; a study of shorter trials says so,
+    it is better by more than its noise. What training with it gives, under the seed that chose it, is `chosen`. The config has the length of the workload's own; a study of shorter trials says so,
     because short runs prefer larger learning rates.
 
     Args:
@@ -66,7 +68,9 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
     if comparison["candidate"] is not None:
-        candidate = config_of(record, comparison["recommended"]["trials"][0])
+        chosen = comparison["recommended"]
+        candidate = config_of(record, chosen["trials"][0])
+        comparison["chosen"] = {"trial": chosen["trials"][0], str(fields["select"]): chosen[str(fields["select"])]}
         comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate)
         if proof is not None:
             comparison |= {
@@ -77,6 +81,10 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
             }
         if comparison["adopted"]:
             changes = _changes(candidate, fields, own)
+    elif comparison["baseline"] and diagnosis["lr.best"].value is None:
+        comparison["reason"] = (
+            "Not adopted: no learning rate that was tried learned anything, so there is nothing to recommend."
+        )
     if fields["total_steps"] < own["total_steps"]:
         comparison["reason"] += (
             f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
@@ -108,11 +116,27 @@ def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     lr = diagnosis["lr.best"].value
     if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
+    own = plain_cell(fields["max_grad_norm"])
+    disguised = _disguised(record, diagnosis)
     for run in judged_runs(record, REMEDIES):
         config = config_of(record, run["trial"])
+        if run["trial"] in disguised and not equal(run["max_grad_norm"], own):
+            continue
         if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
             candidates[_named(run)] = trained(config)
     return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
+
+
+def _disguised(record: RecordLike, diagnosis: Diagnosis, *, aggressive_frac: float = 0.5) -> set[int]:
+    """Return the clipped runs that hide an lr which is too high, or are a smaller one in disguise (F4.11, F4.12)."""
+    if "grad_norm" not in record.steps:
+        return set()
+    edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
+    return {
+        row["trial"]
+        for row in clipped_runs(record)
+        if masks(row, edge) or (row["clip_frac"] is not None and row["clip_frac"] >= aggressive_frac)
+    }
 
 
 def tried_remedies(record: RecordLike) -> set[str]:

@@ -14,6 +14,10 @@ from workbench.diagnostics.trials import RecordLike
 __all__ = ["compare_selected", "selected", "selected_by_seed"]
 
 
+FEWEST_TO_SEE_NOISE = 4
+"""Evaluations; fewer have less than two second differences."""
+
+
 def compare_selected(
     record: RecordLike, *, baseline: Sequence[int], candidates: Mapping[str, Sequence[int]], noise_sds: float = 2.0
 ) -> dict[str, Any]:
@@ -21,7 +25,8 @@ def compare_selected(
 
     The noise is that of the candidate's metric from evaluation to evaluation, free of its trend; with several seeds also
     their spread. The baseline's own noise raises no bar: its selected checkpoint is its best moment already, and an
-    unstable baseline would protect itself. A candidate is adopted only where it is better by more than that.
+    unstable baseline would protect itself. The best candidate is the one whose metric is best with its noise counted
+    against it, not the one with the luckiest evaluation; it is adopted only where it is better by more than its noise.
 
     Args:
         record: a study.
@@ -31,7 +36,7 @@ def compare_selected(
 
     Returns:
         baseline and recommended results (best_step, the selected metric, noise, seeds, trials), candidate (its name or
-        None), gain, noise, adopted, reason.
+        None), gain, noise, promising (better by more than the noise as far as that is known), adopted, reason.
     """
     select = str(record.config["select"])
     sign = _sign(record)
@@ -47,15 +52,18 @@ def compare_selected(
             "baseline": ours,
             "recommended": ours,
             "candidate": None,
+            "promising": False,
             "adopted": False,
             "reason": f"Not adopted: {reason}.",
         }
-    name = min(found, key=lambda n: sign * found[n][select])
+    name = min(found, key=lambda n: sign * found[n][select] + noise_sds * found[n]["noise"])
     theirs = found[name]
     gain = sign * (ours[select] - theirs[select])
     noise = noise_sds * theirs["noise"]
-    adopted = bool(gain > noise)
+    adopted = bool(gain > noise) and theirs["noise_known"]
     end = "Adopted." if adopted else "Not adopted: not better by more than the noise."
+    if gain > noise and not adopted:
+        end = "Not adopted: a single run with too few evaluations does not show its noise."
     reason = (
         f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
         f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}. {end}"
@@ -66,6 +74,7 @@ def compare_selected(
         "candidate": name,
         "gain": gain,
         "noise": noise,
+        "promising": bool(gain > noise),
         "adopted": adopted,
         "reason": reason,
     }
@@ -106,7 +115,9 @@ def _selectable(record: RecordLike, number: int) -> tuple[NDArray[np.float64], N
 
 
 def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return best_step, the selected metric, noise, seeds and trials of a config; empty if no trial has a finite value.
+    """Return best_step, the selected metric, noise (and whether it is known), seeds and trials of a config.
+
+    Empty if no trial has a finite value.
 
     Args:
         record: a study.
@@ -115,12 +126,14 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
     select, sign = str(record.config["select"]), _sign(record)
     best: list[tuple[float, int]] = []
     noise: list[float] = []
+    counts: list[int] = []
     for number in numbers:
         values, steps = _selectable(record, number)
         if values.size:
             at = int(np.argmin(sign * values))
             best.append((float(values[at]), int(steps[at])))
             noise.append(_wobble(values))
+            counts.append(values.size)
     if not best:
         return {}
     spread = float(np.std([v for v, _ in best], ddof=1)) if len(best) > 1 else 0.0
@@ -128,6 +141,7 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
         "best_step": best[0][1],
         select: float(np.mean([v for v, _ in best])),
         "noise": max(float(np.mean(noise)), spread),
+        "noise_known": all(count >= FEWEST_TO_SEE_NOISE for count in counts) or len(best) > 1,
         "seeds": len(best),
         "trials": [int(n) for n in numbers],
     }
@@ -135,6 +149,6 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
 
 def _wobble(values: NDArray[np.float64]) -> float:
     """Return a metric's standard deviation from evaluation to evaluation: MAD of its second differences."""
-    if values.size < 4:
+    if values.size < FEWEST_TO_SEE_NOISE:
         return 0.0
     return float(1.4826 * np.median(np.abs(np.diff(values, n=2))) / math.sqrt(6.0))

@@ -42,6 +42,7 @@ OTHER_STAGES = frozenset(
         "warmup",
         "warmup_full",
         "clipping",
+        "clipping_control",
         "proof",
         "optimizers",
         "optimizers_range",

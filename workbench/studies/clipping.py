@@ -25,7 +25,7 @@ from workbench.studies.session import Session
 
 __all__ = ["ClippingStudy"]
 
-STAGE = "clipping"
+STAGE, CONTROL = "clipping", "clipping_control"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class ClippingStudy(Study):
             themselves have percentiles that do, too.
         at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
         seeds: trials per threshold; the same seeds, and so the same batches, at each.
-        multiple: see `peak_lr`.
-        lower: an unstable reference is tried again at the lr divided by this.
-        tries: reference lrs tried, at most.
+        multiple: see `peak_lr` (rule of thumb).
+        lower: an unstable reference is tried again at the lr divided by this (rule of thumb).
+        tries: reference lrs tried, at most (rule of thumb).
         steps: length of a trial; None is the baseline's.
     """
 
@@ -88,7 +88,8 @@ class ClippingStudy(Study):
         """Run the study's trials inside a study that is already open."""
         lr, edge = self._target(session)
         session.facts(clipping_lr=lr)
-        controls = self._seeded(session, "lr_sweep", session.config.replace(peak_lr=lr, max_grad_norm=None))
+        stage = "lr_sweep" if edge is None else CONTROL  # a sweep that has found its edge keeps it
+        controls = self._seeded(session, stage, session.config.replace(peak_lr=lr, max_grad_norm=None))
         own = [Asked("baseline", session.config)] if session.config.max_grad_norm is not None else []
         reference = self._reference(session, edge, [*controls, *own])
         if reference is None:

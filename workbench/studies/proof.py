@@ -15,10 +15,11 @@ __all__ = ["Proof"]
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Trains baseline and candidate with the same seeds; what was trained before is not trained again.
+    """Trains baseline and candidate with the same fresh seeds; what was trained before is not trained again.
 
     Attributes:
-        seeds: for each arm. A candidate that lengthens the run is held against a third arm, the baseline at its length.
+        seeds: for each arm, behind the baseline's own, under which the candidate was chosen. A candidate that lengthens the
+            run is held against a third arm, the baseline at its length.
     """
 
     seeds: int = 3
@@ -29,12 +30,15 @@ class Proof:
             raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
 
     def baselines(self, config: TrainConfig) -> list[Asked]:
-        """Return the baseline under each seed: whether they agree says how much a single run can tell.
+        """Return the baseline under each fresh seed: whether they agree says how much a single run can tell.
 
         Args:
             config: the baseline.
         """
-        return [Asked("baseline", each) for each in seeded(config, config.peak_lr, self.seeds)]
+        return [Asked("baseline", each) for each in self._fresh(config)]
+
+    def _fresh(self, config: TrainConfig) -> list[TrainConfig]:
+        return seeded(config, config.peak_lr, self.seeds + 1)[1:] if self.seeds > 1 else []
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open.
@@ -50,5 +54,5 @@ class Proof:
             arms.append(session.config.replace(total_steps=candidate.total_steps))
         run_round(
             session,
-            [Asked("proof", config) for arm in arms for config in seeded(arm, arm.peak_lr, self.seeds)],
+            [Asked("proof", config) for arm in arms for config in self._fresh(arm)],
         )

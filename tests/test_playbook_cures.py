@@ -1,0 +1,101 @@
+"""Which sign makes `diagnose` try which cure (F2.10), and what it says of a schedule of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench import playbook
+from workbench.config import TrainConfig
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.studies.clipping import ClippingStudy
+from workbench.studies.instability import InstabilityStudy
+from workbench.studies.lr_sweep import LRSweep
+from workbench.studies.warmup import WarmupStudy
+
+QUIET = ("stability.early", "stability.early_recovers", "stability.mid", "stability.spike", "lr.probabilistic")
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=1000, batch_size=8)
+
+
+def tried(
+    monkeypatch: pytest.MonkeyPatch, *, wrong: str = "", status: str = "warn", harmful: bool | None = None,
+    unstable: float | None = 1.0, config: TrainConfig = CONFIG,
+) -> list[Any]:  # fmt: skip
+    """Plant the findings of a walk, and return what its cures ask for."""
+    calls: list[Any] = []
+    codes = dict.fromkeys((*QUIET, "init.loss"), "ok") | ({wrong: status} if wrong else {})
+    findings = tuple(Finding(code=code, status=s, summary="planted") for code, s in codes.items())  # type: ignore[arg-type]
+    findings += (
+        Finding(code="lr.at_edge", status="warn", summary="planted", evidence={"harmful": harmful}),
+        Finding(code="lr.unstable", status="ok", summary="planted", value=unstable),
+    )
+    nothing = Diagnosis(findings=())
+    monkeypatch.setattr(playbook, "diagnose_lr_sweep", lambda record: Diagnosis(findings=findings))
+    monkeypatch.setattr(playbook, "diagnose_instability", lambda record: nothing)
+    monkeypatch.setattr(playbook, "diagnose_preflight", lambda record: nothing)
+    monkeypatch.setattr(playbook, "run_round", lambda session, asked: calls.extend(("fix", a.config) for a in asked))
+    monkeypatch.setattr(WarmupStudy, "extend", lambda self, session: calls.append("warmup"))
+    monkeypatch.setattr(ClippingStudy, "extend", lambda self, session: calls.append(("clipping", self.peak_lr)))
+    playbook._cure(SimpleNamespace(record=None, config=config))  # type: ignore[arg-type]
+    return calls
+
+
+WARMED = ("fix", CONFIG.replace(warmup_steps=100, total_steps=1100))
+
+
+@pytest.mark.parametrize("status", ["warn", "fail"])
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("stability.early", [WARMED, ("clipping", None)]),
+        ("init.loss", [WARMED, ("clipping", None)]),
+        ("lr.probabilistic", [WARMED, ("clipping", None)]),
+        ("stability.mid", [("clipping", None)]),
+        ("stability.spike", [("clipping", None)]),
+        ("stability.early_recovers", []),
+        ("", []),
+    ],
+)
+def test_a_sign_and_its_cures(monkeypatch: pytest.MonkeyPatch, wrong: str, status: str, expected: list[Any]) -> None:
+    assert tried(monkeypatch, wrong=wrong, status=status) == expected
+
+
+@pytest.mark.parametrize(("harmful", "expected"), [(True, ["warmup"]), (False, []), (None, [])])
+def test_the_warmup_study_is_for_an_edge_that_costs_something(
+    monkeypatch: pytest.MonkeyPatch, harmful: bool | None, expected: list[Any]
+) -> None:
+    assert tried(monkeypatch, harmful=harmful) == expected
+
+
+def test_without_an_edge_there_is_no_lr_to_clip_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tried(monkeypatch, wrong="stability.mid", unstable=None) == []
+
+
+def test_a_baseline_that_clips_is_held_against_itself_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its own lr, whatever the signs: clipping may be what hides them (F4.11)."""
+    assert tried(monkeypatch, config=CONFIG.replace(max_grad_norm=1.0)) == [("clipping", 0.1)]
+
+
+def test_a_run_too_short_for_a_warmup_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = CONFIG.replace(total_steps=9)
+    assert tried(monkeypatch, wrong="init.loss", config=short) == [("clipping", None)]
+
+
+def restarting(progress: float) -> float:
+    return 1.0 - (4 * progress) % 1.0
+
+
+def test_the_restarts_of_a_schedule_of_ones_own_are_planned(tmp_path: Path) -> None:
+    workload = small_workload()
+    workload = workload.replace(config=workload.config.replace(schedule=restarting))
+    diagnosis = wb.diagnose(
+        workload, out=tmp_path / "s", device="cpu", sweep=LRSweep(lrs=(0.01, 0.1)), proof_seeds=1, command="c",
+        instability=InstabilityStudy(probe_steps=20, fixes=()),
+    )  # fmt: skip
+    finding = diagnosis["schedule.restarts"]
+    assert (finding.status, len(finding.evidence["restarts"])) == ("ok", 3)
