@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.clipping import diagnose_clipping
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError, StudyInterrupted
 from workbench.record import StudyRecord, open_record
 from workbench.schedules import prepend_warmup
@@ -202,6 +204,11 @@ def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     clipped = record.trials[record.trials["stage"] == "clipping"]
     assert clipped["peak_lr"].unique() == pytest.approx([1.5 * math.sqrt(1.9 * 2.1)])
     assert record.facts["clipping_reference_lr"] == 0.25
+    (control,) = record.trials["stage"][(record.trials["peak_lr"] > 2.5) & record.trials["max_grad_norm"].isna()]
+    assert control == "clipping_control"
+    edge = diagnose_lr_sweep(record)["lr.unstable"].evidence
+    assert (edge["lower"], edge["upper"]) == pytest.approx((1.9, 2.1)), "the control leaves the sweep as it was"
+    assert all(row["twin"] is not None for row in clipped_runs(record)), "and is found all the same"
     assert diagnose_clipping(record)["clipping.cures"].status == "warn", "the edge of a quadratic is everywhere"
 
 
