@@ -18,9 +18,17 @@ T = np.arange(TOTAL)
 COSINE = 0.5 * (1 + np.cos(np.pi * T / TOTAL))
 
 
-def diagnose(lr: np.ndarray, *, total: int = TOTAL, **arguments: object) -> Diagnosis:
-    one = trial(np.full(len(lr), 1.0), 0.3, stage="baseline", columns={"lr": lr}, total_steps=total)
-    return diagnose_schedule(record([one]), **arguments)  # type: ignore[arg-type]
+def diagnose(lr: np.ndarray, *, total: int = TOTAL, every: int = 1, **arguments: object) -> Diagnosis:
+    """Diagnose the lr of all steps, of which each `every`-th one was recorded."""
+    kept = lr[::every]
+    one = trial(np.full(len(kept), 1.0), 0.3, stage="baseline", columns={"lr": kept}, total_steps=total)
+    made = record([one])
+    made.steps["step"] *= every
+    return diagnose_schedule(made, **arguments)  # type: ignore[arg-type]
+
+
+def statuses(diagnosis: Diagnosis) -> list[str]:
+    return [f.status for f in diagnosis]
 
 
 def planted(config: TrainConfig) -> np.ndarray:
@@ -34,6 +42,7 @@ HEALTHY = {
     "linear with warmup": planted(prepend_warmup(BASE.replace(schedule="linear"), 40)),
     "a short ramp": planted(BASE.replace(warmup_steps=3)),
     "a ramp of one step": planted(BASE.replace(warmup_steps=1)),
+    "cosine with warmup": planted(prepend_warmup(BASE.replace(schedule="cosine"), 40)),
     "step decay": 0.1 ** (T // 150) * 1.0,
     "one cycle": np.interp(T, [0, 120, 399], [0.04, 1.0, 0.0]),
     "inverse square root": 1 / np.sqrt(1 + T),
@@ -43,7 +52,21 @@ HEALTHY = {
 @pytest.mark.parametrize("name", HEALTHY)
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 100.0])
 def test_silent_on_healthy_schedules(name: str, scale: float) -> None:
-    assert [f.status for f in diagnose(scale * HEALTHY[name])] == ["ok"] * 3
+    assert statuses(diagnose(scale * HEALTHY[name])) == ["ok"] * 3
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("every", [4, 10])
+def test_silent_on_healthy_schedules_recorded_now_and_then(name: str, every: int) -> None:
+    assert statuses(diagnose(HEALTHY[name], every=every)) == ["ok"] * 3
+
+
+@pytest.mark.parametrize("name", ["linear with warmup", "cosine", "cosine with warmup", "constant"])
+@pytest.mark.parametrize("gap", [slice(100, 200), slice(60, 350), slice(10, 390)])
+def test_rows_without_an_lr_are_gaps(name: str, gap: slice) -> None:
+    lr = HEALTHY[name].copy()
+    lr[gap] = math.nan
+    assert statuses(diagnose(lr)) == ["ok"] * 3
 
 
 def test_a_jump_where_warmup_meets_the_decay_is_found_at_its_step() -> None:
@@ -51,6 +74,16 @@ def test_a_jump_where_warmup_meets_the_decay_is_found_at_its_step() -> None:
     finding = diagnose(lr)["schedule.discontinuity"]
     assert (finding.status, finding.step) == ("warn", 50)
     assert finding.value == pytest.approx((lr[50] - lr[49]) / lr.max())
+
+
+def test_a_jump_is_told_at_its_real_step() -> None:
+    lr = np.where(T < 200, 1.0, 0.5) * COSINE
+    assert diagnose(lr, every=4)["schedule.discontinuity"].step == 200
+    lr[20:60] = math.nan
+    assert diagnose(lr)["schedule.discontinuity"].step == 200
+    lr[199:202] = math.nan
+    found = diagnose(np.where(np.isnan(lr), math.nan, np.where(T < 200, 0.4, 1.0)))["schedule.discontinuity"]
+    assert (found.status, found.step) == ("warn", 202)
 
 
 def test_a_spike_of_one_step_is_two_jumps() -> None:
@@ -66,8 +99,64 @@ def test_a_restart_warns_unless_it_was_planned() -> None:
     assert (finding.status, finding.step, finding.value) == ("warn", 100, 3.0)
     assert finding.evidence["periods"] == [100]
     healthy = diagnose(lr, planned=lr)
-    assert [f.status for f in healthy] == ["ok"] * 3
+    assert statuses(healthy) == ["ok"] * 3
     assert "3 planned" in healthy["schedule.restarts"].summary
+
+
+def cycles(period: int, ramp: int) -> np.ndarray:
+    """Cosine cycles; every one but the first climbs back over `ramp` steps."""
+    t = T % period
+    decay = 0.5 * (1 + np.cos(np.pi * np.maximum(t - ramp, 0) / (period - ramp)))
+    return np.where((t < ramp) & (period <= T), (t + 1) / (ramp + 1), decay)
+
+
+TRIANGLES = np.interp(T, [0, 50, 200, 250, 399], [0.0, 1.0, 0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("ramp", [1, 2, 5, 20])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_restart_over_a_ramp_is_told_where_it_begins(ramp: int, every: int) -> None:
+    lr = cycles(100, ramp)
+    found = diagnose(lr, every=every)
+    assert statuses(found) == ["ok", "warn", "ok"]
+    assert (found["schedule.restarts"].step, found["schedule.restarts"].value) == (100, 3.0)
+    assert statuses(diagnose(lr, every=every, planned=lr)) == ["ok"] * 3
+    assert statuses(diagnose(lr, every=every, restarts_planned=True)) == ["ok"] * 3
+
+
+def test_a_slow_climb_after_a_decay_starts_over_too() -> None:
+    finding = diagnose(TRIANGLES)["schedule.restarts"]
+    assert (finding.status, finding.step, finding.value) == ("warn", 201, 1.0)
+    assert statuses(diagnose(TRIANGLES, planned=TRIANGLES)) == ["ok"] * 3
+    assert statuses(diagnose(TRIANGLES, restarts_planned=True)) == ["ok"] * 3
+
+
+def test_a_climb_within_the_threshold_is_none() -> None:
+    small, large = (np.interp(T, [0, 200, 250, 399], [1.0, 0.4, 0.4 + up, 0.0]) for up in (0.24, 0.26))
+    assert diagnose(small)["schedule.restarts"].status == "ok"
+    assert diagnose(large)["schedule.restarts"].status == "warn"
+
+
+def test_a_planned_restart_may_come_within_its_ramp_and_no_later() -> None:
+    plan = cycles(100, 5)
+    late = np.concatenate([plan[:100], np.full(3, plan[99]), plan[100:-3]])
+    assert diagnose(late, planned=plan)["schedule.restarts"].status == "ok"
+    early = np.concatenate([plan[:80], plan[100:], plan[380:]])
+    assert diagnose(early, planned=plan)["schedule.restarts"].step == 80
+
+
+def test_a_jump_within_a_planned_climb_is_told() -> None:
+    lr = TRIANGLES.copy()
+    lr[210:251] = 1.0
+    found = diagnose(lr, planned=TRIANGLES)
+    assert (found["schedule.discontinuity"].status, found["schedule.discontinuity"].step) == ("warn", 210)
+
+
+def test_a_plan_is_read_at_the_recorded_steps() -> None:
+    lr = np.where(T < 200, 0.4, 1.0)
+    assert diagnose(lr, every=4)["schedule.discontinuity"].step == 200
+    assert statuses(diagnose(lr, every=4, planned=lr)) == ["ok"] * 3
+    assert diagnose(lr, every=4, planned=np.roll(lr, 40))["schedule.discontinuity"].step == 200
 
 
 def test_restarts_of_a_schedule_of_ones_own_are_planned_but_its_jumps_are_told() -> None:
@@ -86,14 +175,28 @@ def test_a_decay_over_too_few_steps_collapses() -> None:
     assert finding.advice
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_collapse_is_told_at_its_real_step(every: int) -> None:
+    lr = np.where(T < 200, 1 - T / 200, 0.0)
+    finding = diagnose(lr, every=every)["schedule.collapse"]
+    assert (finding.status, finding.step, finding.value) == ("fail", 200, 0.5)
+
+
+def test_an_lr_of_zero_at_every_step_never_learns() -> None:
+    found = diagnose(np.zeros(TOTAL))
+    assert statuses(found) == ["ok", "ok", "fail"]
+    assert (found["schedule.collapse"].step, found["schedule.collapse"].evidence["peak"]) == (0, 0.0)
+    assert found["schedule.collapse"].advice
+
+
 def test_a_collapse_counts_against_the_planned_length_not_what_was_recorded() -> None:
     assert diagnose(COSINE, total=TOTAL)["schedule.collapse"].status == "ok"
     lr = np.append(COSINE, np.zeros(10))
     assert diagnose(lr, total=4000)["schedule.collapse"].status == "fail"
 
 
-@pytest.mark.parametrize("lr", [np.full(TOTAL, math.nan), np.zeros(TOTAL), COSINE[:5]])
-def test_nan_zero_and_too_short_are_not_measured(lr: np.ndarray) -> None:
+@pytest.mark.parametrize("lr", [np.full(TOTAL, math.nan), np.zeros(5), COSINE[:5]])
+def test_nan_and_too_short_are_not_measured(lr: np.ndarray) -> None:
     diagnosis = diagnose(lr)
     assert {f.status for f in diagnosis} == {"not_measured"}
     assert len(diagnosis.findings) == 3
