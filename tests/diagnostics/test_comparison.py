@@ -93,7 +93,7 @@ def test_the_thresholds_are_arguments():
     assert holds(healthy(), shifted, material_frac=0.1)[0] is True
     assert holds(healthy(), shifted, noise_sds=10.0)[0] is True
     assert holds(healthy(), shifted, low_ratio=20.0)[0] is None
-    assert holds(healthy(), lost(), cured(), min_ratio=5.0) == [True, False, None]
+    assert holds(healthy(), lost(), cured(), min_ratio=5.0) == [True, None, None]
 
 
 def test_one_diverged_seed_at_a_low_lr_touches_it():
@@ -176,7 +176,18 @@ def test_an_island_of_instability_below_does_not_end_the_baseline():
 def test_a_single_step_of_the_grid_is_the_least_and_less_is_chance():
     near = arm({0.32: jumping, 0.64: diverging})
     assert holds(healthy(), near)[1] is True
-    assert holds(healthy(), near, min_ratio=3.0)[1] is False
+    finding = diagnose_comparison(healthy(), near, min_ratio=3.0)[HIGH]
+    assert (finding.evidence["holds"], finding.status) == (None, "not_measured")
+    assert "0.32, but the baseline is unstable at 0.64: too near to tell apart" in finding.evidence["reason"]
+
+
+def test_without_an_unstable_lr_none_is_known_to_be_low():
+    """The same arms as far as 0.08; the twin that reaches 0.64, where both diverge, knows which ones are low."""
+    stable = arm(lrs=LRS[:4]), arm(lrs=LRS[:4], seeds=(3, 4, 5))
+    finding = diagnose_comparison(*stable)[LOW]
+    assert (finding.evidence["holds"], finding.status, finding.evidence["lrs"]) == (None, "not_measured", [])
+    assert "no lr up to 0.08 is unstable in either arm, so none is known to be low" in finding.evidence["reason"]
+    assert holds(healthy(), healthy(seeds=(3, 4, 5)))[0] is True
 
 
 @pytest.mark.parametrize(("baseline", "modified", "said"), [

@@ -183,6 +183,50 @@ def test_silence_is_not_health(trials):
     assert {diagnosis[code].status for code in CODES} == {"not_measured"}
 
 
+def cut(total, *extra, lrs=(0.1, 0.2, 0.4)):
+    """A sweep of `total` steps, with a run at 100 times the baseline's lr that diverges in three."""
+    wild = trial([2.3, 1e9, np.inf], 20.0, total_steps=total)
+    return record([*(trial(run(0.7)[:total], lr) for lr in lrs), wild, *extra], total_steps=total, peak_lr=0.2)
+
+
+@pytest.mark.parametrize("total", [5, 9])
+def test_one_run_that_diverges_far_off_does_not_vouch_for_short_ones(total):
+    diagnosis = diagnose_instability(cut(total))
+    assert {diagnosis[code].status for code in CODES} == {"not_measured"}
+    assert "baseline's lr 0.2" in diagnosis["stability.mid"].summary
+    assert "steps are too few" in diagnosis["stability.mid"].summary
+    assert "seen at lr 20, far above" in diagnosis["stability.divergent"].summary
+    assert "seen at" not in diagnosis["stability.mid"].summary
+
+
+def test_the_twin_with_long_runs_is_healthy():
+    diagnosis = diagnose_instability(cut(TOTAL))
+    assert {diagnosis[code].status for code in CODES} == {"ok"}
+    assert diagnosis["stability.mid"].summary == "Not seen in 4 trial(s)."
+
+
+def test_only_judged_runs_are_counted():
+    short = [trial(run(0.7)[:9], lr, total_steps=9) for lr in (0.05, 0.3)]
+    diagnosis = diagnose_instability(cut(TOTAL, *short))
+    assert len(diagnosis["stability.mid"].evidence["trials"]) == 6
+    assert diagnosis["stability.mid"].summary == "Not seen in 4 trial(s)."
+
+
+def test_a_long_run_far_below_the_baselines_lr_does_not_vouch_for_it():
+    tiny = trial(run(0.7), 1e-4, total_steps=TOTAL)
+    diagnosis = diagnose_instability(cut(9, tiny))
+    assert {diagnosis[code].status for code in CODES} == {"not_measured"}
+
+
+def test_short_runs_at_the_baselines_lr_hide_no_divergence_there():
+    own = trial([2.3, 50.0, np.inf], 0.2, seed=1, total_steps=9)
+    diagnosis = diagnose_instability(cut(9, own))
+    assert raised(diagnosis) == {"early": "fail", "divergent": "fail", "headroom": "warn"}
+    for code in ("stability.mid", "stability.spike"):
+        assert diagnosis[code].status == "not_measured", "a run of three steps has no middle"
+        assert "unless it was lost early" in diagnosis[code].summary
+
+
 def test_a_quadratic_below_and_above_its_edge():
     lrs = [2.0 * 2.0**k for k in range(-5, 2)] + [1.8, 1.9, 1.95, 2.05]
     trials = [trial(quadratic("sgd", lr, 100), lr) for lr in lrs]

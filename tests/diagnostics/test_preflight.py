@@ -50,10 +50,27 @@ def test_without_facts_nothing_is_called_healthy() -> None:
 def test_non_finite_data_fail_and_say_where() -> None:
     finding = said(with_train(nonfinite_values=3, nonfinite_from_example=40, loss=None))["data.nonfinite"]
     assert (finding.status, finding.value) == ("fail", 3.0)
-    assert "40" in finding.advice[0]
+    assert "train data from example 40" in finding.advice[0]
     gradient = said(HEALTHY | {"nonfinite_gradient": ["layer.weight"]})["data.nonfinite"]
     assert gradient.status == "fail"
     assert "layer.weight" in gradient.summary
+
+
+def test_non_finite_validation_data_alone_are_said_to_be_there() -> None:
+    facts = HEALTHY | {"validation": HEALTHY["validation"] | {"nonfinite_values": 2, "nonfinite_from_example": 8}}
+    finding = said(facts)["data.nonfinite"]
+    assert (finding.status, finding.value) == ("fail", 2.0)
+    assert "2 in validation" in finding.summary
+    assert "train" not in finding.summary
+    assert finding.advice[0] == "Look at the validation data from example 8 on."
+
+
+def test_where_no_parameter_gets_a_gradient_nothing_can_train() -> None:
+    every = said(HEALTHY | {"no_gradient": ["head.weight", "head.bias"]})["loop.no_gradient"]
+    assert (every.status, every.value) == ("fail", 2.0)
+    assert every.advice
+    assert said(HEALTHY | {"no_gradient": ["head.bias"]})["loop.no_gradient"].status == "warn"
+    assert said(HEALTHY)["loop.no_gradient"].status == "ok"
 
 
 def test_a_class_without_examples() -> None:

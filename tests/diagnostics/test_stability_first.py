@@ -11,6 +11,7 @@ from tests.helpers.workloads import small_workload
 from workbench.diagnostics import stability_first
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.stability_first import check_stability
+from workbench.workloads.quadratic import quadratic
 
 KINDS = ("early", "early_recovers", "mid", "divergent", "spike")
 
@@ -68,12 +69,30 @@ def test_a_stable_study_is_ok(monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
 
 
 def test_on_real_studies(tmp_path: Path) -> None:
-    """A least-squares fit at half of its lr* is stable; the catapult at three times the critical lr is not."""
-    quiet = wb.InstabilityStudy(probe_steps=20, fixes=(), sweep=wb.LRSweep(lrs=(0.01, 0.05, 0.1)))
-    healthy = quiet.run(small_workload(), wb.Trainer(device="cpu"), out=tmp_path / "healthy")
-    assert check_stability(healthy.path).verdict != "warn"
+    """A parabola of curvature 1 or less trains below lr = 2: lr* = 0.3, and twice it, are stable. The catapult is not."""
+    parabola = quadratic(dimension=5, condition=10.0, peak_lr=0.1, total_steps=100)
+    study = wb.InstabilityStudy(probe_steps=100, sweep=wb.LRSweep(lrs=(0.03, 0.1, 0.3)))
+    healthy = study.run(parabola, wb.Trainer(device="cpu"), out=tmp_path / "healthy")
+    (finding,) = check_stability(healthy.path)
+    assert (finding.status, finding.advice) == ("ok", ())
+    assert "at peak_lr 0.1 with sgd" in finding.summary
     workload = wb.load_workload("catapult")
     wild = wb.InstabilityStudy(best_lr=workload.config.peak_lr).run(
         workload, wb.Trainer(device="cpu"), out=tmp_path / "wild"
     )
-    assert check_stability(wild.path).verdict == "warn"
+    (finding,) = check_stability(wild.path)
+    assert finding.status == "warn"
+    assert f"at peak_lr {workload.config.peak_lr} with {workload.config.optimizer}. stability." in finding.summary
+
+
+@pytest.mark.parametrize("steps", [5, 9])
+def test_a_study_of_a_few_steps_is_no_verdict(tmp_path: Path, steps: int) -> None:
+    """One lr diverges at once, and so is judged; the others end before anything could be said of them."""
+    workload = small_workload(config={"total_steps": steps})
+    sweep = wb.LRSweep(lrs=(0.01, 0.05, 0.1, 1e200))
+    record = sweep.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
+    assert "diverged" in set(record.trials["state"])
+    (finding,) = check_stability(record.path)
+    assert finding.status == "not_measured"
+    assert "at peak_lr 0.05" in finding.summary
+    assert "stability.mid" in finding.summary

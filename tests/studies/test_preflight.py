@@ -64,6 +64,28 @@ def test_non_finite_inputs_are_counted(value: float) -> None:
     assert facts["validation"]["nonfinite_values"] == 0
 
 
+def test_non_finite_validation_data_alone_are_counted_there() -> None:
+    workload = classes(X, Y)
+    bad = X[:9].clone()
+    bad[5, 1] = math.nan
+    facts = collected(workload.replace(validation_data=TensorDataset(bad, Y[:9])))
+    assert [facts[split]["nonfinite_values"] for split in ("train", "validation")] == [0, 1]
+    assert facts["validation"]["nonfinite_from_example"] is not None
+
+
+def test_a_first_loss_that_is_not_finite_names_the_split_with_the_bad_values() -> None:
+    with pytest.raises(WorkloadError, match="48 in the train split, from example 0 on.$"):
+        collected(
+            classes(X, Y).replace(train_data=TensorDataset(X.clone().index_fill_(1, torch.tensor(0), math.nan), Y))
+        )
+
+    def broken(outputs: Tensor, batch: Any) -> Tensor:
+        return outputs.squeeze(-1) * math.nan
+
+    with pytest.raises(WorkloadError, match="divisions in the loss.$"):
+        collected(small_workload(loss=broken))
+
+
 def test_a_frozen_and_an_unused_parameter_are_told_apart() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.warmup import CODES, diagnose_warmup
+from workbench.diagnostics.warmup_search import cap_steps
 from workbench.errors import ConfigError
 from workbench.record import StudyRecord
 from workbench.schedules import lr_values, prepend_warmup
@@ -259,7 +261,7 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("total", "settings", "said"), [
     (99, {}, "0.1 of 99 steps is 9, and the shortest candidate has 10; train for at least 100 steps"),
-    (400, {"warmup_steps": (1000,)}, "give warmup_steps of at most 40"),
+    (400, {"warmup_steps": (1000,)}, "give warmup_steps of 4 to 40"),
     (400, {"cap_frac": 0.01}, "train for at least 1,000 steps"),
 ])  # fmt: skip
 def test_a_budget_too_short_for_any_candidate_says_what_would_do(
@@ -270,6 +272,40 @@ def test_a_budget_too_short_for_any_candidate_says_what_would_do(
     assert {diagnosis[code].status for code in CODES} == {"not_measured"}
     assert said in diagnosis["warmup.shortest"].summary
     assert said in diagnosis["warmup.over_cap"].summary
+
+
+@pytest.mark.parametrize("total", [9, 20, 39, 40, 41, 60, 99])
+@pytest.mark.parametrize(("ramp", "ratio", "least"), [(0, 2.0, 4), (2, 2.0, 4), (0, 2.2, 3), (0, 1.0, 5)])
+def test_what_would_do_does(total: int, ramp: int, ratio: float, least: int) -> None:
+    """Its advice, followed to the letter: each length it names is accepted and fits, and so does the longer training."""
+    study = WarmupStudy(post_warmup_ratio=ratio)
+    config = valley(total_steps=total).config.replace(warmup_steps=ramp)
+    cap = max(cap_steps(total, study.cap_frac) - ramp, 0)
+    said = study._too_short(config, cap)
+    needed = int(re.search(r"at least ([\d,]+) steps", said)[1].replace(",", ""))
+    assert (
+        cap_steps(needed, study.cap_frac) - ramp
+        == min(study.warmup_steps)
+        > cap_steps(needed - 1, study.cap_frac) - ramp
+    )
+    lengths = re.search(r"give warmup_steps of (\d+)(?: to (\d+))?$", said)
+    assert (lengths is None) == (cap < least)
+    if lengths is not None:
+        low, high = int(lengths[1]), int(lengths[2] or lengths[1])
+        assert (low, high) == (least, cap)
+        for steps in (low, high):
+            assert WarmupStudy(post_warmup_ratio=ratio, warmup_steps=(steps,)).warmup_steps == (steps,)
+
+
+def test_twenty_steps_are_told_only_to_train_longer_and_forty_may_take_a_shorter_ramp(tmp_path: Path) -> None:
+    diagnosis, _ = run(valley(total_steps=20), tmp_path / "20")
+    assert "train for at least 100 steps." in diagnosis["warmup.shortest"].summary
+    assert "give warmup_steps" not in diagnosis["warmup.shortest"].summary
+    diagnosis, _ = run(valley(total_steps=40), tmp_path / "40")
+    assert "or give warmup_steps of 4." in diagnosis["warmup.shortest"].summary
+    _, record = run(valley(total_steps=40), tmp_path / "4", warmup_steps=(4,), multiple_trials=0)
+    assert record.facts["warmup"]["candidates"] == [4]
+    assert "warmup" in set(record.trials["stage"])
 
 
 def test_a_hundred_steps_are_enough_for_the_shortest_candidate(tmp_path: Path) -> None:

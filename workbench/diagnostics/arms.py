@@ -74,8 +74,10 @@ class ArmTables:
 
     @property
     def low(self) -> list[tuple[LRPoint, LRPoint]]:
-        """The shared lrs well below the edge."""
-        edge = math.inf if self.edge is None else self.edge
+        """The shared lrs well below the edge; without an edge none is known to be low."""
+        edge = self.edge
+        if edge is None:
+            return []
         return [(a, b) for a, b in self.shared if a.lr * self.limits.low_ratio <= edge * (1 + 1e-9)]
 
     @property

@@ -58,7 +58,7 @@ def diagnose_comparison(
         min_low_lrs: low lrs that the first statement needs (rule of thumb).
         min_seeds: trials that an lr needs in each arm; a single one does not know its spread.
         min_ratio: the baseline has to train up to this many times the smallest lr that the modification lost: a step
-            of the usual grid, less may be chance (rule of thumb).
+            of the usual grid, less may be chance, and leaves the second statement open (rule of thumb).
         collapse_frac: runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though
             their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them.
         cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
@@ -99,7 +99,9 @@ def _low_lr_same(tables: ArmTables) -> Finding:
     rows = [_difference(tables, a, b) for a, b in low]
     evidence = {"edge": tables.edge, "low_ratio": limits.low_ratio, "lrs": rows}
     reason = tables.unreadable
-    if reason is None and len(low) < limits.min_low_lrs:
+    if reason is None and tables.edge is None:
+        reason = f"{_no_edge(tables)}, so none is known to be low; extend the sweep upwards"
+    elif reason is None and len(low) < limits.min_low_lrs:
         reason = (
             f"{len(low)} of the shared lrs lie a factor of {limits.low_ratio:g} below the smallest unstable one, "
             f"{limits.min_low_lrs} are needed: extend the sweep downwards"
@@ -148,9 +150,11 @@ def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
     }  # fmt: skip
     reason = tables.unreadable
     if reason is None and tables.edge is None:
-        reason = f"no lr up to {top:.4g} is unstable in either arm; extend the sweep upwards"
+        reason = f"{_no_edge(tables)}; extend the sweep upwards"
     elif reason is None and lost and not far and limit is None:
         reason = f"the modification lost lr {first:.4g}, too near the end of the sweep to tell; extend it upwards"
+    elif reason is None and lost and not far:
+        reason = f"the modification loses lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart"
     elif reason is None and far and not shown:
         text = f"from lr {first:.4g} the modified runs get stuck without a rise of their loss"
         reason = f"{text}, and no warmup that trains there has shown that instability is why"
@@ -164,9 +168,11 @@ def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
         summary = (
             f"From lr {first:.4g} the modification makes training unstable{how}; the baseline trains up to {reach:.4g}."
         )
-    elif lost:
-        summary = f"The modification loses lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart."
     return _statement(_LOST, far, summary, advice=_advice(when) if far else (), **known)
+
+
+def _no_edge(tables: ArmTables) -> str:
+    return f"no lr up to {max(a.lr for a, _ in tables.shared):.4g} is unstable in either arm"
 
 
 def _when(record: RecordLike, points: Sequence[LRPoint]) -> dict[str, int]:

@@ -74,7 +74,7 @@ def classify_curve(
         noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
         recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
         early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
-        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before.
+        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before (rule of thumb).
         tail_frac: share of the steps whose median is the end loss.
         max_noise_frac: noise left by the smoothing, as a share of the progress (rule of thumb).
         min_steps: shorter finite curves are `not_measured` (rule of thumb).

@@ -25,6 +25,7 @@ CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stabil
 _FOREIGN = OTHER_STAGES - {"probe"}  # their lr is too high or too short on purpose, or something else was changed
 _CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
 _WORST: dict[str, Status] = {"stability.early_recovers": "warn", "stability.spike": "warn"}
+_LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
 _NAME = {
     "stability.early": "The loss becomes unstable early and does not come back",
     "stability.early_recovers": "The loss rises early and comes back",
@@ -69,6 +70,16 @@ class _Study:
         limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
         return next((zone for zone, limit in zip(ZONES, limits, strict=False) if lr <= limit * (1 + 1e-9)), "far")
 
+    @property
+    def judged(self) -> list[TrialVerdict]:
+        return [item for item in self.items if item.verdict.outcome != "not_measured"]
+
+    def vouching(self, code: str) -> list[TrialVerdict]:
+        """Return the judged trials from the baseline's lr to lr*, or back, that ran long enough to have shown the code."""
+        low, *_, high = sorted([self.baseline, self.baseline if self.star is None else self.star])
+        here = [item for item in self.judged if low * (1 - 1e-9) <= item.curve.lr <= high * (1 + 1e-9)]
+        return [item for item in here if not (code in _LATER and item.curve.diverged and item.verdict.when == "early")]
+
 
 def diagnose_instability(
     record: RecordLike,
@@ -84,7 +95,8 @@ def diagnose_instability(
 
     Every workload is unstable at some lr (F1.4). So a code fails where it happens at or below the baseline's own
     lr, warns where it happens up to `near_ratio` times lr*, and is `ok`, with the trials listed, beyond that or when
-    fix runs show that nothing is lost by it. A single trial is judged at its own lr.
+    fix runs show that nothing is lost by it. A single trial is judged at its own lr. Silence is no health: what was not
+    seen is `ok` only where a trial at the baseline's lr, at lr* or between them could be judged, else `not_measured`.
 
     Args:
         record: a study, or a single trial.
@@ -179,10 +191,15 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     by_zone = {zone: [h for h in hits if h.zone == zone] for zone in ZONES}
     evidence = _evidence(study, code, hits, usual_interval)
     lead = next((by_zone[z][0] for z in ZONES if by_zone[z]), None)
+    if (lead is None or lead.zone == "far") and not study.vouching(code):
+        return Finding(
+            code=code, status="not_measured", clause=_CLAUSE[code], evidence=evidence,
+            summary=f"Not measured: {_silent(study, code, lead)}.",
+        )  # fmt: skip
     if lead is None:
         return Finding(
             code=code, status="ok", clause=_CLAUSE[code], evidence=evidence,
-            summary=f"Not seen in {len(study.items)} trial(s).",
+            summary=f"Not seen in {len(study.judged)} trial(s).",
         )  # fmt: skip
     status: Status = "ok"
     if by_zone["own"]:
@@ -194,6 +211,20 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
         threshold=study.star if study.star is not None else study.baseline, step=lead.step, clause=_CLAUSE[code],
         evidence=evidence, advice=_advice(lead) if status != "ok" else (),
     )  # fmt: skip
+
+
+def _silent(study: _Study, code: str, far: _Hit | None) -> str:
+    """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
+    star = "" if study.star is None else f" or at lr* = {study.star:.4g}"
+    reason = f"no trial at the baseline's lr {study.baseline:.4g}{star} could be judged"
+    short = next((item.verdict.reason for item in study.items if item.verdict.outcome == "not_measured"), None)
+    if code in _LATER and any(item.curve.diverged for item in study.judged):
+        reason += ", unless it was lost early"
+    if short is not None:
+        reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
+    return (
+        reason if far is None else f"{reason}; it was seen at lr {far.item.curve.lr:.4g}, far above the lrs that matter"
+    )
 
 
 def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) -> str:

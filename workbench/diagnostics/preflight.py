@@ -62,12 +62,13 @@ def _nonfinite(facts: Mapping[str, Any]) -> Finding:
     where = (
         ", ".join(f"{count} in {split}" for split, count in bad.items()) or f"the gradient of {', '.join(gradient[:3])}"
     )
-    first = facts["train"]["nonfinite_from_example"]
+    first = {split: facts[split]["nonfinite_from_example"] for split in bad}
     return Finding(
         code="data.nonfinite", status="fail", value=float(sum(bad.values())), unit="values", evidence=evidence,
         summary=f"NaN or infinite values: {where}.",
         advice=[
-            f"Look at the inputs from example {first} on." if first is not None else "Look at logarithms and divisions.",
+            *(f"Look at the {split} data from example {start} on." for split, start in first.items()),
+            *([] if bad else ["Look at logarithms and divisions."]),
             "Replace or drop missing values before training.",
         ],
     )  # fmt: skip
@@ -143,8 +144,9 @@ def _parameters(facts: Mapping[str, Any], kind: str) -> Finding:
             code=f"loop.{kind}", status="ok", summary=f"Every one of {total} trained parameter tensors gets {word}{frozen}.",
             evidence=evidence,
         )  # fmt: skip
+    nothing_learns = kind == "no_gradient" and len(names) == total
     return Finding(
-        code=f"loop.{kind}", status="warn", value=float(len(names)), unit="tensors", evidence=evidence,
+        code=f"loop.{kind}", status="fail" if nothing_learns else "warn", value=float(len(names)), unit="tensors", evidence=evidence,
         summary=f"{len(names)} of {total} parameter tensors get no {word.rsplit(maxsplit=1)[-1]} in the first step: {', '.join(names[:4])}.",
         advice=[
             "Check that the forward pass uses them, and that nothing detaches the graph before them.",

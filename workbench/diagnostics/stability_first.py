@@ -23,6 +23,8 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
         earlier: folder of a study of the workload, as `02_instability` and `workbench diagnose` leave it; None or "" is none.
         workload: name of the workload it should be of; None takes any.
 
+    The verdict vouches for the config of that study alone, so its summary names the lr and the optimizer.
+
     Returns:
         `stability.verdict`: ok where stability was looked for and nothing is wrong, warn where something is, and
         not_measured where there is no such study, or it did not look.
@@ -38,15 +40,16 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
         said = f"No stability verdict: {where} is a study of {record.workload!r}, not of {workload!r}."
         return _one("not_measured", said, _GET_ONE, workload)
     found = diagnose_instability(record)
+    about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
     bad = [found[code] for code in _KINDS if found[code].status in ("warn", "fail")]
     if bad:
-        said = f"{where} found this training unstable. {bad[0].code}: {bad[0].summary}"
+        said = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
         return _one("warn", said, _CURE, record.workload, step=bad[0].step)
     missing = [code for code in _KINDS if found[code].status == "not_measured"]
     if missing:
-        said = f"No stability verdict: {where} did not measure {', '.join(missing)}."
+        said = f"No stability verdict: {where}, {about}, did not measure {', '.join(missing)}."
         return _one("not_measured", said, _GET_ONE, record.workload)
-    return _one("ok", f"{where} looked for instability and found none that matters.", None, record.workload)
+    return _one("ok", f"{where} looked for instability {about} and found none that matters.", None, record.workload)
 
 
 def _one(

@@ -44,7 +44,7 @@ class InstabilityStudy(Study):
         confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
         confirm_all: run every multiple; False stops at the first one that is lasting unstable.
         fixes: what to try beyond an edge, to tell whether it is curable; () asks nothing.
-        fix_multiple: lr of a fix run over the lr where instability starts.
+        fix_multiple: lr of a fix run over the lr where instability starts (rule of thumb).
         fix_warmup_frac: its warmup as a share of the run, the cap of F3.10; prepended, so the run is longer by it (F3.11).
         fix_percentile: clipping threshold of the second fix run, a percentile of the norms at lr* (F4.9).
         sweep: how to sweep when `best_lr` is None.

@@ -51,7 +51,7 @@ def collect_preflight(
         facts: dict[str, Any] = {"examples": sizes}
         for split in ("train", "validation"):
             facts[split] = _scan(workload, stack, split, config=config, device=device, max_examples=max_examples)
-        return facts | _first_step(workload, stack, config, device)
+        return facts | _first_step(workload, stack, config, device, found=_where_nonfinite(facts))
 
 
 def _scan(
@@ -91,6 +91,16 @@ def _scan(
     }
 
 
+def _where_nonfinite(facts: dict[str, Any]) -> str:
+    """Name the splits that hold NaN or infinite values, and where they begin; "" where none does."""
+    bad = {split: facts[split] for split in ("train", "validation") if facts[split]["nonfinite_values"]}
+    shown = [
+        f"{f['nonfinite_values']} in the {split} split, from example {f['nonfinite_from_example']} on"
+        for split, f in bad.items()
+    ]
+    return f" NaN or infinite values were found: {'; '.join(shown)}." if shown else ""
+
+
 def _floats(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
         return [batch] if batch.is_floating_point() else []
@@ -109,8 +119,10 @@ def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | N
     return found if counts is None else counts + found
 
 
-def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """Take one step: which parameters get a gradient, and which ones move."""
+def _first_step(
+    workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device, *, found: str
+) -> dict[str, Any]:
+    """Take one step: which parameters get a gradient, and which ones move; an error ends with what was `found` in the data."""
     stack.models[0].train()
     gradients = LoopGradients(workload, stack)
     with explained(workload, "at the first step"):
@@ -118,7 +130,7 @@ def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, devic
     if not math.isfinite(loss):
         raise WorkloadError(
             f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. Look at the data (NaN or infinite "
-            "inputs), at the model's initialisation, and at logarithms or divisions in the loss."
+            f"inputs), at the model's initialisation, and at logarithms or divisions in the loss.{found}"
         )
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
     update = make_updater([config], stack.values, stack.parameters).update(stack.values, stack.grad, lr, 0)

@@ -6,6 +6,7 @@ short trial cannot see what comes later.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class WarmupStudy(Study):
             if self._trial_steps(steps) < MIN_TRIAL_STEPS:
                 raise ConfigError(
                     f"warmup_steps[{i}]={steps!r} gives a trial of {self._trial_steps(steps)} steps, but {MIN_TRIAL_STEPS} are "
-                    f"needed to judge one: raise it to {math.ceil(MIN_TRIAL_STEPS / (1 + self.post_warmup_ratio))}."
+                    f"needed to judge one: raise it to {self._least_steps}."
                 )
 
     def extend(self, session: Session) -> None:
@@ -112,9 +113,11 @@ class WarmupStudy(Study):
         shortest = min(self.warmup_steps)
         own = f" less the {config.warmup_steps:,} that it warms up for already" if config.warmup_steps else ""
         needed = math.ceil((shortest + config.warmup_steps) / self.cap_frac - 1e-9)
+        shorter = f"{self._least_steps} to {cap:,}" if cap > self._least_steps else f"{cap:,}"
+        or_else = f", or give warmup_steps of {shorter}" if cap >= self._least_steps else ""
         return (
             f"no candidate fits: {self.cap_frac:g} of {config.total_steps:,} steps{own} is {cap:,}, and the shortest candidate "
-            f"has {shortest:,}; train for at least {needed:,} steps, or give warmup_steps of at most {cap:,}"
+            f"has {shortest:,}; train for at least {needed:,} steps{or_else}"
         )
 
     def _signs(self, session: Session) -> WarmupSigns:
@@ -123,6 +126,11 @@ class WarmupStudy(Study):
             self.instability.extend(session)
             signs = warmup_signs(session.record)
         return signs
+
+    @property
+    def _least_steps(self) -> int:
+        """The shortest length whose short trial can be judged."""
+        return next(w for w in itertools.count(1) if self._trial_steps(w) >= MIN_TRIAL_STEPS)
 
     def _trial_steps(self, ramp: int) -> int:
         return round(ramp * (1 + self.post_warmup_ratio))
