@@ -197,6 +197,7 @@ def test_one_run_that_diverges_far_off_does_not_vouch_for_short_ones(total):
     assert "steps are too few" in diagnosis["stability.mid"].summary
     assert "seen at lr 20, far above" in diagnosis["stability.divergent"].summary
     assert "seen at" not in diagnosis["stability.mid"].summary
+    assert "lost early" not in diagnosis["stability.mid"].summary
 
 
 def test_the_twin_with_long_runs_is_healthy():

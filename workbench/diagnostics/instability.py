@@ -194,7 +194,7 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     if (lead is None or lead.zone == "far") and not study.vouching(code):
         return Finding(
             code=code, status="not_measured", clause=_CLAUSE[code], evidence=evidence,
-            summary=f"Not measured: {_silent(study, code, lead)}.",
+            summary=f"Not measured: {_silent(study, lead)}.",
         )  # fmt: skip
     if lead is None:
         return Finding(
@@ -213,12 +213,12 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     )  # fmt: skip
 
 
-def _silent(study: _Study, code: str, far: _Hit | None) -> str:
+def _silent(study: _Study, far: _Hit | None) -> str:
     """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
     star = "" if study.star is None else f" or at lr* = {study.star:.4g}"
     reason = f"no trial at the baseline's lr {study.baseline:.4g}{star} could be judged"
     short = next((item.verdict.reason for item in study.items if item.verdict.outcome == "not_measured"), None)
-    if code in _LATER and any(item.curve.diverged for item in study.judged):
+    if study.vouching("stability.early"):
         reason += ", unless it was lost early"
     if short is not None:
         reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
