@@ -17,6 +17,7 @@ from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.diagnostics.schedule import diagnose_schedule
 from workbench.diagnostics.warmup import diagnose_warmup
+from workbench.diagnostics.warmup_search import cap_steps
 from workbench.plain import dumps
 from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
@@ -46,7 +47,6 @@ _BAD_START = ("init.loss", "lr.probabilistic", "stability.early")
 A rise that comes back by itself is none of them: what it costs is a few steps.
 """
 _MID = ("stability.mid", "stability.spike")
-_FEWEST_STEPS_TO_WARM_UP = 10  # a tenth of fewer is no step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ def _cure(session: Session) -> None:
     if found["lr.at_edge"].evidence.get("harmful") is True:
         _WARMUP.extend(session)
     starts_badly = _any_wrong(found, _BAD_START)
-    if starts_badly and session.config.total_steps >= _FEWEST_STEPS_TO_WARM_UP:
-        warmed = prepend_warmup(session.config, round(_WARMUP.cap_frac * session.config.total_steps))
-        run_round(session, [Asked("fix", warmed)])
+    longest = cap_steps(session.config.total_steps, _WARMUP.cap_frac)
+    if starts_badly and longest:
+        run_round(session, [Asked("fix", prepend_warmup(session.config, longest))])
     if session.config.max_grad_norm is not None:  # does it cure, or hide that the lr is too high (F4.10, F4.11)?
         replace(_CLIPPING, peak_lr=session.config.peak_lr).extend(session)
     elif found["lr.unstable"].value is not None and (starts_badly or _any_wrong(found, _MID)):

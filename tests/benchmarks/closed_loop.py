@@ -18,6 +18,7 @@ import numpy as np
 
 import workbench as wb
 from workbench.diagnostics.base import Diagnosis
+from workbench.errors import RecordError
 from workbench.workloads.base import Workload
 from workbench.workloads.digits_mlp import digits_mlp
 
@@ -92,12 +93,10 @@ def fresh(workload: Workload, config: wb.TrainConfig, seeds: int, out: Path) -> 
         record = wb.Trainer(device="cpu").run(
             workload, config.replace(shared_seed=seed, per_host_seed=seed), out=out / str(k)
         )
-        evals = record.evals
-        split, metric = config.select.split("/")
-        rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]["value"]
-        finite = rows[np.isfinite(rows)]
-        sign = 1.0 if config.select_mode == "min" else -1.0
-        values.append(sign * float((sign * finite).min()) if len(finite) else float("nan"))
+        try:
+            values.append(record.best().value)
+        except RecordError:
+            values.append(float("nan"))
     return values
 
 

@@ -56,8 +56,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason and proof.
 
     The best candidate of `screen` is adopted where it wins over seeds (`prove`); where it was trained with a single seed, where
-    it is better by more than its noise. What training with it gives, under the seed that chose it, is `chosen`. The config has the length of the workload's own; a study of shorter trials says so,
-    because short runs prefer larger learning rates.
+    it is better by more than its noise. What training with it gives, under the seed that chose it, is `chosen`. The config
+    has the length of the workload's own; a study of shorter trials says so, because short runs prefer larger learning rates.
 
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.

@@ -5,7 +5,6 @@ The other rule is chosen under one seed and held against the baseline's under fr
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 
 from workbench.diagnostics.lr_points import paired_difference
 from workbench.diagnostics.proof import prove
-from workbench.diagnostics.rule_ranges import RuleRange, rule_view
+from workbench.diagnostics.rule_ranges import RuleRange
 from workbench.diagnostics.selection import compare_selected
 from workbench.diagnostics.trials import RecordLike, read_curves
 
@@ -74,7 +73,7 @@ def contest(
         return None
     arms = {found.optimizer: _fields(record, found) for found in (own, other)}
     fresh = prove(
-        _without_first(record), baseline=arms[own.optimizer], candidate=arms[other.optimizer],
+        record, baseline=arms[own.optimizer], candidate=arms[other.optimizer],
         false_adoption=false_adoption,
     )  # fmt: skip
     learned = _learned(record, own, other)
@@ -140,14 +139,6 @@ def _above(record: RecordLike, one: RuleRange, other: RuleRange) -> tuple[float,
 
 def _fields(record: RecordLike, found: RuleRange) -> dict[str, Any]:
     return dict(record.config) | {"optimizer": found.optimizer, "peak_lr": found.selected_lr}
-
-
-def _without_first(record: RecordLike) -> RecordLike:
-    """Return the study without the seed under which the rival was chosen."""
-    first = int(record.config.get("shared_seed") or 0)
-    view = rule_view(record, str(record.config["optimizer"]))
-    trials = record.trials[record.trials["seed"] != first]
-    return dataclasses.replace(view, trials=trials, evals=record.evals, steps=record.steps, config=dict(record.config))
 
 
 def _selected_trial(record: RecordLike, found: RuleRange) -> int:
