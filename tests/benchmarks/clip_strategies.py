@@ -29,6 +29,7 @@ from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.digits_mlp import build_model, digits_mlp
+from workbench.workloads.source_text import source_text
 from workbench.workloads.valley import valley
 
 STEPS, WARMUP = 600, 60
@@ -137,6 +138,8 @@ def cases() -> dict[str, Case]:
         "outlier": Case(mlp.replace(build_model=lambda: Outlier(300, 1000.0)), 0.05, 0.05),
         "bad_init": Case(mlp.replace(build_model=badly_initialised), 0.001, 0.05),
         "valley": Case(valley(total_steps=STEPS), 0.005, 0.1),
+        "transformer": Case(source_text(layers=2, total_steps=STEPS), 0.002, 0.016),
+        "post_norm": Case(source_text(layers=4, norm="after_add", total_steps=STEPS), 0.0005, 0.002),
     }
 
 
@@ -145,8 +148,7 @@ def train(case: Case, arm: Arm, limit: float, seed: int, out: Path) -> tuple[Tri
     hits: list[bool] = []
 
     def factory(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        momentum = 0.0 if case.workload.config.optimizer == "sgd" else 0.9
-        optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+        optimizer = _optimizer(case.workload.config, parameters, lr)
         rule, norms = arm.rule(limit), list[float]()
 
         def clip(*_: Any) -> None:
@@ -167,6 +169,12 @@ def train(case: Case, arm: Arm, limit: float, seed: int, out: Path) -> tuple[Tri
     config = config.replace(eval_every_steps=config.total_steps, checkpoint_every_steps=config.total_steps)
     record = Trainer(device="cpu", gradients="loop").run(case.workload, config, out=out)
     return record, hits
+
+
+def _optimizer(config: TrainConfig, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.0 if config.optimizer == "sgd" else config.momentum)
 
 
 def reference(case: Case, seed: int, out: Path) -> float:
