@@ -128,6 +128,20 @@ def test_where_nothing_was_learned_lower_lrs_come_first_and_then_higher_ones():
     assert fill_round(nothing, base=0.1) == ()
 
 
+@pytest.mark.parametrize("base", [1e-6, 1.6e-5, 0.3, 1e6])
+@pytest.mark.parametrize("window", [3e-6, 1e-3, 0.1, 30.0, 2e4])
+def test_a_window_where_it_learns_is_found_wherever_the_baseline_lies(base, window):
+    """The first grid lies from 1 to 64; a baseline far from it leaves a gap, and the answer may lie in there."""
+    tried = {base, 1.0, 4.0, 16.0, 64.0}
+    while not any(window <= lr <= 5 * window for lr in tried):
+        table = sweep_table(record([trial(np.full(50, 2.0), lr) for lr in sorted(tried)], total_steps=50))
+        asked = climb_round(table, lowest=1e-6, highest=1e6, lanes=1, blind_lanes=4)
+        assert 0 < len(asked) <= 4
+        assert not set(asked) & tried
+        tried |= set(asked)
+    assert len(tried) < 30
+
+
 @pytest.mark.parametrize(("levels", "asked"), [
     ({0.01: 0.9, 0.04: 0.45, 0.16: 0.9}, (0.02, 0.08)),
     ({0.01: 0.453, 0.04: 0.45, 0.16: 0.9}, (0.08,)),

@@ -128,11 +128,32 @@ def climb_round(
         factor: from one lr to the next (rule of thumb).
     """
     if table.best is None:
-        low, high, count = table.points[0].lr, table.points[-1].lr, blind_lanes or lanes
-        down = tuple(low / factor**k for k in range(1, count + 1) if low / factor**k >= lowest)
-        return down or tuple(high * factor**k for k in range(1, count + 1) if high * factor**k <= highest)
+        lrs = [point.lr for point in table.points]
+        return _blind_round(lrs, lowest=lowest, highest=highest, lanes=blind_lanes or lanes, factor=factor)
     low = table.points[0].lr
     return () if table.best else tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= lowest)
+
+
+def _blind_round(
+    lrs: Sequence[float], *, lowest: float, highest: float, lanes: int, factor: float
+) -> tuple[float, ...]:
+    """Return where to look when no lr that was tried learned anything: down from the densest part, then up from it.
+
+    A single lr far from the others, such as a baseline that is much too low or too high, leaves a gap that nobody has looked into.
+    """
+    groups: list[list[float]] = []
+    for lr in sorted(lrs):
+        if groups and lr / groups[-1][-1] <= factor**1.5:
+            groups[-1].append(lr)
+        else:
+            groups.append([lr])
+    at = max(range(len(groups)), key=lambda k: (len(groups[k]), -k))
+    room = math.sqrt(factor)
+    floor = max(lowest, groups[at - 1][-1] * room) if at else lowest
+    ceiling = min(highest, groups[at + 1][0] / room) if at + 1 < len(groups) else highest
+    low, high = groups[at][0], groups[at][-1]
+    down = tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= floor)
+    return down or tuple(high * factor**k for k in range(1, lanes + 1) if high * factor**k <= ceiling)
 
 
 def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[float, ...]:
