@@ -251,7 +251,7 @@ def _execute(
         )
     except PapermillExecutionError as error:
         where = f"In [{error.exec_count}]" if error.exec_count else f"cell {error.cell_index}"
-        said = f"{error.ename}: {error.evalue}".rstrip(": ")
+        said = f"{error.ename}: {error.evalue}".rstrip(": .")
         raise NotebookError(
             f"{path.name} stopped at {where}, {_first_line(error.source)!r}: {said}. See {target}."
         ) from error

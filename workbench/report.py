@@ -157,6 +157,9 @@ def _ranked(diagnosis: Diagnosis) -> list[Finding]:
     return sorted(diagnosis.findings, key=lambda f: order.index(f.status))
 
 
+_LOWER = str(ADVICE["lower_lr"])
+
+
 def _advice(record: Any, diagnosis: Diagnosis) -> str:
     """What to try next: the advice of all findings, worst first, each line once; what was tried here says what came of it."""
     tried, changed = tried_remedies(record), set((diagnosis.recommendation or {}).get("changed") or ())
@@ -166,7 +169,11 @@ def _advice(record: Any, diagnosis: Diagnosis) -> str:
     for finding in _ranked(diagnosis):
         for line in finding.advice:
             lines.setdefault(line, finding.code)
-    left = {line: code for line, code in lines.items() if known.get(line) not in done}
+    lowered = _lowered(record.config, diagnosis.recommendation)
+    left = {
+        line: code for line, code in lines.items() if known.get(line) not in done and not (lowered and line == _LOWER)
+    }
+    done += ["a lower learning rate"] * lowered
     adopted = f"<p>The recommended config does this already: {' and '.join(done)}.</p>\n" if done else ""
     if not left:
         return f"<h2>What to try next</h2>\n{adopted}" if adopted else ""
@@ -175,6 +182,12 @@ def _advice(record: Any, diagnosis: Diagnosis) -> str:
         for line, code in left.items()
     )
     return f"<h2>What to try next</h2>\n{adopted}<ol>\n{items}\n</ol>"
+
+
+def _lowered(baseline: Mapping[str, Any], found: Mapping[str, Any] | None) -> bool:
+    """Whether the config that was proven better has a smaller learning rate: then it is no last resort, but what was wrong."""
+    adopted = bool(found and found.get("adopted") and "peak_lr" in (found.get("changed") or ()))
+    return adopted and float((found or {})["config"]["peak_lr"]) < float(baseline["peak_lr"])
 
 
 def _came_of(remedy: str | None, tried: Collection[str]) -> str:

@@ -125,7 +125,7 @@ def test_a_run_without_a_finite_value_is_never_adopted(bad: list[float]) -> None
 def test_a_baseline_without_a_finite_value_is_named() -> None:
     result = compared(record({(0.1, 0): [math.nan] * 5, (0.2, 0): FALLING}))
     assert result["adopted"] is False
-    assert "the baseline has no finite value" in result["reason"]
+    assert "no finite value of the baseline" in result["reason"]
 
 
 def test_nan_is_never_the_best() -> None:

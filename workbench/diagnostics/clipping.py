@@ -128,7 +128,7 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
         code="clipping.threshold", status="ok", value=chosen.threshold, unit="gradient norm", clause="F4.9",
         evidence=evidence,
         summary=f"The {_ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
-        f"({where}); {chosen.clip_frac:.0%} of that run's steps lie above it.{notes}",
+        f"({where}); {chosen.clip_frac:.0%} of all its steps, from the first on, lie above it.{notes}",
     )  # fmt: skip
 
 
@@ -141,7 +141,13 @@ def _cures(study: _Study) -> Finding:
     common: dict[str, Any] = {"code": code, "clause": "F4.10", "evidence": evidence}
     if all(is_calm(row, "twin_outcome") for row in lead.rows):
         hurt = f", and unstable with it at {lead.max_grad_norm:.3g}" if lead.lasting else ""
-        summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping{hurt}."
+        above = study.unstable_lr is not None and lead.lr > study.unstable_lr
+        chance = (
+            f" Other runs turned unstable from {study.unstable_lr:.4g} on: this near the edge it is chance."
+            if above
+            else ""
+        )
+        summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping{hurt}.{chance}"
         return Finding(status="warn" if hurt else "ok", summary=summary, **common)
     common |= {"value": lead.max_grad_norm, "unit": "gradient norm"}
     share = "An unknown share" if lead.clip_frac is None else f"{lead.clip_frac:.0%}"
@@ -170,7 +176,7 @@ def _against_reference(study: _Study, lead: Rung) -> str:
         return ""
     curve = study.reference.item.curve
     end, stable = float(np.mean([row["loss"] for row in lead.rows])), objective(curve)
-    than = "lower than" if end < stable else "no lower than"
+    than = "lower than" if end < stable else "stable, and no gain: no lower than"
     return f" The loss ends at {end:.3g}, {than} at lr {curve.lr:.4g} without clipping ({stable:.3g})."
 
 
@@ -186,7 +192,7 @@ def _aggressive(study: _Study) -> Finding:
     if lead.clip_frac < study.aggressive_frac:
         return Finding(status="ok", summary=f"{shown}.", **common)
     several = len(study.ladder) > 1
-    needed = {"own": "", "passes": ", and no other threshold tried does better" if several else "",
+    needed = {"own": "", "passes": ", and no larger threshold tried lets it train" if several else "",
               "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
     summary = f"{shown}{needed[study.why]}: an odd way to lower the learning rate."
     return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
@@ -224,9 +230,7 @@ def _no_mask(lead: Rung) -> str:
     if lead.lasting:
         return f"Nothing is hidden: lr {lead.lr:.4g} is unstable with clipping, too."
     if any(row["twin_lasting"] for row in lead.rows):
-        return (
-            f"At lr {lead.lr:.4g} the gradient norm comes down below the threshold: clipping helps and hides nothing."
-        )
+        return f"At lr {lead.lr:.4g} the gradient norm comes down below the threshold: the run does not live by its clipping."
     return f"Nothing to hide: lr {lead.lr:.4g} is stable without clipping."
 
 

@@ -314,6 +314,8 @@ def _headroom(study: _Study) -> Finding:
     bracket = unstable_bracket(study.table) if source == "lr.unstable" else None
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
     shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
+    if value <= 0.5:
+        shown += f": the baseline's {study.baseline:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
         shown = "between {:.3g} and {:.3g} times the baseline's lr".format(*(end / study.baseline for end in ends))
     return Finding(

@@ -192,7 +192,12 @@ def _too_low(table: SweepTable, best: BestLR, baseline: float, *, ratio: float, 
         "evidence": evidence,
     }  # fmt: skip
     if value <= ratio * (1 + 1e-9) or baseline >= best.low:
-        summary = f"The baseline's lr {baseline:.4g} is not far below lr* = {best.lr:.4g}."
+        where = "is not far below"
+        if value < 1 / ratio:
+            where = f"is not too low: it lies {1 / value:.3g} times above"
+        elif value > ratio:
+            where = f"is {value:.3g} times below, and as good as,"
+        summary = f"The baseline's lr {baseline:.4g} {where} lr* = {best.lr:.4g}."
         return Finding(status="ok", summary=summary, **known)
     times = f"{value:.3g}" if value < 1000 else "more than 1,000"
     shown = f"The baseline's lr {baseline:.4g} is {times} times below lr* = {best.lr:.4g}"
@@ -268,7 +273,7 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
     evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
     if not disputed:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
-        summary = f"The seeds agree at {where} run more than once."
+        summary = f"The seeds agree on what is lasting unstable, at {where} run more than once."
         return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))

@@ -158,7 +158,11 @@ def _warned(
 def _nearly(held: Contest) -> str:
     chance = "" if held.seeds else ", which one seed cannot tell from chance"
     if held.too_small:
-        chance = ", a gain too small to matter"
+        chance = (
+            f", a gain of {abs(held.gain) / held.learned:.2g} of what was learned, too small to matter"
+            if held.learned > 0
+            else ""
+        )
     side = "ahead" if held.gain > 0 else "behind"
     return f"The best other one, {held.rival.optimizer}, is {side}: {held.reason}{chance}."
 

@@ -78,7 +78,7 @@ def contest(
     )  # fmt: skip
     learned = _learned(record, own, other)
     if fresh is not None:
-        gain, wins, reason = fresh["arms"][0]["gain"], fresh["wins"], _fresh_words(fresh)
+        gain, wins, reason = fresh["arms"][0]["gain"], fresh["wins"], _fresh_words(fresh, own.optimizer)
     else:
         pair = compare_selected(
             record,
@@ -86,17 +86,19 @@ def contest(
             candidates={other.optimizer: [_selected_trial(record, other)]},
         )
         gain, wins = pair["gain"], pair["adopted"]
-        reason = f"{record.config['select']} {own.selected:.4g} against {other.selected:.4g}, one run each"
+        reason = (
+            f"{record.config['select']} {other.selected:.4g} against {own.optimizer}'s {own.selected:.4g}, one run each"
+        )
     return Contest(
         own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]),
         wins=bool(wins and gain > gain_frac * learned), too_small=bool(wins and gain <= gain_frac * learned), reason=reason, proof=fresh,
     )  # fmt: skip
 
 
-def _fresh_words(proof: Mapping[str, Any]) -> str:
+def _fresh_words(proof: Mapping[str, Any], own: str) -> str:
     arm = proof["arms"][0]
     return (
-        f"{proof['select']} {np.mean(arm['values']):.4g} against {np.mean(proof['candidate']):.4g} over {len(proof['seeds'])} fresh "
+        f"{proof['select']} {np.mean(proof['candidate']):.4g} against {own}'s {np.mean(arm['values']):.4g} over {len(proof['seeds'])} fresh "
         f"seeds; chance alone gives such a gain in {arm['chance']:.1%} of cases"
     )
 

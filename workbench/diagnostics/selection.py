@@ -44,7 +44,7 @@ def compare_selected(
     found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers))}
     if not ours or not found:
         reason = (
-            "the baseline has no finite value"
+            "there is no finite value of the baseline"
             if not ours
             else "the baseline trains at the best lr already, and nothing else was tried"
         )

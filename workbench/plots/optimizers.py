@@ -66,7 +66,7 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
         for place, row in enumerate(rows):
             _draw_rule(axes, place, row, own=row["optimizer"] == own)
         if own == rows[0]["optimizer"] and math.isfinite(baseline_lr(record)):
-            axes.plot(baseline_lr(record), 0, "D", color=INK, markersize=6, zorder=6)
+            axes.plot(baseline_lr(record), 0, "D", color=INK, fillstyle="none", markersize=11, zorder=6)
         axes.set_yticks(range(len(rows)), [_name(row["optimizer"]) for row in rows])
         for label, row in zip(axes.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if row["optimizer"] == own else "normal")
@@ -116,7 +116,11 @@ def _key(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
     handles: list[Any] = [Patch(color=GOOD, alpha=0.85, label="trains")]
     if any(row["optimizer"] == own for row in rows):
         handles.append(Patch(color=PALETTE[1], alpha=0.85, label="trains (the baseline's rule)"))
-        handles.append(Line2D([], [], linestyle="none", marker="D", color=INK, markersize=6, label="baseline's lr"))
+        handles.append(
+            Line2D(
+                [], [], linestyle="none", marker="D", color=INK, fillstyle="none", markersize=9, label="baseline's lr"
+            )
+        )
     handles.append(Line2D([], [], linestyle="none", marker="*", color=INK, markersize=11, label="lr*"))
     if any(math.isfinite(number(row["unstable"])) for row in rows):
         mark: dict[str, Any] = {"marker": "x", "color": BAD, "markersize": 8, "markeredgewidth": 2}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
@@ -136,7 +136,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_failed(source: str, error: BaseException) -> WorkloadError:
     return WorkloadError(
-        f"importing {source} failed with {_last_line(error)}. Run it alone to see where: python "
+        f"importing {source} failed with {_last_line(error).rstrip('.')}. Run it alone to see where: python "
         f"{source if source.endswith('.py') else '-c ' + repr(f'import {source}')}."
     )
 
@@ -148,10 +148,15 @@ def _last_line(error: BaseException) -> str:
 
 def _attribute(module: ModuleType, attribute: str, source: str) -> Any:
     if not hasattr(module, attribute):
-        there = [name for name in vars(module) if not name.startswith("_")]
-        hint = nearest(attribute, there) if there else " It defines no names."
+        there = [name for name, value in vars(module).items() if not name.startswith("_") and _may_be(value, module)]
+        hint = nearest(attribute, there) if there else " It holds no workload, and no function that could return one."
         raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
     return getattr(module, attribute)
+
+
+def _may_be(value: Any, module: ModuleType) -> bool:
+    """Whether a name of a module may be asked for: a workload, or a function of the module's own."""
+    return isinstance(value, Workload) or (isinstance(value, FunctionType) and value.__module__ == module.__name__)
 
 
 def _as_workload(value: Any, name: str) -> Workload:
