@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
+    from workbench.diagnostics.batch_size import diagnose_batch_size
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.comparison import diagnose_comparison
     from workbench.diagnostics.instability import diagnose_instability
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from workbench.panels.clipping import clipping_panel
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
+    from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
     from workbench.plots.clipping import plot_clipping
     from workbench.plots.comparison import plot_comparison
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         shaped,
     )
     from workbench.studies.architecture import ArchitectureStudy
+    from workbench.studies.batch_size import BatchSizeStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.comparison import ComparisonStudy
     from workbench.studies.instability import InstabilityStudy
@@ -93,6 +96,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "ArchitectureStudy",
+    "BatchSizeStudy",
     "CheckpointError",
     "ClippingStudy",
     "ClusterError",
@@ -134,6 +138,7 @@ __all__ = [
     "describe_notebook",
     "diagnose",
     "diagnose_architecture",
+    "diagnose_batch_size",
     "diagnose_clipping",
     "diagnose_comparison",
     "diagnose_instability",
@@ -154,6 +159,7 @@ __all__ = [
     "lr_values",
     "open",
     "plot_architecture",
+    "plot_batch_size",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
@@ -166,6 +172,7 @@ __all__ = [
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
+    "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
     "read_verdict",
@@ -187,6 +194,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Diagnosis",
         "Finding",
     ),
+    "diagnostics.batch_size": ("diagnose_batch_size",),
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.comparison": ("diagnose_comparison",),
     "diagnostics.instability": ("diagnose_instability",),
@@ -222,6 +230,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "panels.clipping": ("clipping_panel",),
     "playbook": ("diagnose",),
     "plots.architecture": ("plot_architecture",),
+    "plots.batch_size": (
+        "plot_batch_size",
+        "plot_tuned_lr",
+    ),
     "plots.clipping": ("plot_clipping",),
     "plots.comparison": ("plot_comparison",),
     "plots.grad_norm": (
@@ -261,6 +273,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "shaped",
     ),
     "studies.architecture": ("ArchitectureStudy",),
+    "studies.batch_size": ("BatchSizeStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),
     "studies.instability": ("InstabilityStudy",),

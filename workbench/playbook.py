@@ -13,6 +13,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.diagnostics.noise_scale import diagnose_noise_scale
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.diagnostics.schedule import diagnose_schedule
@@ -23,6 +24,7 @@ from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
 from workbench.schedules import prepend_warmup
 from workbench.studies.audit.collect import collect_architecture
+from workbench.studies.batch_size import collect_noise_scale
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
@@ -66,6 +68,7 @@ class _Walk:
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
         session.trial(session.config, stage="baseline")
+        collect_noise_scale(session, checkpoints=1)
         self.sweep.extend(session, beside=partial(self._beside, session.config))
         run_round(session, self.proof.baselines(session.config))
         self.instability.extend(session)
@@ -205,6 +208,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         before += diagnose_architecture(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record)
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
+    if "noise_scale" in record.facts:
+        after += diagnose_noise_scale(record)
     if "warmup" in record.facts:
         after += diagnose_warmup(record)
     if "clipping_lr" in record.facts:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 import workbench.plots as plots
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
+from tests.helpers.simulated_batches import batches
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.plots._style import PALETTE, why_not_measured
@@ -30,6 +31,7 @@ DEPTHS = [
     for variant in ("plain", "x + Norm(f(x))")
     for depth in (2, 6)
 ]
+BATCHES = batches({16: 0.0125, 64: 0.1, 256: 0.4})
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
@@ -47,6 +49,8 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_architecture": lambda r, d, ax: plots.plot_architecture(
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
     ),
+    "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
+    "plot_tuned_lr": lambda r, d, ax: plots.plot_tuned_lr(BATCHES, ax=ax),
     "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
     "plot_rule_forms": lambda r, d, ax: plots.plot_rule_forms(
         explain_rule(TrainConfig.from_dict(r.config | {"optimizer": "nadam"})), ax=ax

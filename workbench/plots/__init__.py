@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.plots.architecture import plot_architecture
+from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
 from workbench.plots.clipping import plot_clipping
 from workbench.plots.comparison import plot_comparison
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
@@ -15,6 +16,7 @@ from workbench.plots.warmup import plot_warmup
 
 __all__ = [
     "plot_architecture",
+    "plot_batch_size",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
@@ -27,5 +29,6 @@ __all__ = [
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
+    "plot_tuned_lr",
     "plot_warmup",
 ]

@@ -1,0 +1,38 @@
+"""A simulated study of batch sizes: each has its own best learning rate, and trials around it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.helpers.simulated_records import evaluations, record, trial
+
+STEPS, OWN_LR, CHOOSING = 40, 0.1, 3
+LRS = [OWN_LR * 2.0**k for k in range(-4, 5)]
+
+
+def level(lr, best_lr):
+    """A parabola in log lr: 0.2 at its bottom, 0.4 a factor of 4 away."""
+    return 0.2 * 2 ** (math.log(lr / best_lr, 4) ** 2)
+
+
+def batches(best_lr, *, lrs=LRS, spread=0.01, extra=None, decays=(), decayed=None, facts=None, fresh=5):
+    """A study: batch size -> its best lr; `extra` multiplies the level of a batch size, `decayed` that of (batch size, decay)."""
+    rng, trials, evals, losses = np.random.default_rng(0), [], [], {}
+    for size, best in best_lr.items():
+        for decay in (0.0, *decays):
+            tried = lrs if not decay else [min(lrs, key=lambda lr: level(lr, best))]
+            for lr in tried:
+                chosen = level(lr, best) == min(level(each, best) for each in lrs)
+                seeds = range(CHOOSING + fresh) if chosen or lr == OWN_LR else [0]
+                for seed in seeds:
+                    value = level(lr, best) * (extra or {}).get(size, 1.0) * (decayed or {}).get((size, decay), 1.0)
+                    value *= math.exp(spread * rng.standard_normal())
+                    number = len(trials)
+                    trials.append(trial(np.linspace(2.3, 0.1, STEPS), lr, seed=seed, stage="batch_size", batch_size=size,
+                                        weight_decay=decay, best_step=STEPS))  # fmt: skip
+                    evals += evaluations(number, [0, STEPS], [2.3, value], split="validation")
+                    losses[str(number)] = value - 0.001 * size
+    known = {"batch_size": {"choosing_seeds": CHOOSING}, "train_losses": losses} | (facts or {})
+    return record(trials, evals=evals, facts=known, batch_size=64, peak_lr=OWN_LR, total_steps=STEPS, full_batch=False)

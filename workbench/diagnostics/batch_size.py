@@ -1,0 +1,212 @@
+"""`diagnose_batch_size`: is a batch size better, or do the other settings fit it better; and how large may it be (F6)?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.batch_size_arms import BatchArm, read_arms
+from workbench.diagnostics.batch_size_decay import regularisation_finding
+from workbench.diagnostics.equivalence import Equivalence, equivalence
+from workbench.diagnostics.noise_scale import noise_scale_finding
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["CODES", "diagnose_batch_size"]
+
+CODES = (
+    "batch_size.tuned_directly",
+    "batch_size.retune",
+    "batch_size.equivalence",
+    "batch_size.noise_scale",
+    "batch_size.regularisation",
+)
+_CLAUSE = dict(zip(CODES, ("F6.1", "F6.4", "F6.8", "F6.5", "F6.6"), strict=True))
+FEW_SEEDS = 2
+
+
+def diagnose_batch_size(
+    record: RecordLike, *, margin: float = 0.1, alpha: float = 0.05, false_adoption: float = 0.1
+) -> Diagnosis:
+    """Hold the batch sizes of a study against each other, as they were and tuned.
+
+    Args:
+        record: a study of batch sizes, or any study: what was not tried is `not_measured`.
+        margin: batch sizes whose selected metric differs by no more than this share are equally good (rule of thumb).
+        alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
+        false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
+            this (rule of thumb).
+
+    Returns:
+        The codes `batch_size.tuned_directly`, `.retune`, `.equivalence`, `.noise_scale` and `.regularisation`, once each.
+    """
+    arms = read_arms(record)
+    own = next((a for a in arms if _is_own(a, record.config)), None)
+    if own is None or len({arm.batch_size for arm in arms}) < 2:
+        reason = "fewer than two batch sizes were trained; wb.BatchSizeStudy tries others"
+        found = [_unmeasured(code, reason) for code in CODES[:3]]
+    else:
+        found = [_tuned_directly(arms), _retune(arms, own, margin), _equivalence(arms, own, margin, alpha)]
+    findings = (
+        *found,
+        noise_scale_finding(record),
+        regularisation_finding(record, arms, false_adoption=false_adoption),
+    )
+    return Diagnosis(
+        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _is_own(arm: BatchArm, config: Mapping[str, Any]) -> bool:
+    return (arm.batch_size, arm.total_steps) == (int(config["batch_size"]), int(config["total_steps"]))
+
+
+def _unmeasured(code: str, reason: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding(
+        code=code,
+        status="not_measured",
+        clause=_CLAUSE[code],
+        summary=f"Not measured: {reason}.",
+        evidence=dict(evidence or {}),
+    )
+
+
+def arm_rows(arms: Sequence[BatchArm]) -> list[dict[str, Any]]:
+    """Return the arms as JSON values for a table or a figure."""
+    return [
+        {
+            "batch_size": arm.batch_size,
+            "total_steps": arm.total_steps,
+            "examples": arm.examples,
+            "best_lr": None if arm.best is None else arm.best.lr,
+            "best_memory": None if arm.best is None else arm.best.memory,
+            "at_edge": arm.at_edge,
+            "tried": len(arm.points),
+            "fixed": list(arm.fixed.values()),
+            "tuned": list(arm.tuned.values()),
+        }
+        for arm in arms
+    ]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the geometric mean, NaN where a value has no logarithm or there is none."""
+    if not len(values) or not np.isfinite(values).all() or min(values) <= 0:
+        return math.nan
+    return math.exp(float(np.mean(np.log(values))))
+
+
+def _spread(groups: Sequence[Sequence[float]]) -> float:
+    """Return the largest ratio between the means of any two groups, NaN where fewer than two have one."""
+    means = [m for values in groups if math.isfinite(m := _middle(values))]
+    return max(means) / min(means) if len(means) > 1 else math.nan
+
+
+def _tuned_directly(arms: Sequence[BatchArm]) -> Finding:
+    code = "batch_size.tuned_directly"
+    before, after = _spread([list(a.fixed.values()) for a in arms]), _spread([list(a.tuned.values()) for a in arms])
+    lost = [a.batch_size for a in arms if a.fixed and not np.isfinite(list(a.fixed.values())).all()]
+    evidence = {"arms": arm_rows(arms), "factor_fixed": before, "factor_tuned": after, "diverged_fixed": lost}
+    differ = f"differ by a factor of {before:.3g}" if math.isfinite(before) else "cannot be compared"
+    with_lost = f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
+    if all(len(arm.points) < 2 for arm in arms):
+        return Finding(
+            code=code, status="warn", clause="F6.1", value=None if math.isnan(before) else before, evidence=evidence,
+            summary=f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
+            "says how well the other settings fit each batch size, not which one is better.",
+            advice=["Choose the batch size by what the machine does best, not by validation performance.",
+                    "To compare batch sizes, tune learning rate and momentum for each: wb.BatchSizeStudy()."],
+        )  # fmt: skip
+    tuned = f", tuned for each by {after:.3g}" if math.isfinite(after) else ""
+    return Finding(
+        code=code, status="ok", clause="F6.2", value=None if math.isnan(before) else before, evidence=evidence,
+        summary=f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}.",
+    )  # fmt: skip
+
+
+def _retune(arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
+    code = "batch_size.retune"
+    best = own.best
+    if best is None or all(len(arm.points) < 2 for arm in arms):
+        return _unmeasured(code, "no learning rate was tuned for any batch size")
+    rows = []
+    for arm in arms:
+        if arm is own or arm.best is None:
+            continue
+        kept = [p.value for p in arm.points if math.isclose(p.lr, best.lr, rel_tol=1e-6) and p.memory == best.memory]
+        cost = kept[0] / arm.best.value if kept and arm.best.value > 0 and arm.sign > 0 else math.nan
+        rows.append({
+            "batch_size": arm.batch_size, "total_steps": arm.total_steps, "best_lr": arm.best.lr, "best_memory": arm.best.memory,
+            "lr_shift": arm.best.lr / best.lr, "memory_shift": arm.best.memory - best.memory, "cost_of_keeping": cost,
+            "at_edge": arm.at_edge,
+        })  # fmt: skip
+    if not rows:
+        return _unmeasured(code, "no other batch size learned anything")
+    costly = [r for r in rows if math.isinf(r["cost_of_keeping"]) or r["cost_of_keeping"] > 1 + margin]
+    evidence = {"own_lr": best.lr, "own_memory": best.memory, "margin": margin, "rows": rows}
+    worst = max(rows, key=lambda r: -math.inf if math.isnan(r["cost_of_keeping"]) else r["cost_of_keeping"])
+    shown = "; ".join(f"{r['batch_size']} ({r['total_steps']:,} steps): lr {r['best_lr']:.3g}" for r in rows)
+    head = f"Tuned, batch size {own.batch_size} is best at lr {best.lr:.3g}; {shown}."
+    value = worst["cost_of_keeping"]
+    known = None if math.isnan(value) else value
+    if not costly:
+        return Finding(
+            code=code, status="ok", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
+            summary=f"{head} Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}.",
+        )  # fmt: skip
+    price = "the run is lost" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
+    return Finding(
+        code=code, status="warn", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
+        summary=f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.",
+        advice=["When the batch size changes, tune the learning rate and momentum anew, then what regularises.",
+                f"At {worst['batch_size']} begin at lr {worst['best_lr']:.3g}."],
+    )  # fmt: skip
+
+
+def _equivalence(arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
+    code = "batch_size.equivalence"
+    chosen = {size: _better_length([a for a in arms if a.batch_size == size]) for size in {a.batch_size for a in arms}}
+    ours = list(own.tuned.values())
+    rows: list[dict[str, Any]] = []
+    for size, arm in sorted(chosen.items()):
+        if size == own.batch_size or arm is None:
+            continue
+        found = equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha)
+        if found is not None:
+            rows.append({"batch_size": size, "total_steps": arm.total_steps, **found._asdict()})
+    if not rows:
+        reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
+        return _unmeasured(code, reason)
+    evidence = {"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows}
+    told = "; ".join(_told(row) for row in rows)
+    verdicts = {row["verdict"] for row in rows}
+    widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
+    common: dict[str, Any] = {
+        "code": code, "clause": "F6.8", "value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence
+    }  # fmt: skip
+    against = f"against batch size {own.batch_size}, each tuned: {told}"
+    if verdicts == {"equivalent"}:
+        return Finding(status="ok", summary=f"Equally good to within {margin:.0%} {against}.", **common)
+    if "different" in verdicts:
+        return Finding(
+            status="warn", summary=f"Not equally good {against}.", **common,
+            advice=["Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."],
+        )  # fmt: skip
+    return Finding(
+        status="not_measured", summary=f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more, {against}.",
+        advice=["More seeds narrow the intervals: seeds=... of wb.BatchSizeStudy."], **common,
+    )  # fmt: skip
+
+
+def _better_length(arms: Sequence[BatchArm]) -> BatchArm | None:
+    """Return the length whose settings did better under the seed that chooses (F6.7)."""
+    trained = [arm for arm in arms if arm.best is not None and len(arm.tuned) >= FEW_SEEDS]
+    return min(trained, key=lambda arm: arm.sign * arm.best.value if arm.best else math.inf, default=None)
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    found = Equivalence(*(row[name] for name in Equivalence._fields))
+    return f"{row['batch_size']} {found.ratio:.3g} times ({found.low:.3g} to {found.high:.3g})"

@@ -1,0 +1,150 @@
+"""The gradient noise scale: how many examples a gradient needs until its noise is as large as itself (F6.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from workbench.config import TrainConfig
+from workbench.train.batches import train_batches
+from workbench.train.checkpoint import load_model
+from workbench.train.explain import explained
+from workbench.train.gradients import LoopGradients
+from workbench.train.lanes import LaneStack
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["NoiseScale", "measure_noise_scale"]
+
+GROUPS = 8
+"""Of micro-batches, each left out once for the interval (rule of thumb)."""
+
+
+class NoiseScale(NamedTuple):
+    """The noise scale of one model on its training data, in examples.
+
+    Attributes:
+        value: trace of the covariance of the examples' gradients over the squared length of their mean; inf where the mean
+            cannot be told from noise.
+        low, high: 95 % interval; high is inf where the interval of the squared length reaches 0.
+        examples: gradients of how many examples went in.
+        micro_batch: examples a measured gradient is the mean of.
+    """
+
+    value: float
+    low: float
+    high: float
+    examples: int
+    micro_batch: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return self._asdict()
+
+
+def measure_noise_scale(
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    checkpoint: Path | None = None,
+    micro_batches: int = 64,
+    micro_batch: int | None = None,
+) -> NoiseScale | None:
+    """Measure the noise scale B_simple on training data, with the model in training mode.
+
+    Unbiased estimates of the squared gradient and of the trace from the spread of micro-batch gradients, its interval by
+    leaving out one of eight groups at a time, on the logarithm. Where batch norm is used, an example's gradient depends on
+    its micro-batch, and so does what is measured. The caller's random state is left bit for bit as it was.
+
+    Args:
+        workload: what to look at.
+        config: its seed makes the model and the order of the data.
+        device: where.
+        checkpoint: weights to load; None is the model at its initialisation.
+        micro_batches: how many gradients, at most; fewer where the training data do not last.
+        micro_batch: examples in each; None is a quarter of the batch, at least one.
+
+    Returns:
+        The measurement, or None where the training data have too few micro-batches, or a gradient is not finite.
+
+    Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1.
+    """
+    size = max(1, config.batch_size // 4) if micro_batch is None else micro_batch
+    data: Any = workload.train_data
+    count = min(micro_batches, (len(data) if hasattr(data, "__len__") else micro_batches * size) // size)
+    per_group = count // GROUPS
+    if per_group < 2:
+        return None
+    small = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
+    with isolated_rng():
+        stack = LaneStack(workload, [small], device)
+        if checkpoint is not None:
+            load_model(stack.models[0], checkpoint)
+        stack.models[0].train()
+        sums, squares = _collect(workload, small, stack, device, per_group)
+    if not (torch.isfinite(sums).all() and torch.isfinite(squares).all()):
+        return None
+    return _estimate(sums, squares, per_group, size)
+
+
+def _collect(
+    workload: Workload, config: TrainConfig, stack: LaneStack, device: torch.device, per_group: int
+) -> tuple[Tensor, Tensor]:
+    """Return for each group the sum of its gradients, (groups, parameters), and of their squared lengths, (groups,)."""
+    gradients = LoopGradients(workload, stack)
+    batches: Iterator[Any] = train_batches(workload, config, device)
+    sums = torch.zeros(GROUPS, stack.values.shape[1], dtype=torch.float64, device=_wide(device))
+    squares = torch.zeros(GROUPS, dtype=torch.float64, device=_wide(device))
+    for group in range(GROUPS):
+        for _ in range(per_group):
+            with explained(workload, "in a gradient of its noise scale"):
+                gradients([next(batches)])
+            one = stack.grad[0].to(sums.device).double()
+            sums[group] += one
+            squares[group] += one.square().sum()
+    return sums.cpu(), squares.cpu()
+
+
+def _wide(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "mps" else device  # mps has no float64
+
+
+def _estimate(sums: Tensor, squares: Tensor, per_group: int, size: int) -> NoiseScale:
+    total = sums.sum(0)
+    lengths = [float(total.square().sum())]
+    lengths += [float((total - one).square().sum()) for one in sums]
+    spread = [float(squares.sum())] + [float(squares.sum() - one) for one in squares]
+    counts = [GROUPS * per_group] + [(GROUPS - 1) * per_group] * GROUPS
+    found = [_parts(length / n**2, square, n, size) for length, square, n in zip(lengths, spread, counts, strict=True)]
+    examples = counts[0] * size
+    (trace, signal), left_out = found[0], found[1:]
+    quantile = float(stats.t.ppf(0.975, GROUPS - 1))
+    value = trace / signal if signal > 0 else math.inf
+    error = quantile * _jackknife([s for _, s in left_out])
+    if min(signal, *(s for _, s in left_out)) <= 0 or trace <= 0:
+        most = max(signal + error, 0.0)
+        low, high = (trace / most if most > 0 else math.inf), (math.inf if trace > 0 else value)
+        return NoiseScale(value, low, high, examples, size)
+    reach = quantile * _jackknife([math.log(max(t, trace * 1e-9) / s) for t, s in left_out])
+    high = math.inf if signal <= error else value * math.exp(reach)
+    return NoiseScale(value, value * math.exp(-reach), high, examples, size)
+
+
+def _parts(squared_mean: float, squares: float, count: int, size: int) -> tuple[float, float]:
+    """Return unbiased estimates of the trace for one example and of the squared length of the true gradient."""
+    variance = max(squares - count * squared_mean, 0.0) / (count - 1)
+    return size * variance, squared_mean - variance / count
+
+
+def _jackknife(left_out: list[float]) -> float:
+    """Return the standard error from estimates that each leave out one group."""
+    values = np.asarray(left_out)
+    return math.sqrt((len(values) - 1) / len(values) * float(np.square(values - values.mean()).sum()))
