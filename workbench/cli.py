@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,11 +173,22 @@ def _diagnose(args: argparse.Namespace) -> int:
         print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
         print(diagnosis.recommendation["paste"])
         print(diagnosis.recommendation.get("reason", ""))
+    _print_next(diagnosis)
     print(f"\nCost:      {_cost(diagnosis.cost)}")
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
     return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
+
+
+def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
+    """Print the first lines of advice that the recommended config does not follow already; the report has them all."""
+    left = (diagnosis.recommendation or {}).get("next") or ()
+    if left:
+        more = f" (the first {most} of {len(left)}; the report has all)" if len(left) > most else ""
+        print(f"\nWhat to try next{more}:")
+    for number, line in enumerate(left[:most], start=1):
+        print(textwrap.fill(f"{number}. {line}", width=100, subsequent_indent="   "))
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
@@ -218,6 +219,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         reason = "Not measured: the data holds values that are not finite, so nothing was trained."
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
-    return replace(
+    joined = replace(
         joined, cost=cost_of(record), recommendation=recommend(record, joined), path=record.path, command=record.command
     )
+    left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
+    return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})

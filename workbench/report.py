@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.recommendation import REMEDY_FIELDS, tried_remedies
+from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
 from workbench.report_figures import FIGURES, ReportFigure, draw_figures, figures_section, write_figures
@@ -157,41 +157,29 @@ def _ranked(diagnosis: Diagnosis) -> list[Finding]:
     return sorted(diagnosis.findings, key=lambda f: order.index(f.status))
 
 
-_LOWER = str(ADVICE["lower_lr"])
+_DONE = {
+    str(ADVICE[name]): said
+    for name, said in (("warmup", "warmup"), ("clipping", "clipping"), ("lower_lr", "a lower learning rate"))
+}
 
 
 def _advice(record: Any, diagnosis: Diagnosis) -> str:
-    """What to try next: the advice of all findings, worst first, each line once; what was tried here says what came of it."""
-    tried, changed = tried_remedies(record), set((diagnosis.recommendation or {}).get("changed") or ())
-    done = [name for name, field in REMEDY_FIELDS.items() if field in changed]
-    known = {str(ADVICE[name]): name for name in REMEDY_FIELDS}
-    lines: dict[str, str] = {}
-    for finding in _ranked(diagnosis):
-        for line in finding.advice:
-            lines.setdefault(line, finding.code)
-    lowered = _lowered(record.config, diagnosis.recommendation)
-    left = {
-        line: code for line, code in lines.items() if known.get(line) not in done and not (lowered and line == _LOWER)
-    }
-    done += ["a lower learning rate"] * lowered
+    """What to try next: the advice of all findings, worst first; what was tried here says what came of it."""
+    steps = next_steps(record, diagnosis)
+    done = [_DONE[step.line] for step in steps if step.done]
+    left = [step for step in steps if not step.done]
     adopted = f"<p>The recommended config does this already: {' and '.join(done)}.</p>\n" if done else ""
     if not left:
         return f"<h2>What to try next</h2>\n{adopted}" if adopted else ""
     items = "\n".join(
-        f'<li>{text(redact(line))}{_came_of(known.get(line), tried)} <span class="soft small">({text(code)})</span></li>'
-        for line, code in left.items()
+        f'<li>{text(redact(step.line))}{_came_of(step.tried)} <span class="soft small">({text(step.code)})</span></li>'
+        for step in left
     )
     return f"<h2>What to try next</h2>\n{adopted}<ol>\n{items}\n</ol>"
 
 
-def _lowered(baseline: Mapping[str, Any], found: Mapping[str, Any] | None) -> bool:
-    """Whether the config that was proven better has a smaller learning rate: then it is no last resort, but what was wrong."""
-    adopted = bool(found and found.get("adopted") and "peak_lr" in (found.get("changed") or ()))
-    return adopted and float((found or {})["config"]["peak_lr"]) < float(baseline["peak_lr"])
-
-
-def _came_of(remedy: str | None, tried: Collection[str]) -> str:
-    return " <strong>Tried in this study, not better.</strong>" if remedy in tried else ""
+def _came_of(tried: bool) -> str:
+    return " <strong>Tried in this study, not better.</strong>" if tried else ""
 
 
 def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
@@ -216,12 +204,17 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
 {table(columns, rows) if rows else ""}"""
 
 
+_SHOWN = {"noise": "noise (deviation from evaluation to evaluation)", "best_step": "step of the selected checkpoint"}
+
+
 def _comparison(baseline: Mapping[str, Any], found: Mapping[str, Any], changed: list[str]) -> list[list[Any]]:
     """Rows of changed fields, then of results."""
     config, before, after = found.get("config") or {}, found.get("baseline") or {}, found.get("recommended") or {}
     rows = [[name, to_json(baseline.get(name)), to_json(config.get(name))] for name in changed]
     return rows + [
-        [name, to_json(before.get(name)), to_json(after.get(name))] for name in dict.fromkeys([*before, *after])
+        [_SHOWN.get(name, name), to_json(before.get(name)), to_json(after.get(name))]
+        for name in dict.fromkeys([*before, *after])
+        if name != "noise_known"
     ]
 
 

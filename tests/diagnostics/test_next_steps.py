@@ -1,0 +1,54 @@
+"""The list of what to try: each line once, worst finding first, and what the study did about it already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_records import record, trial
+from workbench.diagnostics.advice import ADVICE
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.next_steps import next_steps
+
+WARMUP, CLIPPING, LOWER = (str(ADVICE[name]) for name in ("warmup", "clipping", "lower_lr"))
+FALLING = np.linspace(2, 1, 20)
+
+
+def said(*findings: tuple[str, str, tuple[str, ...]], **recommendation: Any) -> Diagnosis:
+    found = tuple(Finding(code=code, status=status, summary="", advice=advice) for code, status, advice in findings)
+    return Diagnosis(findings=found, recommendation=recommendation or None)
+
+
+def test_worst_first_and_each_line_once():
+    diagnosis = said(("a.ok", "ok", ("one",)), ("b.warn", "warn", ("two", "one")), ("c.fail", "fail", ("three",)))
+    assert [(s.line, s.code) for s in next_steps(record([]), diagnosis)] == [
+        ("three", "c.fail"),
+        ("two", "b.warn"),
+        ("one", "b.warn"),
+    ]
+
+
+def test_what_was_adopted_is_done_and_what_was_in_vain_is_tried():
+    r = record([trial(FALLING, 0.1), trial(FALLING, 0.1, stage="clipping", max_grad_norm=1.0)])
+    diagnosis = said(
+        ("a.warn", "warn", (WARMUP, CLIPPING, LOWER)), adopted=True, changed=["warmup_steps"], config={"peak_lr": 0.1}
+    )
+    assert [(s.done, s.tried) for s in next_steps(r, diagnosis)] == [(True, False), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize(("adopted", "changed", "lr", "done"), [
+    (True, ["peak_lr"], 0.01, True), (True, ["peak_lr"], 1.0, False), (False, [], 0.1, False), (True, ["warmup_steps"], 0.1, False),
+])  # fmt: skip
+def test_a_smaller_lr_that_was_proven_better_is_no_last_resort(adopted, changed, lr, done):
+    diagnosis = said(("a.fail", "fail", (LOWER,)), adopted=adopted, changed=changed, config={"peak_lr": lr})
+    (step,) = next_steps(record([trial(FALLING, 0.1)]), diagnosis)
+    assert step.done is done
+
+
+def test_nothing_to_say():
+    assert next_steps(record([]), said(("a.ok", "ok", ()))) == []
+    diagnosis = replace(said(("a.warn", "warn", ("one",))), recommendation=None)
+    assert [s.line for s in next_steps(record([]), diagnosis)] == ["one"]

@@ -1,0 +1,57 @@
+"""`next_steps`: the advice of a diagnosis, each line once, with what the study has already done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from workbench.diagnostics.advice import ADVICE
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.recommendation import REMEDY_FIELDS, tried_remedies
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["NextStep", "next_steps"]
+
+_ORDER = ("fail", "warn", "not_measured", "ok")
+
+
+class NextStep(NamedTuple):
+    """One line of advice.
+
+    Attributes:
+        line: what to do.
+        code: the finding that gives it, the worst one where several do.
+        done: the recommended config does it already.
+        tried: this study tried it, and it was not better.
+    """
+
+    line: str
+    code: str
+    done: bool
+    tried: bool
+
+
+def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
+    """Return the advice of all findings, worst finding first (F2.9, F2.10).
+
+    Args:
+        record: the study, which knows what was tried.
+        diagnosis: of that study.
+    """
+    tried, found = tried_remedies(record), diagnosis.recommendation or {}
+    changed = set(found.get("changed") or ())
+    remedies = {str(ADVICE[name]): name for name in REMEDY_FIELDS}
+    done = {str(ADVICE[name]) for name, field in REMEDY_FIELDS.items() if field in changed}
+    if _lowers_lr(record.config, found):
+        done.add(str(ADVICE["lower_lr"]))
+    steps: dict[str, NextStep] = {}
+    for finding in sorted(diagnosis.findings, key=lambda f: _ORDER.index(f.status)):
+        for line in finding.advice:
+            steps.setdefault(line, NextStep(line, finding.code, line in done, remedies.get(line) in tried))
+    return list(steps.values())
+
+
+def _lowers_lr(baseline: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a smaller learning rate was proven better: then it is no last resort, but what was wrong."""
+    adopted = bool(found.get("adopted")) and "peak_lr" in (found.get("changed") or ())
+    return adopted and float(found["config"]["peak_lr"]) < float(baseline["peak_lr"])
