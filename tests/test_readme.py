@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
 
 
+def test_a_pasted_config_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(block("wb.classification("))
+    names: dict[str, Any] = {}
+    exec("import workbench as wb\n" + block("wb.Trainer().run(workload, config").replace("=500", "=20"), names)
+    assert names["record"].best().checkpoint.is_dir()
+
+
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -40,6 +50,7 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
     arms = block("wb.ComparisonStudy(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
     exec(re.sub("digits_resnet(_stride1)?", "digits_mlp", arms), names)
+    exec(block("wb.BatchSizeStudy(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
     exec(small + block("record.lanes"), names)
     lanes = wb.open("runs/many").lanes
     assert len(lanes) == 32
