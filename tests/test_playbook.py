@@ -35,6 +35,7 @@ CODES = {
     "stability.headroom",
     "architecture.no_residual", "architecture.no_norm", "architecture.norm_after_add", "architecture.branch_not_zero",
     "schedule.discontinuity", "schedule.restarts", "schedule.collapse",
+    "evaluation.skew", "evaluation.too_small", "evaluation.minority_counts",
 }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     arms = block("wb.ComparisonStudy(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
     exec(re.sub("digits_resnet(_stride1)?", "digits_mlp", arms), names)
     exec(block("wb.BatchSizeStudy(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
+    exec(block("wb.EvaluationSampleStudy(").replace("budget_s=1.0", "budget_s=1.0, steps=20"), names)
     exec(small + block("record.lanes"), names)
     lanes = wb.open("runs/many").lanes
     assert len(lanes) == 32

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
     from workbench.diagnostics.batch_size import diagnose_batch_size
+    from workbench.diagnostics.class_counts import class_counts
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.comparison import diagnose_comparison
+    from workbench.diagnostics.detectable import detectable_difference, examples_needed
+    from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
+    from workbench.diagnostics.sample_size import evaluation_sizes
     from workbench.diagnostics.schedule import diagnose_schedule
+    from workbench.diagnostics.selection_gap import selection_gaps
+    from workbench.diagnostics.skew import skew_tests
     from workbench.diagnostics.stability_first import check_stability
     from workbench.diagnostics.warmup import diagnose_warmup
     from workbench.errors import (
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
     from workbench.plots.clipping import plot_clipping
     from workbench.plots.comparison import plot_comparison
+    from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
@@ -76,6 +83,7 @@ if TYPE_CHECKING:
     from workbench.studies.batch_size import BatchSizeStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.comparison import ComparisonStudy
+    from workbench.studies.evaluation_sample import EvaluationSampleStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
@@ -88,6 +96,7 @@ if TYPE_CHECKING:
     from workbench.train.rule_forms import explain_rule
     from workbench.train.trainer import Trainer
     from workbench.workloads.base import Workload
+    from workbench.workloads.evaluation_sample import draw_sample, sampled_workload
     from workbench.workloads.helpers import classification, language_model, regression
     from workbench.workloads.registry import list_workloads, load_workload
 
@@ -105,6 +114,7 @@ __all__ = [
     "DataError",
     "DeviceError",
     "Diagnosis",
+    "EvaluationSampleStudy",
     "Finding",
     "Hook",
     "InstabilityStudy",
@@ -131,21 +141,27 @@ __all__ = [
     "architecture_joins",
     "better_rule",
     "check_stability",
+    "class_counts",
     "classification",
     "clipping_panel",
     "constant",
     "cosine",
     "describe_notebook",
+    "detectable_difference",
     "diagnose",
     "diagnose_architecture",
     "diagnose_batch_size",
     "diagnose_clipping",
     "diagnose_comparison",
+    "diagnose_evaluation_sample",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
     "diagnose_schedule",
     "diagnose_warmup",
+    "draw_sample",
+    "evaluation_sizes",
+    "examples_needed",
     "explain_rule",
     "find_notebook",
     "how_trained",
@@ -160,9 +176,11 @@ __all__ = [
     "open",
     "plot_architecture",
     "plot_batch_size",
+    "plot_class_recall",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
+    "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
     "plot_loss_curves",
@@ -172,14 +190,18 @@ __all__ = [
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
+    "plot_selection_gap",
     "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
     "read_verdict",
     "regression",
     "run_notebook",
+    "sampled_workload",
     "schedule_of",
+    "selection_gaps",
     "shaped",
+    "skew_tests",
     "write_report",
 ]
 
@@ -195,15 +217,24 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Finding",
     ),
     "diagnostics.batch_size": ("diagnose_batch_size",),
+    "diagnostics.class_counts": ("class_counts",),
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.comparison": ("diagnose_comparison",),
+    "diagnostics.detectable": (
+        "detectable_difference",
+        "examples_needed",
+    ),
+    "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
         "better_rule",
         "diagnose_optimizers",
     ),
+    "diagnostics.sample_size": ("evaluation_sizes",),
     "diagnostics.schedule": ("diagnose_schedule",),
+    "diagnostics.selection_gap": ("selection_gaps",),
+    "diagnostics.skew": ("skew_tests",),
     "diagnostics.stability_first": ("check_stability",),
     "diagnostics.warmup": ("diagnose_warmup",),
     "errors": (
@@ -236,6 +267,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "plots.clipping": ("plot_clipping",),
     "plots.comparison": ("plot_comparison",),
+    "plots.evaluation_sample": (
+        "plot_class_recall",
+        "plot_evaluation_sample",
+        "plot_selection_gap",
+    ),
     "plots.grad_norm": (
         "plot_grad_norm",
         "plot_grad_norm_histogram",
@@ -276,6 +312,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.batch_size": ("BatchSizeStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),
+    "studies.evaluation_sample": ("EvaluationSampleStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),
@@ -288,6 +325,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.rule_forms": ("explain_rule",),
     "train.trainer": ("Trainer",),
     "workloads.base": ("Workload",),
+    "workloads.evaluation_sample": (
+        "draw_sample",
+        "sampled_workload",
+    ),
     "workloads.helpers": (
         "classification",
         "language_model",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clipping import diagnose_clipping
+from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
@@ -33,6 +35,7 @@ from workbench.studies.preflight import collect_preflight
 from workbench.studies.proof import Proof
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session, open_session
+from workbench.studies.validation_set import collect_validation_set
 from workbench.studies.warmup import WarmupStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -74,9 +77,12 @@ class _Walk:
         run_round(session, self.proof.baselines(session.config))
         self.instability.extend(session)
         _cure(session)
-        candidate = _candidate(session)
+        found = screen(session.record, diagnose_lr_sweep(session.record))
+        candidate = _candidate(session, found)
         if candidate is not None:
             self.proof.extend(session, candidate)
+        if "evaluation_sample" not in session.record.facts:
+            session.facts(evaluation_sample=collect_validation_set(session, found))
 
     def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
@@ -108,9 +114,8 @@ def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
     return any(diagnosis[code].status in ("warn", "fail") for code in codes)
 
 
-def _candidate(session: Session) -> TrainConfig | None:
+def _candidate(session: Session, found: Mapping[str, Any]) -> TrainConfig | None:
     """Return the config that looks better than the baseline by more than its noise, if there is one."""
-    found = screen(session.record, diagnose_lr_sweep(session.record))
     if not found["promising"]:
         return None
     changed = config_of(session.record, found["recommended"]["trials"][0])
@@ -219,8 +224,11 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         reason = "Not measured: the data holds values that are not finite, so nothing was trained."
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
+    recommendation = recommend(record, joined)
+    if "evaluation_sample" in record.facts:
+        joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"])
     joined = replace(
-        joined, cost=cost_of(record), recommendation=recommend(record, joined), path=record.path, command=record.command
+        joined, cost=cost_of(record), recommendation=recommendation, path=record.path, command=record.command
     )
     left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
     return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})

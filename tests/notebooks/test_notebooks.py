@@ -21,6 +21,7 @@ EXPECTED = {
     "04_clipping",
     "05_optimizers",
     "06_architecture",
+    "08_evaluation_sample",
     "11_batch_size",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}

@@ -6,6 +6,7 @@ from workbench.plots.architecture import plot_architecture
 from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
 from workbench.plots.clipping import plot_clipping
 from workbench.plots.comparison import plot_comparison
+from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
@@ -17,9 +18,11 @@ from workbench.plots.warmup import plot_warmup
 __all__ = [
     "plot_architecture",
     "plot_batch_size",
+    "plot_class_recall",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
+    "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
     "plot_loss_curves",
@@ -29,6 +32,7 @@ __all__ = [
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
+    "plot_selection_gap",
     "plot_tuned_lr",
     "plot_warmup",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches, train_batches
+from workbench.train.example_values import float_tensors
 from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
 from workbench.train.gradients import LoopGradients
@@ -66,7 +67,7 @@ def _scan(
     stack.models[0].eval()
     with torch.no_grad():
         for batch, examples in eval_batches(workload, split, config.evaluation_batch, device, config.precision):
-            bad = sum(int((~torch.isfinite(t)).sum()) for t in _floats(batch))
+            bad = sum(int((~torch.isfinite(t)).sum()) for t in float_tensors(batch))
             if bad and first_bad is None:
                 first_bad = seen
             nonfinite += bad
@@ -99,16 +100,6 @@ def _where_nonfinite(facts: dict[str, Any]) -> str:
         for split, f in bad.items()
     ]
     return f" NaN or infinite values were found: {'; '.join(shown)}." if shown else ""
-
-
-def _floats(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch] if batch.is_floating_point() else []
-    if isinstance(batch, dict):
-        return [t for value in batch.values() for t in _floats(value)]
-    if isinstance(batch, (list, tuple)):
-        return [t for value in batch for t in _floats(value)]
-    return []
 
 
 def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | None:

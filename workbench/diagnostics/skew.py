@@ -1,0 +1,205 @@
+"""Does a sample agree with the set that it was drawn from: in its classes, its features and on the metric (P3.2)?
+
+A sample is held against what was left out: where it was drawn without looking, the two are alike, and what they differ by is
+known exactly, because the set is finite. So every test here knows that a sample of nearly everything cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from workbench.errors import DataError, UsageError
+
+__all__ = ["SkewTest", "class_test", "feature_tests", "metric_test", "skew_tests", "worst_skew"]
+
+SkewTest = dict[str, Any]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+FEWEST_EXPECTED = 5.0
+"""Examples that every class should lead one to expect for the chi-square approximation (Cochran 1954)."""
+MAX_LEVELS = 10
+"""A feature with no more values than this is a category (rule of thumb)."""
+DRAWS = 9999
+"""Samples of classes drawn anew for an exact p-value."""
+MEAN_DRAWS = 1999
+"""Samples of examples drawn anew for that of a mean: enough for a p-value of 0.001."""
+MAX_CELLS = 20_000_000
+"""Above this many values, draws times examples, the metric's p-value is the normal approximation's (rule of thumb)."""
+
+
+def skew_tests(
+    taken: Sequence[bool] | Mask,
+    *,
+    labels: Sequence[int] | NDArray[np.int64] | None = None,
+    features: Floats | None = None,
+    feature_names: Sequence[str] | None = None,
+    metrics: Mapping[str, Floats] | None = None,
+) -> list[SkewTest]:
+    """Return one test for the classes, one for each feature and one for each metric.
+
+    Args:
+        taken: which examples of the full set are in the sample, shape (examples,).
+        labels: class of every example, shape (examples,); None where they have none.
+        features: shape (examples, features); NaN counts as a value that is missing.
+        feature_names: of the columns.
+        metrics: name -> value of every example of the full set, shape (examples,).
+
+    Returns:
+        Dicts with kind ("class", "feature", "metric"), name, p, and what was found; hand them to `worst_skew`.
+
+    Raises:
+        UsageError: the sample is empty.
+        DataError: a shape does not fit.
+    """
+    mask = np.asarray(taken, dtype=bool)
+    if not mask.any():
+        raise UsageError("the sample has 0 examples, so it cannot be held against the full set: take at least 1.")
+    for name, values in {"labels": labels, "features": features, **(metrics or {})}.items():
+        if values is not None and len(values) != mask.size:
+            raise DataError(f"{name} has {len(values)} rows for {mask.size} examples of the full set.")
+    found = [] if labels is None else [class_test(mask, np.asarray(labels))]
+    if features is not None:
+        found += feature_tests(mask, np.asarray(features, dtype=np.float64), feature_names)
+    return found + [metric_test(mask, np.asarray(v, dtype=np.float64), name) for name, v in (metrics or {}).items()]
+
+
+def class_test(mask: Mask, labels: NDArray[Any], *, name: str = "class") -> SkewTest:
+    """Return whether the classes have the same shares in the sample as in the full set.
+
+    Pearson's chi-square of sample against rest; where fewer than 5 examples of a class are expected, its exact distribution
+    over samples drawn without replacement.
+
+    Args:
+        mask: which examples are in the sample.
+        labels: class of every example.
+        name: of the test.
+    """
+    values, codes = np.unique(labels, return_inverse=True)
+    full = np.bincount(codes, minlength=len(values))
+    counts = np.bincount(codes[mask], minlength=len(values))
+    n, size = int(mask.sum()), mask.size
+    expected = full * (n / size)
+    furthest = int(np.argmax(np.abs(counts - expected) / np.sqrt(expected)))
+    shown = {"value": _plain(values[furthest]), "count": int(counts[furthest]), "expected": float(expected[furthest])}
+    known = {"kind": "class", "name": name, "levels": len(values), "furthest": shown}
+    if n == size or len(values) < 2:
+        return known | {"p": 1.0, "test": "none: nothing can differ"}
+    if min(expected.min(), (full - expected).min()) >= FEWEST_EXPECTED:
+        statistic = float((((counts - expected) ** 2) / expected).sum() * size / (size - n))
+        return known | {"p": float(stats.chi2.sf(statistic, len(values) - 1)), "test": "chi-square"}
+    drawn = np.random.default_rng(0).multivariate_hypergeometric(full, n, size=DRAWS, method="marginals")
+    far = (((drawn - expected) ** 2) / expected).sum(1)
+    own = (((counts - expected) ** 2) / expected).sum()
+    return known | {"p": float((1 + (far >= own * (1 - 1e-12)).sum()) / (1 + DRAWS)), "test": "exact"}
+
+
+def feature_tests(mask: Mask, features: Floats, names: Sequence[str] | None = None) -> list[SkewTest]:
+    """Return for each column whether its values are distributed in the sample as in what was left out.
+
+    Kolmogorov-Smirnov for numbers, chi-square for columns of up to 10 values; missing values are compared by their share.
+    A column with a single value is left out.
+
+    Args:
+        mask: which examples are in the sample.
+        features: shape (examples, features).
+        names: of the columns; None numbers them.
+    """
+    if features.ndim != 2:
+        raise DataError(f"features have shape {features.shape}, but must be (examples, features): flatten the rest.")
+    found = []
+    for column in range(features.shape[1]):
+        values = features[:, column]
+        missing = np.isnan(values)
+        tests = []
+        if missing.any() and not missing.all():
+            tests.append(class_test(mask, missing) | {"test": "missing values"})
+        here, there = values[mask & ~missing], values[~mask & ~missing]
+        levels = np.unique(values[~missing])
+        if levels.size > 1 and here.size and there.size:
+            if levels.size <= MAX_LEVELS:
+                tests.append(class_test(mask[~missing], values[~missing]))
+            else:
+                ks = stats.ks_2samp(here, there, method="asymp")
+                tests.append({"p": float(ks.pvalue), "test": "Kolmogorov-Smirnov", "distance": float(ks.statistic)})
+        if tests:
+            least = min(tests, key=lambda test: float(test["p"]))
+            name = str(column) if names is None else names[column]
+            found.append(least | {"kind": "feature", "name": name, "p": min(1.0, float(least["p"]) * len(tests))})
+    return found
+
+
+def metric_test(mask: Mask, values: Floats, name: str, *, confidence: float = 0.95) -> SkewTest:
+    """Return the metric on the sample minus that on the full set, with an interval and a p-value.
+
+    The values of all examples are known, so the standard error carries the correction for a finite set, and the p-value is
+    that of samples drawn anew from these very values, which holds for skewed ones as well.
+
+    Args:
+        mask: which examples are in the sample.
+        values: of the metric, for every example of the full set.
+        name: of the metric.
+        confidence: of the interval.
+    """
+    known: SkewTest = {"kind": "metric", "name": name}
+    if not np.isfinite(values).all():
+        bad = int((~np.isfinite(values)).sum())
+        return known | {"p": None, "test": "none", "reason": f"{bad} values of {name} are not finite"}
+    n, size = int(mask.sum()), values.size
+    full, here = float(values.mean()), float(values[mask].mean())
+    spread = float(values.std(ddof=1)) if size > 1 else 0.0
+    se = spread / math.sqrt(n) * math.sqrt(1 - n / size)
+    half = float(stats.norm.isf((1 - confidence) / 2)) * se
+    known |= {"full": full, "sample": here, "difference": here - full, "se": se}
+    known |= {"low": here - full - half, "high": here - full + half}
+    if se == 0:
+        return known | {"p": 1.0, "test": "none: nothing can differ"}
+    if size * MEAN_DRAWS > MAX_CELLS:
+        return known | {"p": float(2 * stats.norm.sf(abs(here - full) / se)), "test": "normal"}
+    drawn = _redrawn(values, n)
+    slack = 1e-12 * (spread + abs(full))
+    tail = min((drawn <= here + slack).sum(), (drawn >= here - slack).sum())
+    return known | {"p": float(min(1.0, 2 * (1 + tail) / (1 + drawn.size))), "test": "exact"}
+
+
+def _redrawn(values: Floats, n: int) -> Floats:
+    """Return the means of samples of `n`, drawn without replacement, shape (draws,)."""
+    rng, size = np.random.default_rng(0), values.size
+    levels, full = np.unique(values, return_counts=True)
+    if levels.size <= MAX_LEVELS:
+        return np.asarray(rng.multivariate_hypergeometric(full, n, size=DRAWS, method="marginals") @ levels / n)
+    few = min(n, size - n)
+    order = rng.random((MEAN_DRAWS, size), dtype=np.float32).argpartition(few - 1, axis=1)[:, :few]
+    sums = values[order].sum(1)
+    return np.asarray(sums / n if few == n else (values.sum() - sums) / n)
+
+
+def worst_skew(tests: Sequence[SkewTest]) -> list[SkewTest]:
+    """Return the tests with p_adjusted, the smallest first: none of them lies below q in more than q of unskewed samples.
+
+    Holm's correction within classes, features and metrics each, and Bonferroni's over these kinds, so that a hundred
+    features do not hide a metric that is off.
+
+    Args:
+        tests: of `skew_tests`; those without a p-value are left out.
+    """
+    usable = [test for test in tests if test["p"] is not None]
+    kinds = {test["kind"] for test in usable}
+    found = []
+    for kind in kinds:
+        ordered = sorted((test for test in usable if test["kind"] == kind), key=lambda test: float(test["p"]))
+        largest = 0.0
+        for place, test in enumerate(ordered):
+            largest = max(largest, min(1.0, test["p"] * (len(ordered) - place) * len(kinds)))
+            found.append(test | {"p_adjusted": largest})
+    return sorted(found, key=lambda test: (test["p_adjusted"], test["kind"], test["name"]))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,124 @@
+"""`example_values`: loss, metrics, class and inputs of every example of a split, where a mean would hide them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from workbench.train.batches import eval_batches
+from workbench.train.evaluation import eval_mode, on_host
+from workbench.train.explain import explained
+from workbench.train.forward import autocast, per_example
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_loss_shape
+from workbench.workloads.losses import CrossEntropy, classes_of
+
+__all__ = ["ExampleValues", "example_values", "float_tensors"]
+
+Floats = NDArray[np.float64]
+
+
+class ExampleValues(NamedTuple):
+    """What is known of every example of a split.
+
+    Attributes:
+        columns: "loss" and the workload's metrics -> values, shape (examples,).
+        weights: shape (examples,), ones without weights.
+        labels: class of each, shape (examples,); None where the loss is no cross-entropy with one class an example.
+        classes: how many the model tells apart; None where unknown.
+        features: shape (examples, features), every floating tensor of the batch; None where there is none.
+    """
+
+    columns: dict[str, Floats]
+    weights: Floats
+    labels: NDArray[np.int64] | None
+    classes: int | None
+    features: Floats | None
+
+    def only(self, mask: NDArray[np.bool_]) -> ExampleValues:
+        """Return the values of a part of the examples."""
+        return self._replace(
+            columns={name: values[mask] for name, values in self.columns.items()},
+            weights=self.weights[mask],
+            labels=None if self.labels is None else self.labels[mask],
+            features=None if self.features is None else self.features[mask],
+        )
+
+
+def example_values(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    precision: str | None,
+    max_features: int = 0,
+) -> ExampleValues:
+    """Return the values of `model` on every example of a split, in evaluation mode; model and RNG are left as they were.
+
+    Args:
+        workload: what is evaluated.
+        model: on `device`.
+        split: of the data.
+        batch_size: examples in a batch.
+        device: where to compute.
+        precision: of the config.
+        max_features: columns of the inputs that are kept, spread evenly over them; 0 keeps none.
+    """
+    values: dict[str, list[Tensor]] = {}
+    weights: list[Tensor] = []
+    labels: list[Tensor] = []
+    features: list[Tensor] = []
+    classes: int | None = None
+    seen = 0
+    with torch.no_grad(), isolated_rng(), eval_mode(model):
+        for batch, examples in eval_batches(workload, split, batch_size, device, precision):
+            where = f"in the batch of the {split} split that begins with example {seen}"
+            with explained(workload, where):
+                with autocast(device, precision):
+                    outputs, losses, weight = per_example(workload, model, batch, examples)
+                found = {"loss": losses} | {name: metric(outputs, batch) for name, metric in workload.metrics.items()}
+                for name, value in found.items():
+                    check_loss_shape(value, examples, what=f"metric {name!r}")
+                    values.setdefault(name, []).append(value)
+            weights.append(torch.ones_like(losses) if weight is None else weight)
+            classes = classes_of(workload.loss, outputs)
+            if isinstance(workload.loss, CrossEntropy):
+                labels.append(workload.loss.targets(batch))
+            if max_features:
+                features.append(_columns(batch, examples, max_features))
+            seen += examples
+    return ExampleValues(
+        columns={name: on_host(parts).numpy() for name, parts in values.items()},
+        weights=on_host(weights).numpy(),
+        labels=torch.cat(labels).cpu().numpy().astype(np.int64) if labels else None,
+        classes=classes if labels else None,
+        features=torch.cat(features).numpy() if features and features[0].shape[1] else None,
+    )
+
+
+def _columns(batch: Any, examples: int, most: int) -> Tensor:
+    """Return the floating tensors of a batch side by side, shape (examples, columns), at most `most` of the columns."""
+    parts = [t.detach().reshape(examples, -1) for t in float_tensors(batch) if t.dim() and t.shape[0] == examples]
+    if not parts:
+        return torch.empty(examples, 0, dtype=torch.float64)
+    rows = torch.cat([part.cpu().double() for part in parts], 1)
+    count = rows.shape[1]
+    return rows if count <= most else rows[:, torch.linspace(0, count - 1, most).long()]
+
+
+def float_tensors(batch: Any) -> list[Tensor]:
+    """Return the floating tensors of a nested batch, in order."""
+    if isinstance(batch, Tensor):
+        return [batch] if batch.is_floating_point() else []
+    if isinstance(batch, dict):
+        return [t for value in batch.values() for t in float_tensors(value)]
+    if isinstance(batch, (list, tuple)):
+        return [t for value in batch for t in float_tensors(value)]
+    return []
