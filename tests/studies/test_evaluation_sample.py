@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.diagnostics.compared_pairs import compared_pairs
-from workbench.errors import ConfigError, RecordError, UnknownNameError, UsageError
+from workbench.errors import ConfigError, DataError, RecordError, UnknownNameError, UsageError
 from workbench.record import StudyRecord
 from workbench.studies.evaluation_cost import measure_evaluation
 from workbench.studies.evaluation_sample import EvaluationSampleStudy
@@ -267,6 +267,32 @@ def test_a_validation_split_that_is_a_biased_part_of_one_dataset(
     found = wb.diagnose_evaluation_sample(collect_validation_set(session(record, split, facts), NOTHING))
     assert found["evaluation.skew"].status == status
     assert "beside the training split of the same dataset" in found["evaluation.skew"].summary
+
+
+class Stream(IterableDataset[Any]):
+    """Read in its own order: there is no index to draw a part by."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Any:
+        return iter(self.data[i] for i in range(len(self.data)))
+
+
+def test_a_set_that_is_read_in_its_own_order(
+    record: StudyRecord, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = breast_cancer(total_steps=1, batch_size=2)
+    stream = workload.replace(validation_data=Stream(workload.validation_data))
+    monkeypatch.setattr("workbench.studies.validation_set.LEAST_EXAMPLES", 60)
+    facts = collect_validation_set(session(record, stream), NOTHING)
+    assert [row["total"] for row in facts["classes"]] == [32, 54], "all of it was read"
+    with pytest.raises(DataError, match="Stream has no index to draw a sample by"):
+        EvaluationSampleStudy().run(stream, out=tmp_path / "s")
+    assert not (tmp_path / "s" / "trials").exists(), "nothing was trained"
 
 
 def test_pairs_are_of_equal_seeds_and_fresh_where_there_are_any(record: StudyRecord) -> None:

@@ -18,7 +18,7 @@ from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session
 from workbench.studies.validation_set import class_facts, pair_facts, sample_facts, selected_model
 from workbench.train.example_values import ExampleValues, example_values
-from workbench.workloads.evaluation_sample import How, draw_sample
+from workbench.workloads.evaluation_sample import How, check_drawable, draw_sample
 
 __all__ = ["EvaluationSampleStudy"]
 
@@ -69,6 +69,7 @@ class EvaluationSampleStudy(Study):
 
     def extend(self, session: Session) -> None:
         """Train the baseline under two seeds, then measure, draw and test."""
+        check_drawable(session.workload.validation_data)
         available = len(session.workload.validation_data)
         if self.size is not None and self.size > available:
             raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.class_counts import count_classes
@@ -62,7 +62,7 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         usable = usable[:1]
     each = allowed // sum(n is not None for n in usable[0])
     small = workload
-    if len(data) > each and hasattr(data, "__getitem__"):
+    if len(data) > each and not isinstance(data, IterableDataset):
         small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
     with isolated_rng():
         values = [

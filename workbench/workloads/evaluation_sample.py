@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, Subset
 from workbench.errors import DataError, UsageError, nearest
 from workbench.workloads.base import Workload
 
-__all__ = ["EvaluationSample", "How", "draw_sample", "sample_id", "sampled_workload"]
+__all__ = ["EvaluationSample", "How", "check_drawable", "draw_sample", "sample_id", "sampled_workload"]
 
 How = Literal["stratified", "random"]
 
@@ -64,10 +64,7 @@ def draw_sample(
         UsageError: `size` is out of its range, `how` is unknown, or "stratified" has no labels.
         DataError: the dataset has no index to draw by, or `labels` do not fit it.
     """
-    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise DataError(
-            f"{type(data).__name__} has no index to draw a sample by: make it map-style, with __len__ and __getitem__."
-        )
+    check_drawable(data)
     total = len(data)
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size <= total:
         raise UsageError(f"size={size!r} must be an integer from 1 to {total}, the examples of the full set.")
@@ -90,6 +87,18 @@ def draw_sample(
     name = sample_id(indices)
     setattr(part, "sample_id", name)  # noqa: B010 - whoever evaluates on it can write down what it was
     return EvaluationSample(data=part, id=name, size=len(indices), how=how, seed=seed)
+
+
+def check_drawable(data: Any) -> None:
+    """Check that a sample can be drawn from `data`.
+
+    Raises:
+        DataError: it is read in its own order and has no index to draw by.
+    """
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise DataError(
+            f"{type(data).__name__} has no index to draw a sample by: make it map-style, with __len__ and __getitem__."
+        )
 
 
 def sampled_workload(workload: Workload, sample: EvaluationSample) -> Workload:
