@@ -49,36 +49,39 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     data = workload.data(split)
     facts: dict[str, Any] = {"split": split, "metric": metric, "examples": len(data), "asked": {}}
     compared = compared_pairs(record, found)
-    usable = [
-        (a, b if b is not None and _selected(record, b) else None) for a, b in compared.pairs if _selected(record, a)
-    ]
-    usable = [pair for pair in usable if pair[1] is not None] or usable[:1]
-    if not usable:
+    pairs = [pair for pair in ((a, _kept(record, b)) for a, b in compared.pairs) if _kept(record, pair[0]) is not None]
+    pairs = [pair for pair in pairs if pair[1] is not None] or pairs[:1]
+    if not pairs:
         reason = "no trial of the baseline has a selected checkpoint"
         return facts | {"reason": reason, "no_classes": reason}
-    allowed = max(LEAST_EXAMPLES, int(RUN_FRAC * config.total_steps * config.batch_size))
-    models = sum(n is not None for pair in usable for n in pair)
-    if len(data) * models > allowed:  # fewer pairs before fewer examples
-        usable = usable[:1]
-    each = allowed // sum(n is not None for n in usable[0])
-    small = workload
-    if len(data) > each and not isinstance(data, IterableDataset):
-        small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
+    pairs, small = _affordable(workload, config, pairs, split)
     with isolated_rng():
         values = [
-            tuple(None if n is None else _values(small, session, record, n, split=split) for n in pair)
-            for pair in usable
+            (_values(small, session, record, a), None if b is None else _values(small, session, record, b))
+            for a, b in pairs
         ]
-    pair = pair_facts([(a, b) for a, b in values if a is not None], metric=metric)
-    pair |= {"trials": [list(numbers) for numbers in usable], "learned": _learned(record, pair, split, metric)}
+    pair = pair_facts(values, metric=metric)
+    pair |= {"trials": [list(numbers) for numbers in pairs], "learned": _learned(record, pair, split, metric)}
     facts |= {"pair": pair, "compared": compared.what, "skew": _split_skew(session, data, split)}
-    first, second = values[0]
-    assert first is not None
-    if small is workload:
-        return facts | class_facts(workload, first, second)
-    return facts | {
-        "no_classes": f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
-    }
+    counted = class_facts(workload, *values[0])
+    if small is not workload and "classes" in counted:
+        reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
+        counted = {"no_classes": reason}
+    return facts | counted
+
+
+def _affordable(
+    workload: Workload, config: TrainConfig, pairs: list[tuple[int, int | None]], split: str
+) -> tuple[list[tuple[int, int | None]], Workload]:
+    """Return the pairs that can be evaluated, and the workload with as much of the split: fewer pairs before fewer examples."""
+    data = workload.data(split)
+    allowed = max(LEAST_EXAMPLES, int(RUN_FRAC * config.total_steps * config.batch_size))
+    if len(data) * sum(n is not None for pair in pairs for n in pair) > allowed:
+        pairs = pairs[:1]
+    each = allowed // sum(n is not None for n in pairs[0])
+    if len(data) <= each or isinstance(data, IterableDataset):
+        return pairs, workload
+    return pairs, workload.replace(**{f"{split}_data": draw_sample(data, each).data})
 
 
 def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, metric: str) -> dict[str, Any]:
@@ -173,17 +176,17 @@ def _selected(record: StudyRecord, number: int) -> Path | None:
     return folder if folder.exists() else None
 
 
-def _values(workload: Workload, session: Session, record: StudyRecord, number: int, *, split: str) -> ExampleValues:
+def _kept(record: StudyRecord, number: int | None) -> int | None:
+    """Return a trial's number where its selected checkpoint is on disk, else None."""
+    return number if number is not None and _selected(record, number) is not None else None
+
+
+def _values(workload: Workload, session: Session, record: StudyRecord, number: int) -> ExampleValues:
     config = session.config
+    split = config.select.split("/", 1)[0]
     model = selected_model(workload, config, record, number, session.device)
-    return example_values(
-        workload,
-        model,
-        split=split,
-        batch_size=config.evaluation_batch,
-        device=session.device,
-        precision=config.precision,
-    )
+    how: dict[str, Any] = {"batch_size": config.evaluation_batch, "precision": config.precision}
+    return example_values(workload, model, split=split, device=session.device, **how)
 
 
 def _mean(values: Any, weights: Any) -> float:

@@ -1,0 +1,75 @@
+"""How noisy is the recall of a rare class, and by how many examples (P3.6, P3.7)? On `breast_cancer`, malignant made rare.
+
+python tests/benchmarks/rare_recall.py [--seeds N] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import workbench as wb
+from workbench.diagnostics.class_counts import wilson
+from workbench.studies.validation_set import selected_model
+from workbench.train.example_values import example_values
+
+COUNTS = (5, 10, 20, 40)
+DRAWS = 4000
+
+
+def answers(seeds: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """1 where a model is right, shape (seeds, examples), and the classes, over validation and test."""
+    workload = wb.load_workload("breast_cancer")
+    config = workload.config.replace(total_steps=steps)
+    cpu = torch.device("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        record = wb.LRSweep(lrs=[config.peak_lr], seeds=seeds, steps=steps).run(
+            workload, wb.Trainer(device="cpu"), out=Path(folder) / "s"
+        )
+        right = []
+        for number in record.trials["trial"]:
+            model = selected_model(workload, config, record, int(number), cpu)
+            both = [
+                example_values(workload, model, split=split, batch_size=512, device=cpu, precision=None)
+                for split in ("validation", "test")
+            ]
+            right.append(np.concatenate([values.columns["accuracy"] for values in both]))
+    return np.array(right), np.concatenate([values.labels for values in both if values.labels is not None])
+
+
+def main() -> None:
+    """Print one line for each number of malignant examples."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=100)
+    given = parser.parse_args()
+    right, labels = answers(given.seeds, given.steps)
+    rare, common = np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)
+    recalls = right[:, rare].mean(1)
+    print(f"{given.seeds} seeds: recall of all {len(rare)} malignant {recalls.mean():.3f} +- {recalls.std(ddof=1):.3f} from seed to seed, "
+          f"accuracy +- {right.mean(1).std(ddof=1):.3f}")  # fmt: skip
+    rng = np.random.default_rng(0)
+    for count in COUNTS:
+        recall, accuracy, jumps = [], [], []
+        for _ in range(DRAWS):
+            some = rng.choice(rare, count, replace=True)
+            one, other = rng.choice(given.seeds, 2, replace=False)
+            recall.append(right[one, some].mean())
+            accuracy.append(right[one, np.concatenate([some, rng.choice(common, len(common))])].mean())
+            jumps.append(abs(right[one, some].sum() - right[other, some].sum()))
+        low, high = np.quantile(recall, [0.025, 0.975])
+        ours = wilson(np.mean(recall) * count, count)
+        print(f"{count:2d} malignant beside {len(common)} benign: recall {np.mean(recall):.3f}, 95 % of draws {low:.2f} to {high:.2f} "
+              f"(Wilson {ours[0]:.2f} to {ours[1]:.2f}), accuracy +- {np.std(accuracy):.3f}; two seeds differ by one example or more "
+              f"in {np.mean(np.array(jumps) >= 1):.0%} of draws, by {1 / count:.3f} each")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
