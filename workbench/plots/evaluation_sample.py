@@ -102,7 +102,7 @@ def _mark_bounds(ax: Axes, facts: Mapping[str, Any], found: Any) -> None:
             )
     size = number(evidence.get("size"))
     if np.isfinite(size):
-        y = number(found.value)
+        y = number(evidence.get("detectable"))
         ax.plot(
             [size],
             [y],
@@ -181,8 +181,9 @@ def plot_class_recall(
 
 def _beside(row: Mapping[Any, Any]) -> str:
     text = f"{row['correct']} of {row['total']}"
-    if row["delta_examples"] and number(row["delta"]):
-        text += f"  ({row['delta']:+.2f}: {row['delta_examples']})"
+    delta = number(row["delta"])
+    if delta and np.isfinite(delta):
+        text += f"  ({delta:+.2f}: {row['delta_examples']})"
     return text
 
 
