@@ -55,6 +55,9 @@ def _outputs(code: list[Any]) -> Iterator[str]:
 
 def _sources(code: list[Any]) -> Iterator[str]:
     for number, cell in enumerate(code, start=1):
+        for line in cell.source.splitlines():
+            if "NBVAL_" in line and not re.fullmatch(r"# NBVAL_\w+", line):
+                yield f"In [{number}] has a marker that nbval does not see: it stands alone on its line"
         for node in ast.walk(ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", cell.source))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 yield f"In [{number}] defines {node.name}: that belongs in the package"

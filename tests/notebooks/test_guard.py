@@ -57,6 +57,7 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "interact": (with_source(3, "widgets.interact(1)"), "uses interact"),
     "interactive_output": (with_source(3, "w.interactive_output(1)"), "uses interactive_output"),
     "function": (with_source(3, "def f():\n    pass"), "defines f"),
+    "marker with a reason": (with_source(3, "# NBVAL_IGNORE_OUTPUT: noisy\nrecord"), "stands alone"),
     "class": (with_source(3, "class A: pass"), "defines A"),
     "no parameters": (lambda nb: nb.cells[2].metadata.clear(), "0 cells are tagged"),
     "two parameters": (lambda nb: nb.cells[3].metadata.update(tags=["parameters"]), "2 cells are tagged"),
