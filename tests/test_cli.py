@@ -362,8 +362,8 @@ def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, cap
     values = [["first", "some/first/study.json", "why it was run", 13, 0.029047, command]]
     values.append(["a_longer_name", "some/a_longer_name/study.json", "another", 2, float("nan"), "other"])
     table = pd.DataFrame(values, columns=COLUMNS)
-    monkeypatch.setattr("workbench.ledger.list_studies", lambda root: table)
-    monkeypatch.setattr("workbench.ledger.rebuild", rebuilt.append)
+    monkeypatch.setattr("workbench.ledger.list_studies", lambda root, **_: table)
+    monkeypatch.setattr("workbench.ledger.rebuild", lambda root, **_: rebuilt.append(root))
     assert cli.main(["studies", "some"]) == 0
     assert rebuilt == []
     shown = capsys.readouterr().out.splitlines()

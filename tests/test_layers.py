@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "workbench"
 
 # From the ground up; the first pattern that fits a module's name (without "workbench.") is its floor.
 FLOORS = (
-    r"errors|metrics|config|schedules|record|record_\w+|ledger|repro|plain",
+    r"errors|metrics|config|schedules|record|record_\w+|ledger|ledger_\w+|repro|plain",
     r"diagnostics(\..+)?",
     r"workloads(\..+)?",
     r"(train|hosts|parameter_server)(\..+)?",
@@ -37,7 +37,9 @@ HOME = {
     "ray": r"hosts\.ray_cluster",
     "sklearn": r"workloads(\..+)?",
     "matplotlib": PLOTS,
-    "optuna": r"ledger",
+    "optuna": r"ledger|ledger_storage",
+    "sqlalchemy": r"ledger|ledger_storage",
+    "openpyxl": r"ledger_export",
     "pyarrow": RECORDS,
     "papermill": r"notebook_runner",
     "nbformat": r"notebook_runner",

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
     from workbench.diagnostics.batch_size import diagnose_batch_size
+    from workbench.diagnostics.checkpoints import diagnose_checkpoints
     from workbench.diagnostics.class_counts import class_counts
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.comparison import diagnose_comparison
     from workbench.diagnostics.detectable import detectable_difference, examples_needed
+    from workbench.diagnostics.early_stopping import early_stopping
     from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.selection_gap import selection_gaps
     from workbench.diagnostics.skew import skew_tests
     from workbench.diagnostics.stability_first import check_stability
+    from workbench.diagnostics.tracking import diagnose_tracking
     from workbench.diagnostics.warmup import diagnose_warmup
     from workbench.errors import (
         CheckpointError,
@@ -49,11 +52,13 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from workbench.ledger import list_studies
+    from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
     from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
+    from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
     from workbench.plots.clipping import plot_clipping
     from workbench.plots.comparison import plot_comparison
     from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
     from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
+    from workbench.plots.tracking import plot_studies
     from workbench.plots.warmup import plot_warmup
     from workbench.record import StudyRecord, TrialRecord
     from workbench.record import open_record as open
@@ -81,12 +87,14 @@ if TYPE_CHECKING:
     )
     from workbench.studies.architecture import ArchitectureStudy
     from workbench.studies.batch_size import BatchSizeStudy
+    from workbench.studies.checkpoints import CheckpointStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.comparison import ComparisonStudy
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
+    from workbench.studies.resume import audit_resume
     from workbench.studies.warmup import WarmupStudy
     from workbench.train.hooks.activations import Activations
     from workbench.train.hooks.base import Hook
@@ -107,6 +115,7 @@ __all__ = [
     "ArchitectureStudy",
     "BatchSizeStudy",
     "CheckpointError",
+    "CheckpointStudy",
     "ClippingStudy",
     "ClusterError",
     "ComparisonStudy",
@@ -139,6 +148,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "audit_resume",
     "better_rule",
     "check_stability",
     "class_counts",
@@ -151,6 +161,7 @@ __all__ = [
     "diagnose",
     "diagnose_architecture",
     "diagnose_batch_size",
+    "diagnose_checkpoints",
     "diagnose_clipping",
     "diagnose_comparison",
     "diagnose_evaluation_sample",
@@ -158,11 +169,14 @@ __all__ = [
     "diagnose_lr_sweep",
     "diagnose_optimizers",
     "diagnose_schedule",
+    "diagnose_tracking",
     "diagnose_warmup",
     "draw_sample",
+    "early_stopping",
     "evaluation_sizes",
     "examples_needed",
     "explain_rule",
+    "export_studies",
     "find_notebook",
     "how_trained",
     "join",
@@ -176,10 +190,12 @@ __all__ = [
     "open",
     "plot_architecture",
     "plot_batch_size",
+    "plot_checkpoints",
     "plot_class_recall",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
+    "plot_early_stopping",
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -191,6 +207,7 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_studies",
     "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
@@ -225,6 +242,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "examples_needed",
     ),
     "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
+    "diagnostics.checkpoints": ("diagnose_checkpoints",),
+    "diagnostics.early_stopping": ("early_stopping",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
@@ -236,6 +255,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.selection_gap": ("selection_gaps",),
     "diagnostics.skew": ("skew_tests",),
     "diagnostics.stability_first": ("check_stability",),
+    "diagnostics.tracking": ("diagnose_tracking",),
     "diagnostics.warmup": ("diagnose_warmup",),
     "errors": (
         "CheckpointError",
@@ -252,6 +272,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "WorkloadError",
     ),
     "ledger": ("list_studies",),
+    "ledger_export": ("export_studies",),
     "notebook_runner": (
         "describe_notebook",
         "find_notebook",
@@ -264,6 +285,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "plots.batch_size": (
         "plot_batch_size",
         "plot_tuned_lr",
+    ),
+    "plots.checkpoints": (
+        "plot_checkpoints",
+        "plot_early_stopping",
     ),
     "plots.clipping": ("plot_clipping",),
     "plots.comparison": ("plot_comparison",),
@@ -290,6 +315,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "plots.schedule": ("plot_schedule",),
     "plots.proof": ("plot_proof",),
+    "plots.tracking": ("plot_studies",),
     "plots.warmup": ("plot_warmup",),
     "record": (
         "StudyRecord",
@@ -310,12 +336,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "studies.architecture": ("ArchitectureStudy",),
     "studies.batch_size": ("BatchSizeStudy",),
+    "studies.checkpoints": ("CheckpointStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),
     "studies.evaluation_sample": ("EvaluationSampleStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),
+    "studies.resume": ("audit_resume",),
     "studies.warmup": ("WarmupStudy",),
     "train.hooks.activations": ("Activations",),
     "train.hooks.base": ("Hook",),

@@ -124,6 +124,15 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_studies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", nargs="?", default="runs", help="folder of studies (default: runs)")
     parser.add_argument("--rebuild", action="store_true", help="make the index again from the folders")
+    parser.add_argument("--columns", metavar="A,B", default="", help="further columns, such as workload,failed,created")
+    parser.add_argument("--export", metavar="FILE", help="write the table as .csv or .xlsx")
+    parser.add_argument(
+        "--ledger",
+        metavar="URL",
+        nargs="?",
+        const="",
+        help="list a shared ledger (default: the one in WORKBENCH_LEDGER)",
+    )
     parser.set_defaults(command=_studies)
 
 
@@ -264,20 +273,28 @@ def _diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
 def _studies(args: argparse.Namespace) -> int:
     from workbench.ledger import list_studies, rebuild
 
+    extra = [name.strip() for name in args.columns.split(",") if name.strip()]
     if args.rebuild:
-        rebuild(args.dir)
-    table = list_studies(args.dir)
-    print(_study_lines(table) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
+        rebuild(args.dir, ledger=args.ledger or None)
+    table = list_studies(args.dir, extra=extra, ledger=args.ledger)
+    print(_study_lines(table, extra) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
+    if args.export:
+        from workbench.ledger_export import export_studies
+
+        print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
     return RAN
 
 
-def _study_lines(table: pd.DataFrame) -> str:
+def _study_lines(table: pd.DataFrame, extra: Sequence[str] = ()) -> str:
     """One row a study, and under each where its config is and what reproduces it: together too wide for a terminal."""
     rows = [("study", "trials", "best value", "note")]
     rows += [(str(r.study), str(r.trials), f"{r.best_value:.4g}", str(r.note)) for r in table.itertuples()]
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     shown = [f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}" for a, b, c, d in rows]
     below = [""] + [f"\n    config:    {r.config}\n    reproduce: {r.reproduce}" for r in table.itertuples()]
+    for name in extra:
+        values = [""] + [f"\n    {f'{name}:':<10} {value}" for value in table[name]]
+        below = ["".join(pair) for pair in zip(below, values, strict=True)]
     return "\n".join(map("".join, zip(shown, below, strict=True)))
 
 

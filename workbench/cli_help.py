@@ -97,7 +97,9 @@ command that reproduces it.""",
         epilog="""\
 examples:
   workbench studies
+  workbench studies --columns workload,failed,created --export studies.xlsx
   workbench studies --rebuild team/runs      # after folders were copied or deleted
+  WORKBENCH_LEDGER=postgresql://user@host/name workbench studies --ledger    # one ledger for several machines
 
 The folders are the truth; the index runs/ledger.db can always be made again.""",
     ),

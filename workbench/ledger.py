@@ -1,119 +1,137 @@
-"""The ledger: one row a study, kept in Optuna's storage over SQLite beside the study folders.
+"""The ledger: one row a study, kept in Optuna's storage over SQLite beside the study folders, or in a shared database.
 
 The folders are the truth and the ledger an index over them; `rebuild` makes it again. Optuna's own tools (its
-dashboard, `optuna.load_study`) read the same file.
+dashboard, `optuna.load_study`) read the same storage.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import math
-import sqlite3
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from workbench import ledger_storage
 from workbench.errors import RecordError
+from workbench.ledger_storage import LEDGER, open_storage, quiet, shared_url
+from workbench.ledger_table import COLUMNS, EXTRA, check_extra, list_folders, study_folders, study_row
 from workbench.record import StudyRecord
 
-__all__ = ["COLUMNS", "LEDGER", "index", "list_studies", "rebuild"]
+__all__ = ["COLUMNS", "EXTRA", "LEDGER", "index", "list_studies", "rebuild"]
 
-LEDGER = "ledger.db"
 TRIES = 4
-COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
-"""The six columns of the playbook's table of studies (P5.1 to P5.7)."""
 
 
-def index(study: Path) -> None:
-    """Bring the ledger's rows of one study folder up to date; trials that are there already stay.
+def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None) -> pd.DataFrame:
+    """Return the six required columns of every study, one row a study (P5.1 to P5.7).
+
+    Args:
+        root: folder of the studies, which are read themselves: the table is right while a study runs, and after a crash.
+        extra: names of further columns, of `EXTRA`: workload, kind, created, failed, unfinished, best_trial, best_step, select,
+            config_sha256, commit.
+        ledger: address of a shared ledger; then its studies are listed, those of other machines as well, as they were when they
+            were last closed. "" takes the one in WORKBENCH_LEDGER.
 
     Raises:
-        RecordError: the ledger is damaged; the study itself is untouched by that.
+        RecordError: there is no such folder, or the ledger cannot be reached.
+        UsageError: there is no such column, or `ledger` is no address.
     """
-    import sqlalchemy
+    if ledger is None:
+        return list_folders(Path(root), extra=extra)
+    check_extra(extra)
+    with open_storage(Path(root), ledger or None) as storage, quiet():
+        attributes = [dict(study.user_attrs) for study in storage.get_all_studies()]
+    found: list[dict[str, Any]] = [dict(a["row"]) for a in attributes if "row" in a]
+    rows = [row | ({"best_value": math.nan} if row["best_value"] is None else {}) for row in found]
+    return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
 
+
+def index(study: Path, *, ledger: str | None = None, wait_s: float | None = None) -> None:
+    """Bring the ledger's rows of one study folder up to date; trials that are there already stay.
+
+    Args:
+        study: its folder.
+        ledger: address of a shared ledger; None takes the environment's WORKBENCH_LEDGER, or the file beside the study.
+        wait_s: how long to wait for another process that is writing.
+
+    Raises:
+        RecordError: the ledger is damaged, out of reach or locked; the study itself is untouched by that.
+    """
+    began = time.monotonic()
     for attempt in range(TRIES):
         try:
-            return _index(study)
-        except (sqlite3.Error, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
-            if attempt < TRIES - 1:  # two processes that make the first ledger at once get in each other's way
-                time.sleep(0.2 * (attempt + 1))
+            return _index(study, ledger, wait_s)
+        except RecordError as error:
+            wait = ledger_storage.WAIT_S if wait_s is None else wait_s
+            full = "locked" in str(error) and time.monotonic() - began > 0.9 * wait  # SQLite may also give up at once
+            if attempt < TRIES - 1 and not full and "connection" not in str(error):
+                time.sleep(
+                    0.2 * (attempt + 1)
+                )  # two processes that make the first ledger at once get in each other's way
                 continue
             raise RecordError(
-                f"cannot write the ledger {study.parent / LEDGER} ({str(error).splitlines()[0]}). The study in {study} is "
-                f"whole; make the ledger again with: workbench studies {study.parent} --rebuild"
-            ) from error
+                f"cannot write the ledger: {error}. The study in {study} is whole; make the ledger again with: "
+                f"workbench studies {study.parent} --rebuild"
+            ) from None
     return None
 
 
-def _index(study: Path) -> None:
+def _index(study: Path, ledger: str | None, wait_s: float | None) -> None:
     import optuna
 
     record = StudyRecord(study)
     trials = [{str(k): v for k, v in row.items()} for row in record.trials.to_dict("records")]
     ended = {row["trial"]: row for row in trials if row["state"] in ("complete", "diverged", "failed")}
-    with _storage(study.parent) as storage, _quiet():
+    with open_storage(study.parent, ledger, wait_s=wait_s) as storage, quiet():
         direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
-        row = optuna.create_study(storage=storage, study_name=study.name, direction=direction, load_if_exists=True)
-        if row.user_attrs.get("path") != study.name:
-            row.set_user_attr("path", study.name)
+        name = _free_name(storage, record)
+        row = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
         known = {t.user_attrs.get("trial"): t.user_attrs.get("state") for t in row.get_trials(deepcopy=False)}
         if any(number not in ended or ended[number]["state"] != state for number, state in known.items()):
             # A failed trial has been trained again; Optuna keeps ended trials as they are, so the study is entered anew.
-            optuna.delete_study(study_name=study.name, storage=storage)
-            row, known = optuna.create_study(storage=storage, study_name=study.name, direction=direction), {}
-            row.set_user_attr("path", study.name)
+            optuna.delete_study(study_name=name, storage=storage)
+            row, known = optuna.create_study(storage=storage, study_name=name, direction=direction), {}
+        row.set_user_attr("row", _shared_row(study, shared=shared_url(ledger) is not None))
         row.add_trials([_frozen(values) for number, values in ended.items() if number not in known])
 
 
-def list_studies(root: str | Path = "runs") -> pd.DataFrame:
-    """Return the six required columns of every study under `root`, one row a study (P5)."""
-    rows = [_study_row(folder) for folder in _study_folders(Path(root))]
-    return pd.DataFrame(rows, columns=COLUMNS)
+def _free_name(storage: Any, record: StudyRecord) -> str:
+    """Return the study's name; with the time it was begun, where another machine's study has the same in a shared ledger (P5.2)."""
+    created = record.study.get("created")
+    for known in storage.get_all_studies():
+        other = dict(known.user_attrs).get("row", {}).get("created", created)
+        if known.study_name == record.name and other != created:
+            return f"{record.name} ({created})"
+    return record.name
 
 
-def rebuild(root: str | Path = "runs") -> int:
-    """Write the ledger anew from the study folders; return how many it now holds."""
-    folders = _study_folders(Path(root))
-    for suffix in ("", "-wal", "-shm"):
-        (Path(root) / f"{LEDGER}{suffix}").unlink(missing_ok=True)
+def _shared_row(study: Path, *, shared: bool) -> dict[str, Any]:
+    """Return the row of the table as JSON values; in a shared ledger the config link names its machine."""
+    row = study_row(study.resolve() if shared else study)
+    if shared:
+        row["config"] = f"{socket.gethostname()}:{row['config']}"
+    if not math.isfinite(row["best_value"]):
+        row["best_value"] = None
+    return row
+
+
+def rebuild(root: str | Path = "runs", *, ledger: str | None = None) -> int:
+    """Write the ledger anew from the study folders; return how many of them it now holds.
+
+    In a shared ledger the studies of other folders stay.
+    """
+    folders = study_folders(Path(root))
+    if shared_url(ledger) is None:
+        for suffix in ("", "-wal", "-shm"):
+            (Path(root) / f"{LEDGER}{suffix}").unlink(missing_ok=True)
     for folder in folders:
-        index(folder)
+        index(folder, ledger=ledger)
     return len(folders)
-
-
-def _study_row(folder: Path) -> dict[str, Any]:
-    record = StudyRecord(folder)
-    study, trials = record.study, record.trials
-    best = trials["best_value"].min() if record.config["select_mode"] == "min" and len(trials) else math.nan
-    if record.config["select_mode"] == "max" and len(trials):
-        best = trials["best_value"].max()
-    notes = []
-    if study.get("commit"):
-        notes.append(f"git checkout {study['commit'][:12]}")
-    if study.get("patch"):
-        notes.append(f"git apply {folder / study['patch']}")
-    return {
-        "study": study["name"],
-        "config": str(folder / "study.json"),
-        "note": study["note"],
-        "trials": len(trials),
-        "best_value": best,
-        "reproduce": " && ".join([*notes, str(study.get("command"))]),
-    }
-
-
-def _study_folders(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise RecordError(
-            f"{root} is no folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."
-        )
-    return sorted(path.parent for path in root.glob("*/study.json"))
 
 
 def _frozen(values: dict[str, Any]) -> Any:
@@ -131,36 +149,3 @@ def _frozen(values: dict[str, Any]) -> Any:
         distributions={"peak_lr": optuna.distributions.FloatDistribution(0.0, math.inf)},
         user_attrs=json.loads(json.dumps(attributes, default=str)),
     )
-
-
-@contextlib.contextmanager
-def _storage(root: Path) -> Iterator[Any]:
-    import optuna
-
-    path = root / LEDGER
-    connection = sqlite3.connect(path, timeout=30)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-    finally:
-        connection.close()
-    with _quiet():
-        storage = optuna.storages.RDBStorage(
-            f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 30}}, skip_compatibility_check=False
-        )
-    try:
-        yield storage
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["dumps", "to_json"]
+__all__ = ["dumps", "scrub", "to_json"]
+
+_PASSWORDS = (
+    re.compile(
+        r"(?P<keep>\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*://[^\s:/@]*:)[^\s@]*(?=@)", re.I
+    ),
+    re.compile(r"(?P<keep>\b[\w+.-]+://[^\s:/@]*:)[^\s/@]+(?=@)"),
+    re.compile(r"(?P<keep>[?&](?:password|passwd|pwd|sslpassword)=)[^\s&'\"]+", re.I),
+    re.compile(r"(?P<keep>\b(?:PGPASSWORD|password|passwd)=)[^\s&'\"]+", re.I),
+)
+
+
+def scrub(text: str) -> str:
+    """Return `text` with the passwords of addresses such as `postgresql://user:...@host/name` replaced by `***`."""
+    for pattern in _PASSWORDS:
+        text = pattern.sub(r"\g<keep>***", text)
+    return text
 
 
 def to_json(value: Any) -> Any:

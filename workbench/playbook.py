@@ -11,6 +11,7 @@ from typing import Any
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
 from workbench.diagnostics.instability import diagnose_instability
@@ -216,6 +217,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "noise_scale" in record.facts:
         after += diagnose_noise_scale(record)
+    checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
+    after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
     if "warmup" in record.facts:
         after += diagnose_warmup(record)
     if "clipping_lr" in record.facts:

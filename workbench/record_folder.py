@@ -95,8 +95,8 @@ def fingerprint_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any])
 
 def _left_by_a_crash(name: str) -> bool:
     """Tell whether a file is one that is written before `study.json`."""
-    return name in (".lock", "repro.patch") or (
-        name.startswith((".study.json.", ".repro.patch.")) and name[-4:] == ".tmp"
+    return name in (".lock", "repro.patch", "config.json") or (
+        name.startswith((".study.json.", ".config.json.", ".repro.patch.")) and name[-4:] == ".tmp"
     )
 
 

@@ -6,6 +6,7 @@ One process writes a study at a time. The same call again goes on where it was; 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import pandas as pd
 
 from workbench import repro
 from workbench.errors import RecordError, UsageError
-from workbench.plain import dumps
+from workbench.plain import dumps, scrub
 from workbench.record import StudyRecord, TrialRecord, read_events, read_json
 from workbench.record_folder import check_fingerprint, check_folder, default_folder, lock, unfinished
 from workbench.record_parts import PartWriter, write_atomic
@@ -74,7 +75,7 @@ class StudyWriter:
             call: the same as a Python expression.
 
         Raises:
-            UsageError: the note is empty (P5.4).
+            UsageError: the note is empty (P5.4), or another study beside it has its name (P5.2).
             RecordError: not writable, holds other files or another study, or another process is writing it.
         """
         if note is not None and not note.strip():
@@ -83,6 +84,8 @@ class StudyWriter:
         wanted = json.loads(dumps(wanted))
         if path is None:
             path = unfinished(workload, kind, wanted) or default_folder(workload, kind)
+        if not (path / "study.json").exists():
+            _check_name(path, name or path.name)
         check_folder(path, wanted)
         held = lock(path)
         created = not (path / "study.json").exists()
@@ -90,13 +93,16 @@ class StudyWriter:
             commit, patch = repro.git_state(Path.cwd())
             if patch:
                 write_atomic(path / "repro.patch", patch)
+            given = dumps(wanted).encode()
+            write_atomic(path / "config.json", given)
             study = {
                 "schema": SCHEMA,
                 "name": name or path.name,
                 "kind": kind,
                 "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
                 **wanted,
-                "command": command or repro.called_as(call),
+                "config_sha256": hashlib.sha256(given).hexdigest(),
+                "command": scrub(command or repro.called_as(call)),
                 "commit": commit,
                 "patch": "repro.patch" if patch else None,
                 "versions": repro.versions(),
@@ -163,7 +169,7 @@ class StudyWriter:
 
     def discard_unused(self) -> None:
         """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""
-        own = ("study.json", "repro.patch", ".lock")
+        own = ("study.json", "config.json", "repro.patch", ".lock")
         if not self.created or any(path.name not in own for path in self.path.iterdir()):
             return
         for name in own:
@@ -187,6 +193,16 @@ class StudyWriter:
                 logging.getLogger(__name__).warning("%s", error)
         finally:
             self.lock.close()
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Refuse a name that another study in the folder's folder has: it is what the table of studies tells them apart by (P5.2)."""
+    for other in path.parent.glob("*/study.json"):
+        with contextlib.suppress(RecordError):
+            if other.parent != path and read_json(other).get("name") == name:
+                raise UsageError(
+                    f"name={name!r} is that of the study in {other.parent} already. Give another one with name=..."
+                )
 
 
 class TrialWriter:

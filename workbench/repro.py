@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ __all__ = ["called_as", "git_state", "versions"]
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
 _DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
-_NAMES = "import workbench as wb; from workbench import InstabilityStudy, LRSweep, TrainConfig"
+_CLASS = re.compile(r"\b(?<![.'\"])([A-Z]\w+)\(")
 MAX_UNTRACKED_BYTES = 200_000  # rule of thumb: code is smaller than this, data is not
 MAX_UNTRACKED = 500  # rule of thumb: more new files than this are no change to the code
 
@@ -35,14 +36,16 @@ def called_as(call: str | None = None) -> str:
     """Return the command line of this process; `python` stands for the interpreter.
 
     Args:
-        call: a Python expression over `wb` and the names of `_NAMES`, for a session or a notebook, which have no command line of their own.
+        call: a Python expression over `wb` and the public classes by their bare names, for a session or a notebook, which have no command line of their own.
     """
     path = Path(sys.argv[0] or "python")
     program = path.parent.name if path.name == "__main__.py" else path.name
     if program in ("ipykernel_launcher.py", "-c", "-m", "python", "pytest", ""):
         if call is None:
             return "(from a Python session or notebook)"
-        return shlex.join(["python", "-c", f"{_NAMES}; {call}"])
+        names = ", ".join(sorted(set(_CLASS.findall(call))))
+        imports = f"import workbench as wb; from workbench import {names}" if names else "import workbench as wb"
+        return shlex.join(["python", "-c", f"{imports}; {call}"])
     module = ["python", "-m", program] if path.name == "__main__.py" else ["python", sys.argv[0]]
     start = ["workbench"] if program == "workbench" else module
     return shlex.join([*start, *sys.argv[1:]])

@@ -22,6 +22,8 @@ EXPECTED = {
     "05_optimizers",
     "06_architecture",
     "08_evaluation_sample",
+    "09_checkpoints",
+    "10_tracking",
     "11_batch_size",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,9 +45,12 @@ SAMPLED = {
     }
 }  # fmt: skip
 GAPS = selection_gaps((20, 50), rounds=(5,), repeats=3)
+TABLE = pd.DataFrame({"study": ["a", "b"], "trials": [3, 2], "best_value": [0.5, np.nan]})
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
+    "plot_checkpoints": lambda r, d, ax: plots.plot_checkpoints(r, d, ax=ax),
+    "plot_early_stopping": lambda r, d, ax: plots.plot_early_stopping(r, d, ax=ax),
     "plot_comparison": lambda r, d, ax: plots.plot_comparison(r, r, r, d, ax=ax),
     "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
@@ -67,6 +71,7 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
     "plot_tuned_lr": lambda r, d, ax: plots.plot_tuned_lr(BATCHES, ax=ax),
     "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
+    "plot_studies": lambda r, d, ax: plots.plot_studies(TABLE, ax=ax),
     "plot_rule_forms": lambda r, d, ax: plots.plot_rule_forms(
         explain_rule(TrainConfig.from_dict(r.config | {"optimizer": "nadam"})), ax=ax
     ),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.diagnostics.luck import FEWEST_TO_SEE_NOISE, wobble
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["compare_selected", "selected", "selected_by_seed"]
-
-
-FEWEST_TO_SEE_NOISE = 4
-"""Evaluations; fewer have less than two second differences."""
 
 
 def compare_selected(
@@ -132,7 +128,7 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
         if values.size:
             at = int(np.argmin(sign * values))
             best.append((float(values[at]), int(steps[at])))
-            noise.append(_wobble(values))
+            noise.append(wobble(values))
             counts.append(values.size)
     if not best:
         return {}
@@ -145,10 +141,3 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
         "seeds": len(best),
         "trials": [int(n) for n in numbers],
     }
-
-
-def _wobble(values: NDArray[np.float64]) -> float:
-    """Return a metric's standard deviation from evaluation to evaluation: MAD of its second differences."""
-    if values.size < FEWEST_TO_SEE_NOISE:
-        return 0.0
-    return float(1.4826 * np.median(np.abs(np.diff(values, n=2))) / math.sqrt(6.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workbench.plots.architecture import plot_architecture
 from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
+from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
 from workbench.plots.clipping import plot_clipping
 from workbench.plots.comparison import plot_comparison
 from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
@@ -13,15 +14,18 @@ from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
 from workbench.plots.proof import plot_proof
 from workbench.plots.schedule import plot_schedule
+from workbench.plots.tracking import plot_studies
 from workbench.plots.warmup import plot_warmup
 
 __all__ = [
     "plot_architecture",
     "plot_batch_size",
+    "plot_checkpoints",
     "plot_class_recall",
     "plot_clipping",
     "plot_comparison",
     "plot_confirm",
+    "plot_early_stopping",
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -33,6 +37,7 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_studies",
     "plot_tuned_lr",
     "plot_warmup",
 ]

@@ -56,6 +56,7 @@ class LaneRun:
         hooks: observers.
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
+        splits: evaluated beside the one that selection compares.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class LaneRun:
         hooks: Sequence[Hook],
         choose: Choose,
         progress: Progress | None,
+        splits: Sequence[str] = (),
     ) -> None:
         self.workload, self.study, self.device = workload, study, device
         self.lanes, self.hooks, self.progress = list(lanes), hooks, progress
+        self._splits = {"validation", *splits}
         self._choose = choose
         self.step = lanes[0].start_step
         seeds = sorted({lane.config.per_host_seed for lane in lanes})
@@ -227,10 +230,10 @@ class LaneRun:
         found_rows: list[dict[str, Any]] = []
         rows = [self.lanes.index(lane) for lane in lanes]
         selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
-        for split in sorted({"validation"} | selected):
+        for split in sorted(self._splits | selected):
             results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows)
             for lane, found in zip(lanes, results, strict=True):
-                if split in ("validation", lane.config.select.split("/", 1)[0]):
+                if split in {*self._splits, lane.config.select.split("/", 1)[0]}:
                     found_rows += lane.rows(self.step, split, found)
         if self._gradients.evaluated_alone != noted:
             for lane in self.lanes:

@@ -53,12 +53,15 @@ class Trainer:
             a single lane, say how many lanes share a call in the rest. A single lane is always tried. A stack that runs out
             of memory all the same is halved and goes on. Every worker of an executor counts for itself.
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
+        evaluate_also: splits that are evaluated beside "validation" and the one that selection compares, such as "test"; no
+            decision looks at them.
     """
 
     device: str = "auto"
     gradients: Literal["auto", "loop", "vmap"] = "auto"
     hooks: Sequence[Hook] = ()
     memory_gb: float | None = None
+    evaluate_also: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Check the arguments that need no machine."""
@@ -160,6 +163,7 @@ class Trainer:
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
         device = resolve_device(self.device)
+        self._check_splits(workload)
         sizes = check_lanes(workload, configs)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         with isolated_rng():
@@ -174,6 +178,14 @@ class Trainer:
                     fit = self._fit(workload, group, device)
                 train_stacks(group, train, fit=fit)
         return [writer.record for writer in writers]
+
+    def _check_splits(self, workload: Workload) -> None:
+        missing = [split for split in self.evaluate_also if split not in workload.splits]
+        if missing:
+            raise ConfigError(
+                f"evaluate_also={tuple(self.evaluate_also)!r}: workload {workload.name!r} has no split {missing[0]!r}; it has "
+                f"{', '.join(workload.splits)}. Give it with {missing[0]}_data=..., or leave it out."
+            )
 
     def _fit(self, workload: Workload, lanes: Sequence[Lane], device: torch.device) -> int:
         """Return how many of the lanes fit in memory together."""
@@ -206,6 +218,7 @@ class Trainer:
                 hooks=self._all_hooks(),
                 choose=partial(choose_gradients, wanted=self.gradients, memory=self._memory),
                 progress=progress,
+                splits=self.evaluate_also,
             )
         run.train()
 

@@ -1,0 +1,195 @@
+"""Best against last: found on the test split and without one, silent where luck explains it, honest where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_checkpoints import TOTAL, evaluated, overfitted
+from tests.helpers.simulated_records import record, trial
+from workbench.diagnostics.base import Finding
+from workbench.diagnostics.checkpoints import CODES, diagnose_checkpoints
+from workbench.plain import dumps
+
+NAN, INF = math.nan, math.inf
+
+
+def best_not_last(*curves: Any, test: Any = None, **how: Any) -> Finding:
+    return diagnose_checkpoints(evaluated(curves, test, **how))[CODES[0]]
+
+
+def selection(*curves: Any, test: Any = None, **how: Any) -> Finding:
+    return diagnose_checkpoints(evaluated(curves, test, **how))[CODES[2]]
+
+
+def noisy(level: float, *, seed: int, count: int = 41, sd: float = 0.02) -> np.ndarray:
+    """Learned in the first evaluation, and noise around a level from there on."""
+    return np.r_[2.3, level + sd * np.random.default_rng(seed).standard_normal(count - 1)]
+
+
+def test_each_code_is_there_once_whatever_the_record() -> None:
+    for r in (evaluated([overfitted()]), evaluated([]), evaluated([[NAN] * 5]), record([trial(np.ones(9), 0.1)])):
+        assert [f.code for f in diagnose_checkpoints(r)] == list(CODES)
+
+
+def test_overfitting_is_found_where_the_test_split_agrees() -> None:
+    curves = [overfitted(seed=k) for k in range(5)]
+    test = [overfitted(seed=100 + k, rise=0.3) for k in range(5)]
+    found = best_not_last(*curves, test=test)
+    assert (found.status, found.clause) == ("warn", "P4.3")
+    gains = [t[-1] - t[int(np.argmin(c))] for c, t in zip(curves, test, strict=True)]
+    assert found.value == pytest.approx(np.mean(gains))
+    assert found.evidence["se"] == pytest.approx(np.std(gains, ddof=1) / math.sqrt(5))
+    assert found.threshold == pytest.approx(2.131847 * found.evidence["se"], rel=1e-5), (
+        "Student's t with 4 degrees of freedom"
+    )
+    for row, c in zip(found.evidence["runs"], curves, strict=True):
+        assert row["best_step"] == int(np.argmin(c)) * TOTAL // 40
+        assert row["best_frac"] == row["best_step"] / TOTAL
+        assert row["gain"] == pytest.approx(c[-1] - c.min())
+    assert "5 of 5 runs" in found.summary
+    assert "record.best().checkpoint" in found.advice[0]
+
+
+def test_a_gain_that_is_not_there_on_the_test_split_is_no_gain() -> None:
+    """The curves rise where they are chosen; the test split has its own noise and no rise."""
+    curves = [overfitted(seed=k, rise=0.2) for k in range(5)]
+    found = best_not_last(*curves, test=[noisy(0.6, seed=50 + k) for k in range(5)])
+    assert found.status == "ok"
+    assert "does not carry over" in found.summary
+    assert "not beyond chance" in found.summary
+    assert found.evidence["selected_gain"] > 0.15
+
+
+def test_selection_noise_is_not_called_a_gain() -> None:
+    """A plateau: validation picks its luckiest moment, and on the test split nothing is left of it. 40 studies of 5 seeds."""
+    alarms = 0
+    for study in range(40):
+        curves, test = ([noisy(0.5, seed=1000 * study + 10 * k + s) for k in range(5)] for s in (0, 1))
+        found = best_not_last(*curves, test=test)
+        alarms += found.status == "warn"
+        assert found.evidence["selected_gain"] > 0
+    assert alarms <= 5, "5 % of 40 are 2; more than 5 come in one of 70 such tests"
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_without_a_test_split_luck_is_subtracted(seeds: int) -> None:
+    alarms = sum(
+        best_not_last(*[noisy(0.5, seed=100 * n + k) for k in range(seeds)]).status == "warn" for n in range(40)
+    )
+    assert alarms <= 2
+    found = best_not_last(*[overfitted(seed=k) for k in range(seeds)])
+    assert found.status == "warn"
+    assert "how much of that holds on new data was not measured" in found.summary
+    luck, noise = found.evidence["luck"], found.evidence["noise"]
+    assert found.threshold == pytest.approx(luck + 4 * noise)
+
+
+def test_a_run_that_ends_at_its_best_is_silent() -> None:
+    at = np.linspace(0, 1, 21)
+    found = best_not_last(*[2.3 * np.exp(-3 * at - k) for k in range(3)])
+    assert found.status == "ok"
+    assert found.evidence["runs"][0]["best_frac"] == 1.0
+    assert found.value == 0
+    assert "not the last in no run" in found.summary
+
+
+def test_what_does_not_matter_is_ok_and_says_so() -> None:
+    at = np.linspace(0, 1, 41)
+    curves = [2.0 - 1.5 * np.minimum(at / 0.5, 1) + 0.002 * np.maximum(at - 0.5, 0) for _ in range(3)]
+    found = best_not_last(*curves)
+    assert found.status == "ok"
+    assert "too little to matter" in found.summary
+
+
+def test_higher_may_be_better() -> None:
+    curves = [1 - overfitted(seed=k) / 3 for k in range(3)]
+    found = best_not_last(*curves, metric="accuracy", select="validation/accuracy", select_mode="max")
+    assert found.status == "warn"
+    assert found.evidence["runs"][0]["best"] == pytest.approx(curves[0].max())
+    assert found.value is not None
+    assert found.value > 0
+
+
+def test_a_last_evaluation_that_is_nan() -> None:
+    found = best_not_last([2.0, 1.0, 0.9, 0.8, 0.7, NAN])
+    assert found.status == "warn"
+    assert "not finite in 1 of 1 runs" in found.summary
+    assert dumps(found.to_dict())
+
+
+@pytest.mark.parametrize("values", [[1.0], [2.0, 1.0, 0.5], [NAN] * 8, [INF] * 8, []])
+def test_too_short_or_never_finite_is_not_measured(values: list[float]) -> None:
+    found = best_not_last(values)
+    assert found.status == "not_measured"
+    assert found.value is None
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed", "stopped", "running"])
+def test_runs_that_did_not_end_are_not_judged(state: str) -> None:
+    found = best_not_last(overfitted(), states=state)
+    assert found.status == "not_measured"
+    assert "no run has finished" in found.summary
+
+
+def test_a_constant_metric_is_silent_here_and_named_by_selection() -> None:
+    assert best_not_last([0.7] * 12).status == "ok"
+    found = selection([0.7] * 12)
+    assert found.status == "warn"
+    assert "tells no checkpoint from another" in found.summary
+
+
+def test_selection_by_noise_is_found_and_its_luck_is_the_expected_maximum() -> None:
+    """Each evaluation draws 20 other examples: an accuracy that wobbles by 0.1 while the model gained 0.4."""
+    curves = [np.r_[0.6, 0.2 + 0.1 * np.random.default_rng(k).standard_normal(40)] for k in range(4)]
+    found = selection(*curves)
+    assert found.status == "warn"
+    assert found.clause == "P4.5"
+    assert found.value is not None
+    assert found.value > 0.1
+    assert found.evidence["noise"] == pytest.approx(0.1, rel=0.25)
+    assert found.evidence["luck"] == pytest.approx(2.16 * 0.1, rel=0.25), (
+        "the best of 40 draws lies 2.16 deviations out"
+    )
+
+
+def test_the_healthy_twin_of_selection_by_noise() -> None:
+    curves = [noisy(0.2, seed=k, sd=0.005) for k in range(4)]
+    found = selection(*curves)
+    assert found.status == "ok"
+    assert found.value is not None
+    assert found.value < 0.02
+
+
+def test_how_much_of_the_lead_carries_over_is_told() -> None:
+    shared = [0.05 * np.random.default_rng(k).standard_normal(40) for k in range(20)]
+    curves = [np.r_[2.3, 0.5 + s] for s in shared]
+    same = selection(*curves, test=[np.r_[2.3, 0.6 + s] for s in shared])
+    assert same.evidence["carried_over"] == pytest.approx(1.0)
+    other = selection(*curves, test=[noisy(0.6, seed=500 + k, sd=0.05) for k in range(20)])
+    assert abs(other.evidence["carried_over"]) < 0.3
+    assert selection(*curves).evidence["carried_over"] is None
+
+
+def test_a_metric_that_is_nan_is_named() -> None:
+    never = selection([NAN] * 8, [NAN] * 8)
+    assert never.status == "fail"
+    assert "never finite in 2 of 2 runs" in never.summary
+    sometimes = selection([2.0, NAN, 1.0, 0.9, 0.8, 0.7])
+    assert sometimes.status == "warn"
+    assert "1 of 6 evaluations" in sometimes.summary
+
+
+def test_a_metric_that_was_never_evaluated_is_named() -> None:
+    found = selection([2.0, 1.0, 0.9, 0.8, 0.7], select="validation/f1")
+    assert found.status == "fail"
+    assert "validation/f1 was never evaluated" in found.summary
+    assert "validation/loss" in found.summary
+
+
+def test_ties_go_to_the_earliest() -> None:
+    found = best_not_last([2.0, 1.0, 0.5, 0.5, 0.9, 1.4, 2.0])
+    assert found.evidence["runs"][0]["best_step"] == 2 * TOTAL // 6

@@ -1,0 +1,97 @@
+"""A study's row held against its folder: every way in which it can be wrong is found, and a sound one is silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.workloads import small_workload
+from tests.test_ledger import study
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.tracking import CODES, diagnose_tracking
+from workbench.record import StudyRecord
+from workbench.train.trainer import Trainer
+
+
+@pytest.fixture
+def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("workbench.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    Trainer().run(small_workload(), out=tmp_path / "one")
+    return tmp_path / "one"
+
+
+def diagnosed(folder: Path) -> Diagnosis:
+    found = diagnose_tracking(StudyRecord(folder))
+    assert tuple(f.code for f in found) == CODES
+    return found
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_sound_study_is_silent(sound: Path) -> None:
+    found = diagnosed(sound)
+    assert found.verdict == "ok"
+    best = StudyRecord(sound).trial(0).best()
+    assert (found["tracking.best_value"].value, found["tracking.best_value"].step) == (best.value, best.step)
+    assert "uncommitted changes are stored" in found["tracking.reproduce"].summary
+
+
+def test_a_changed_or_missing_config_fails(sound: Path) -> None:
+    path = sound / "config.json"
+    path.write_text(path.read_text() + " ")
+    assert diagnosed(sound)["tracking.config"].status == "fail"
+    path.unlink()
+    found = diagnosed(sound)["tracking.config"]
+    assert (found.status, "missing" in found.summary) == ("fail", True)
+
+
+def test_a_study_without_a_hash_was_not_measured(sound: Path) -> None:
+    edit(sound, config_sha256=None)
+    assert diagnosed(sound)["tracking.config"].status == "not_measured"
+
+
+def test_a_best_value_that_no_evaluation_has_fails(sound: Path) -> None:
+    events = sound / "trials" / "0" / "events.jsonl"
+    events.write_text(
+        events.read_text() + '{"event": "ended", "state": "complete", "best_value": 1e-9, "best_step": 3}\n'
+    )
+    found = diagnosed(sound)["tracking.best_value"]
+    assert found.status == "fail"
+    assert found.value == 1e-9
+
+
+def test_a_best_value_without_its_checkpoint_warns(sound: Path) -> None:
+    import shutil
+
+    shutil.rmtree(StudyRecord(sound).trial(0).best().checkpoint or sound)
+    assert diagnosed(sound)["tracking.best_value"].status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"command": "(from a Python session or notebook)"}, "warn", "No command"),
+        ({"command": None}, "warn", "No command"),
+        ({"commit": None, "patch": None}, "warn", "no git repository"),
+        ({"patch": "gone.patch"}, "fail", "gone.patch, are missing"),
+        ({"patch": None}, "ok", "nothing was uncommitted"),
+    ],
+)
+def test_what_it_takes_to_run_it_again(sound: Path, changes: dict[str, object], status: str, said: str) -> None:
+    edit(sound, **changes)
+    found = diagnosed(sound)["tracking.reproduce"]
+    assert (found.status, said in found.summary) == (status, True)
+
+
+def test_a_study_without_an_evaluation(tmp_path: Path) -> None:
+    study(tmp_path / "one", values=())
+    found = diagnosed(tmp_path / "one")
+    assert found["tracking.best_value"].status in ("not_measured", "fail"), "its evaluations were never written"
+    assert found["tracking.trials"].status == "ok"
+    assert found["tracking.trials"].evidence["states"] == {"diverged": 1, "failed": 1, "stopped": 1}

@@ -1,0 +1,70 @@
+"""What the table says reproduces a study does: in a clone of the repository, in a fresh process, to the same metric (P5.7)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_repro import git
+from workbench.ledger import list_studies
+from workbench.record import StudyRecord
+
+MINE = """
+import torch
+from torch.utils.data import TensorDataset
+import workbench as wb
+
+x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(x, x.sum(1, keepdim=True))
+workload = wb.regression(
+    name="mine", build_model=lambda: torch.nn.Linear(3, 1), train_data=data, validation_data=data,
+    config=wb.TrainConfig(peak_lr={lr}, total_steps=20, batch_size=8),
+)
+"""
+TRAIN = """
+import sys
+import workbench as wb
+wb.Trainer(device="cpu").run(wb.load_workload("mine.py:workload"), out="runs/" + sys.argv[1], note="by a script")
+"""
+
+
+def shell(line: str, folder: Path) -> None:
+    """Run a line as a person would who has the virtual environment on."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        ["bash", "-ec", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_reproduction_command_reproduces_the_metric(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text(MINE.format(lr=0.05))
+    (here / "train.py").write_text(TRAIN)
+    (here / ".gitignore").write_text("runs/\n")
+    git(here, "init", "-q")
+    git(here, "add", "-A")
+    git(here, "commit", "-q", "-m", "first")
+    (here / "mine.py").write_text(MINE.format(lr=0.1))  # an uncommitted change, without which the metric is another one
+    shell("python train.py by-script", here)
+    (first,) = list_studies(here / "runs").to_dict("records")
+    assert "git checkout " in first["reproduce"]
+    assert "git apply " in first["reproduce"]
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(here), str(clone))
+    shell(first["reproduce"], clone)
+    (again,) = list_studies(clone / "runs").to_dict("records")
+    assert (again["best_value"], again["trials"]) == (first["best_value"], first["trials"])
+    losses = [StudyRecord(place / "runs" / "by-script").steps["loss"].tolist() for place in (here, clone)]
+    assert losses[0] == losses[1]
+    other = tmp_path / "without-the-change"
+    git(tmp_path, "clone", "-q", str(here), str(other))
+    shell("python train.py by-script", other)
+    assert list_studies(other / "runs")["best_value"].iloc[0] != first["best_value"]

@@ -1,0 +1,101 @@
+"""`checkpoints.selection`: is the metric that chooses the checkpoint there, finite, and more than noise (P4.4, P4.5)?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.diagnostics.base import Finding
+from workbench.diagnostics.luck import FEWEST_TO_SEE_NOISE
+from workbench.diagnostics.selected_runs import SelectedRun
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["selection_finding"]
+
+CODE, CLAUSE = "checkpoints.selection", "P4.5"
+_NOISE_ADVICE = (
+    "Evaluate on more examples, on the same ones every time, in evaluation mode (P3.4).",
+    "Until then compare the mean of several evaluations, and quote the test split and not the selected value.",
+)
+
+
+def selection_finding(record: RecordLike, runs: Sequence[SelectedRun], *, max_luck_frac: float) -> Finding:
+    """Judge the metric by which the best checkpoint of each run is chosen.
+
+    Args:
+        record: a study.
+        runs: its finished runs.
+        max_luck_frac: largest luck of the best of so many noisy evaluations, over what training learned.
+    """
+    select = str(record.config.get("select", ""))
+    known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "luck / learned", "threshold": max_luck_frac}
+    if not runs:
+        return _without_runs(record, select, known)
+    bad = [int((~np.isfinite(run.costs)).sum()) for run in runs]
+    evidence: dict[str, Any] = {"select": select, "not_finite": bad, "evaluations": [int(r.costs.size) for r in runs]}
+    nothing = [run for run in runs if not run.finite.size]
+    if nothing:
+        return Finding(
+            status="fail", evidence=evidence, **known,
+            summary=f"{select} was never finite in {len(nothing)} of {len(runs)} runs: no checkpoint could be selected.",
+            advice=["Look at one evaluation by hand: where does the first NaN come from?"],
+        )  # fmt: skip
+    if any(bad):
+        return Finding(
+            status="warn", evidence=evidence, **known,
+            summary=f"{select} was not finite in {sum(bad)} of {sum(evidence['evaluations'])} evaluations; checkpoints made there "
+            "cannot be selected, however good they are.",
+            advice=["Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."],
+        )  # fmt: skip
+    judged = [run for run in runs if run.judged]
+    if not judged:
+        few = f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
+        return Finding(status="not_measured", summary=f"Not measured: {few}.", evidence=evidence, **known)
+    tied = [run for run in judged if run.finite.max() == run.finite.min()]
+    if tied:
+        return Finding(
+            status="warn", evidence=evidence, **known,
+            summary=f"{select} has the same value at every evaluation in {len(tied)} of {len(judged)} runs: it tells no checkpoint "
+            "from another, and the earliest is taken.",
+            advice=["Select by a metric that moves, such as the loss, or by more digits of this one."],
+        )  # fmt: skip
+    return _by_luck(judged, select, evidence, known)
+
+
+def _without_runs(record: RecordLike, select: str, known: dict[str, Any]) -> Finding:
+    evals = record.evals
+    there = sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)}) if len(evals) else []
+    if there and select not in there and (record.trials["state"] == "complete").any():
+        return Finding(
+            status="fail", evidence={"select": select, "evaluated": there}, **known,
+            summary=f"{select} was never evaluated, so no checkpoint could be selected by it; evaluated: {', '.join(there)}.",
+            advice=["Select by one that is evaluated, or add the metric to the workload."],
+        )  # fmt: skip
+    return Finding(status="not_measured", summary="Not measured: no run has finished.", **known)
+
+
+def _by_luck(runs: Sequence[SelectedRun], select: str, evidence: dict[str, Any], known: dict[str, Any]) -> Finding:
+    luck, learned, noise = (float(np.mean([getattr(run, n) for run in runs])) for n in ("luck", "learned", "noise"))
+    share = luck / learned if learned > 0 else (0.0 if luck == 0 else math.inf)
+    rivals = float(np.median([run.contenders.sum() for run in runs]))
+    evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": _carried(runs)}
+    head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
+    if share > known["threshold"]:
+        return Finding(
+            status="warn", value=share, evidence=evidence, advice=_NOISE_ADVICE, **known,
+            summary=f"{head}: the selected value flatters by about {luck:.2g}, as much as {share:.0%} of what training learned.",
+        )  # fmt: skip
+    return Finding(
+        status="ok", value=share, evidence=evidence, **known,
+        summary=f"{head}: the selected value flatters by about {luck:.2g}, {share:.2%} of what training learned.",
+    )  # fmt: skip
+
+
+def _carried(runs: Sequence[SelectedRun]) -> float | None:
+    """Return the share of the selected checkpoint's lead over the contenders that is there on the test split too."""
+    leads = np.array([run.carried for run in runs])
+    chosen, tested = leads.mean(axis=0)
+    return float(tested / chosen) if math.isfinite(tested) and chosen > 0 else None
