@@ -234,6 +234,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Finding",
     ),
     "diagnostics.batch_size": ("diagnose_batch_size",),
+    "diagnostics.checkpoints": ("diagnose_checkpoints",),
     "diagnostics.class_counts": ("class_counts",),
     "diagnostics.clipping": ("diagnose_clipping",),
     "diagnostics.comparison": ("diagnose_comparison",),
@@ -241,9 +242,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "detectable_difference",
         "examples_needed",
     ),
-    "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
-    "diagnostics.checkpoints": ("diagnose_checkpoints",),
     "diagnostics.early_stopping": ("early_stopping",),
+    "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
