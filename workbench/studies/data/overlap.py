@@ -1,0 +1,188 @@
+"""`find_overlap`: rows of one split that are in the training split too, exactly or nearly (P2.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigError
+from workbench.studies.data.hashing import NEAR_VALUES, NearTables, exact_hashes, standardised, text_of
+from workbench.studies.data.rows import Rows, fetch_rows, read_rows
+
+__all__ = ["find_overlap"]
+
+SHOWN = 20
+COMPARED = 4096
+"""Pairs of one block that share a near hash and are compared number by number, at most."""
+
+
+def find_overlap(
+    train: Any,
+    others: Mapping[str, Any],
+    *,
+    near: bool = True,
+    tolerance: float = 0.1,
+    memory_mb: float = 256.0,
+    max_rows: int | None = None,
+) -> dict[str, Any]:
+    """Return JSON facts on which rows of `others` are in `train` too; every hit is compared number by number.
+
+    Exact: equal inputs. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
+    distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
+    without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
+    words; near integers (tokens), and near rows of fewer than 16 values, which chance would find as well.
+
+    Args:
+        train: the training split, map-style.
+        others: split name -> map-style dataset.
+        near: look for near duplicates too.
+        tolerance: root mean square difference of two standardised rows that still counts as near (rule of thumb).
+        memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 8 bytes a training row and
+            40 a row of `others` beyond that.
+        max_rows: of each split, the first ones; None is all.
+
+    Returns:
+        "train_rows", "train_duplicates" (rows that were there before), "near" (whether it could be looked for), and under
+        "splits" for each: "rows", "exact", "near" (numbers of rows), "pairs" (the first ones: index there, index in train,
+        distance), "same_label" and "labelled" (of the overlapping rows).
+
+    Raises:
+        ConfigError: a setting is out of its range.
+    """
+    if not memory_mb > 0:
+        raise ConfigError(f"memory_mb={memory_mb!r} must be above 0: the size of the blocks that are read at a time.")
+    if not 0 < tolerance < 1:
+        raise ConfigError(f"tolerance={tolerance!r} must lie between 0 and 1; unrelated rows differ by 1.4.")
+    size = memory_mb / 8  # a block, its copies, and the rows it is compared with
+    first = fetch_rows(train, [0]).inputs
+    tables = _tables(first) if near else None
+    sides = {name: _Side(name, data, first, tables, size, max_rows) for name, data in others.items()}
+    seen: list[NDArray[np.uint64]] = []
+    for rows in read_rows(train, memory_mb=size, first=max_rows):
+        hashes = exact_hashes(rows.inputs)
+        seen.append(hashes)
+        close = _near_hashes(rows.inputs, tables) if near else None
+        for side in sides.values():
+            side.match(rows, hashes, close, tolerance)
+    every = np.concatenate(seen) if seen else np.empty(0, dtype=np.uint64)
+    return {
+        "train_rows": len(every),
+        "train_duplicates": len(every) - len(np.unique(every)),
+        "near": bool(near and (tables is not None or first.dtype == object)),
+        "splits": {name: side.facts() for name, side in sides.items()},
+    }
+
+
+class _Side:
+    """A split that is looked for in the training split: its hashes, and where its rows were found."""
+
+    def __init__(
+        self, name: str, data: Any, like: NDArray[Any], tables: NearTables | None, size: float, most: int | None
+    ) -> None:
+        self.name, self.data = name, data
+        exact, close, labels = [], [], []
+        for rows in read_rows(data, memory_mb=size, split=name, first=most):
+            inputs = _alike(rows.inputs, like)
+            exact.append(exact_hashes(inputs))
+            close.append(_near_hashes(inputs, tables))
+            labels.append(rows.labels)
+        self.exact = np.concatenate(exact) if exact else np.empty(0, dtype=np.uint64)
+        found = [c for c in close if c is not None]
+        self.close = np.concatenate(found) if found and len(found) == len(close) else None
+        known = [part for part in labels if part is not None]
+        self.labels = np.concatenate(known) if known and len(known) == len(labels) else None
+        self.order = np.argsort(self.exact, kind="stable")
+        self.orders = None if self.close is None else np.argsort(self.close, axis=0, kind="stable")
+        count = len(self.exact)
+        self.found = np.full(count, -1, dtype=np.int64)
+        self.distance = np.full(count, np.inf)
+        self.agrees = np.zeros(count, dtype=bool)
+        self.labelled = np.zeros(count, dtype=bool)
+
+    def match(self, rows: Rows, exact: NDArray[Any], close: NDArray[Any] | None, tolerance: float) -> None:
+        """Note which rows of this split are among these of the training split."""
+        mine, theirs = _pairs(self.exact, self.order, exact)
+        self._note(rows, mine, theirs, 0.0)
+        if close is None or self.close is None or self.orders is None:
+            return
+        for table in range(close.shape[1]):
+            mine, theirs = _pairs(self.close[:, table], self.orders[:, table], close[:, table])
+            self._note(rows, mine, theirs, tolerance)
+
+    def _note(self, rows: Rows, mine: NDArray[Any], theirs: NDArray[Any], tolerance: float) -> None:
+        open_ = self.distance[mine] > 0 if tolerance == 0 else ~np.isfinite(self.distance[mine])
+        mine, theirs = mine[open_], theirs[open_]
+        for start in range(0, len(mine) if tolerance == 0 else min(len(mine), COMPARED), COMPARED // 8):
+            part = slice(start, start + COMPARED // 8)
+            i, j = mine[part], theirs[part]
+            here, there = fetch_rows(self.data, i.tolist(), split=self.name).inputs, rows.inputs[j]
+            distance = _distances(_alike(here, there), there, exact=tolerance == 0)
+            better = (distance <= tolerance) & (distance < self.distance[i])
+            i, j = i[better], j[better]
+            self.found[i], self.distance[i] = rows.start + j, distance[better]
+            if self.labels is not None and rows.labels is not None:
+                self.agrees[i], self.labelled[i] = self.labels[i] == rows.labels[j], True
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was found as JSON values."""
+        hits = np.flatnonzero(self.found >= 0)
+        shown = hits[np.argsort(self.distance[hits], kind="stable")][:SHOWN]
+        return {
+            "rows": len(self.exact),
+            "exact": int((self.distance[hits] == 0).sum()),
+            "near": int((self.distance[hits] > 0).sum()),
+            "pairs": [[int(i), int(self.found[i]), round(float(self.distance[i]), 4)] for i in shown],
+            "same_label": int(self.agrees[hits].sum()),
+            "labelled": int(self.labelled[hits].sum()),
+        }
+
+
+def _tables(rows: NDArray[Any]) -> NearTables | None:
+    """Return tables for rows like these; None for text, tokens and rows of few values."""
+    if rows.dtype == object or (rows.dtype.kind in "iu" and rows.dtype.itemsize > 2) or rows.dtype.kind == "b":
+        return None
+    return NearTables(rows.shape[1]) if rows.shape[1] >= NEAR_VALUES else None
+
+
+def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> NDArray[np.uint64] | None:
+    if rows.dtype == object:
+        return exact_hashes(np.array([text_of(value) for value in rows], dtype=object))[:, None]
+    return None if tables is None else tables.hashes(rows)
+
+
+def _alike(rows: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """Return `rows` in the type of `like`, where one split holds integers and the other does not; sizes have to agree."""
+    if rows.dtype == object or like.dtype == object:
+        return rows if rows.dtype == like.dtype else rows.astype(object)
+    if rows.shape[1] != like.shape[1]:
+        return np.array([row.tobytes() for row in rows], dtype=object)
+    return rows.astype(like.dtype) if rows.dtype.kind != like.dtype.kind else rows
+
+
+def _pairs(
+    mine: NDArray[Any], order: NDArray[Any], theirs: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (index in mine, index in theirs) of equal hashes: every one of mine, each with one of theirs."""
+    if not len(mine) or not len(theirs):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    sorted_ = mine[order]
+    low, high = np.searchsorted(sorted_, theirs, "left"), np.searchsorted(sorted_, theirs, "right")
+    hits = np.flatnonzero(high > low)
+    _, once = np.unique(theirs[hits], return_index=True)
+    hits = hits[once]
+    counts = (high - low)[hits]
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(low[hits], counts) + offsets].astype(np.int64), np.repeat(hits, counts).astype(np.int64)
+
+
+def _distances(a: NDArray[Any], b: NDArray[Any], *, exact: bool) -> NDArray[np.float64]:
+    """Return how far rows are apart: 0 for equal ones, else in deviations of a row; infinite for what cannot be compared."""
+    if a.dtype == object or b.dtype == object:
+        same = [text_of(x) == text_of(y) if not exact else x == y for x, y in zip(a, b, strict=True)]
+        return np.where(same, 0.0 if exact else 1e-3, np.inf)
+    if exact:
+        return np.where(np.isclose(a, b, rtol=1e-6, atol=0, equal_nan=True).all(axis=1), 0.0, np.inf)
+    return np.sqrt(((standardised(a) - standardised(b)) ** 2).mean(axis=1))

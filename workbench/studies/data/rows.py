@@ -1,0 +1,130 @@
+"""Any map-style dataset as blocks of rows: inputs flattened to an array, one label each, memory bounded by a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from workbench.workloads.indexed import IndexedDataset
+
+__all__ = ["Rows", "fetch_rows", "read_rows", "split_item"]
+
+_TARGETS = ("label", "labels", "target", "targets", "y", "class")
+
+
+class Rows(NamedTuple):
+    """Examples `start` to `start + len(inputs)` of a split.
+
+    Attributes:
+        start: index of the first one.
+        inputs: shape (rows, values); of type object where inputs are text or their sizes differ.
+        labels: shape (rows,); None where an item has no single label.
+    """
+
+    start: int
+    inputs: NDArray[Any]
+    labels: NDArray[Any] | None
+
+
+def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
+    """Yield the rows of a split in order, each block within `memory_mb`.
+
+    Tensors are sliced; everything else is read item by item, as a loader would.
+
+    Args:
+        data: a map-style dataset; an item is a tensor, (inputs, label, ...), or a mapping with a key such as "label".
+        memory_mb: size of a block, in units of 1e6 bytes.
+        split: named in errors.
+        first: how many rows at most.
+    """
+    count = len(data) if first is None else min(first, len(data))
+    if not count:
+        return
+    row_bytes = max(1, fetch_rows(data, [0], split=split).inputs.nbytes)
+    step = max(1, int(memory_mb * 1e6) // row_bytes)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        yield fetch_rows(data, range(start, stop), split=split)._replace(start=start)
+
+
+def fetch_rows(data: Any, indices: Sequence[int], *, split: str = "train") -> Rows:
+    """Return the rows of these examples; `start` is the first index."""
+    tensors, where = _tensors(data, indices)
+    if tensors is not None:
+        inputs = _flat(tensors[0][where])
+        labels = tensors[1][where] if len(tensors) > 1 else None
+        return Rows(indices[0], inputs, None if labels is None else _labels(labels))
+    items = [split_item(item) for item in IndexedDataset(data, split=split).__getitems__(list(indices))]
+    return Rows(indices[0], _stack([x for x, _ in items]), _stack_labels([y for _, y in items]))
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """Return (inputs, label) of an item as datasets have it; the label is None where there is none."""
+    if isinstance(item, Mapping):
+        label = next((item[key] for key in _TARGETS if key in item), None)
+        rest = [value for key, value in item.items() if key not in _TARGETS]
+        return (rest[0] if len(rest) == 1 else tuple(rest)), label
+    if isinstance(item, (tuple, list)) and item:
+        return item[0], item[1] if len(item) > 1 else None
+    return item, None
+
+
+def _tensors(data: Any, indices: Sequence[int]) -> tuple[tuple[Tensor, ...] | None, Any]:
+    """Return the tensors behind a dataset and what selects the rows in them; None where it is no `TensorDataset`."""
+    where: Any = slice(indices[0], indices[-1] + 1) if isinstance(indices, range) else torch.as_tensor(list(indices))
+    while type(data) is Subset:
+        chosen = data.indices[where] if isinstance(where, slice) else [data.indices[int(i)] for i in where]
+        data, where = data.dataset, torch.as_tensor(chosen)
+    return (data.tensors, where) if type(data) is TensorDataset else (None, where)
+
+
+def _flat(tensor: Tensor) -> NDArray[Any]:
+    values = tensor.detach().cpu()
+    if values.dtype in (torch.bfloat16, torch.float16):
+        values = values.float()
+    flat: NDArray[Any] = values.reshape(len(values), -1).numpy()
+    return flat
+
+
+def _labels(tensor: Tensor) -> NDArray[Any] | None:
+    flat = _flat(tensor)
+    return flat[:, 0] if flat.shape[1] == 1 else None
+
+
+def _array(value: Any) -> NDArray[Any] | None:
+    """Return the numbers of one input as a flat array; None for text and other things."""
+    if isinstance(value, Tensor):
+        return _flat(value[None])[0]
+    if isinstance(value, (tuple, list)) and value and all(isinstance(v, (Tensor, np.ndarray)) for v in value):
+        parts = [_array(v) for v in value]
+        return np.concatenate([p for p in parts if p is not None])
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        found = np.asarray(value)
+    except ValueError:  # ragged
+        return None
+    return found.reshape(-1) if found.dtype.kind in "fiub" else None
+
+
+def _stack(values: list[Any]) -> NDArray[Any]:
+    arrays = [_array(value) for value in values]
+    flat = [a for a in arrays if a is not None]
+    if len(flat) == len(values) and len({a.shape for a in flat}) == 1:
+        return np.stack(flat)
+    kept = np.empty(len(values), dtype=object)
+    kept[:] = [value if a is None else a.tobytes() for value, a in zip(values, arrays, strict=True)]
+    return kept
+
+
+def _stack_labels(values: list[Any]) -> NDArray[Any] | None:
+    found = [_array(value) for value in values]
+    if any(a is None or a.size != 1 for a in found):
+        return np.array(values) if all(isinstance(v, str) for v in values) else None
+    return np.array([a[0] for a in found if a is not None])
