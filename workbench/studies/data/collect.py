@@ -1,0 +1,225 @@
+"""`collect_data` and `audit_data`: the facts for `diagnose_data`, from a workload or from somebody's own loader."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset
+
+from workbench.errors import ConfigError, UsageError
+from workbench.studies.data.hashing import exact_hashes
+from workbench.studies.data.order import loader_order, stream_order, trainer_order
+from workbench.studies.data.overlap import find_overlap
+from workbench.studies.data.rows import Rows, fetch_rows, read_rows
+from workbench.studies.data.scale import collect_scale
+from workbench.studies.data.workers import probe_workers
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["DataAudit", "audit_data", "collect_data"]
+
+MANY_CLASSES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataAudit:
+    """What `audit_data` found, for `diagnose_data`.
+
+    Attributes:
+        facts: {"data": ...}, JSON values.
+        workload: what was looked at.
+        command: None.
+        path: None; nothing is written.
+    """
+
+    facts: dict[str, Any]
+    workload: str
+    command: str | None = None
+    path: Path | None = None
+
+
+def audit_data(
+    data: Workload | DataLoader[Any] | Any,
+    *,
+    validation: Any = None,
+    test: Any = None,
+    max_examples: int | None = None,
+    near: bool = True,
+    memory_mb: float = 256.0,
+) -> DataAudit:
+    """Look at data before training on them: overlap of the splits, order, classes, scale, workers. Nothing is trained.
+
+    Args:
+        data: a workload, the `DataLoader` that you train with, or a dataset; a loader's order is observed over two epochs.
+        validation: dataset or loader of the validation split, where `data` is no workload.
+        test: the same for the test split.
+        max_examples: read of each split, at most, the first ones; None is all.
+        near: look for near duplicates too, not for exact ones alone.
+        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
+
+    Returns:
+        What was found; `diagnose_data` judges it.
+
+    Raises:
+        UsageError: `data` is none of these, or splits are given twice.
+        ConfigError: a setting is out of its range.
+        DataError: an item raised; its index is named.
+    """
+    if max_examples is not None and (isinstance(max_examples, bool) or max_examples < 2):
+        raise ConfigError(f"max_examples={max_examples!r} must be at least 2, or None for all.")
+    if isinstance(data, Workload):
+        if validation is not None or test is not None:
+            raise UsageError("a workload has its splits: leave validation= and test= out, or pass a loader instead.")
+        return DataAudit(
+            facts={"data": collect_data(data, max_examples=max_examples, near=near, memory_mb=memory_mb)},
+            workload=data.name,
+        )
+    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")) or isinstance(data, (str, bytes, dict)):
+        raise UsageError(
+            f"data must be a Workload, a DataLoader or a dataset, not {type(data).__name__} ({str(data)[:60]}). "
+            "Give the loader that you train with."
+        )
+    others = {"validation": validation, "test": test}
+    splits = {name: getattr(d, "dataset", d) if isinstance(d, DataLoader) else d for name, d in others.items() if d is not None}  # fmt: skip
+    loader = data if isinstance(data, DataLoader) else None
+    found = _facts(
+        data.dataset if loader is not None else data, splits, loader=loader, trainer=False, num_workers=0,
+        max_examples=max_examples, near=near, memory_mb=memory_mb,
+    )  # fmt: skip
+    return DataAudit(facts={"data": found}, workload=type(getattr(data, "dataset", data)).__name__)
+
+
+def collect_data(
+    workload: Workload, *, max_examples: int | None = 20_000, near: bool = True, memory_mb: float = 256.0
+) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_data`; the caller's random state is left bit for bit as it was.
+
+    Args:
+        workload: what to look at.
+        max_examples: read of each split, at most.
+        near: look for near duplicates too.
+        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
+    """
+    others = {name: data for name, data in workload.splits.items() if name != "train"}
+    return _facts(
+        workload.train_data, others, loader=None, trainer=True, num_workers=workload.num_workers,
+        max_examples=max_examples, near=near, memory_mb=memory_mb,
+    )  # fmt: skip
+
+
+def _facts(
+    train: Any,
+    others: dict[str, Any],
+    *,
+    loader: DataLoader[Any] | None,
+    trainer: bool,
+    num_workers: int,
+    max_examples: int | None,
+    near: bool,
+    memory_mb: float,
+) -> dict[str, Any]:
+    with isolated_rng():
+        order: dict[str, Any] | None = None
+        if _is_stream(train):
+            order, rows = stream_order(train if loader is None else loader, max_examples=max_examples or 200_000)
+            kept: Any = _Read(rows)
+            scale, labels = _one_pass([rows])
+        else:
+            kept = train
+            scale, labels = _one_pass(read_rows(train, memory_mb=memory_mb / 8, first=max_examples))
+            if loader is not None:
+                order = loader_order(loader, max_examples=max_examples or 20_000)
+            elif trainer:
+                order = trainer_order(train, labels)
+        held = {name: _map_style(data, max_examples) for name, data in others.items()}
+        changes = len(kept) > 0 and _changes(kept)
+        return {
+            "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
+            "read": len(kept) if max_examples is None else min(len(kept), max_examples),
+            "changes": changes,
+            "overlap": None if changes or not len(kept) else find_overlap(kept, held, near=near, memory_mb=memory_mb, max_rows=max_examples),
+            "order": order,
+            "classes": _classes(labels),
+            "scale": scale,
+            "workers": _workers(train, loader, num_workers),
+        }  # fmt: skip
+
+
+class _Read:
+    """Rows that were read from a stream, as a map-style dataset."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.rows.inputs[index], None if self.rows.labels is None else self.rows.labels[index]
+
+
+def _is_stream(data: Any) -> bool:
+    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
+
+
+def _map_style(data: Any, most: int | None) -> Any:
+    return list(itertools.islice(iter(data), most)) if _is_stream(data) else data
+
+
+def _length(data: Any, otherwise: int) -> int:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return otherwise
+
+
+def _changes(data: Any) -> bool:
+    """Tell whether an item differs from one reading to the next, as with random augmentation."""
+    one, two = (exact_hashes(fetch_rows(data, [0]).inputs) for _ in range(2))
+    return bool(one[0] != two[0])
+
+
+def _one_pass(blocks: Iterable[Rows]) -> tuple[dict[str, Any], NDArray[Any] | None]:
+    """Return the scale of the inputs and all labels, reading each row once."""
+    parts: list[NDArray[Any] | None] = []
+
+    def noted() -> Iterator[Rows]:
+        for rows in blocks:
+            parts.append(rows.labels)
+            yield rows
+
+    passing = noted()
+    scale = collect_scale(passing)
+    for _ in passing:  # labels go on where inputs have no scale
+        pass
+    known = [part for part in parts if part is not None]
+    return scale, np.concatenate(known) if known and len(known) == len(parts) else None
+
+
+def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:
+    """Return examples per class, most common first; None where labels are no classes."""
+    if labels is None or labels.dtype.kind == "f" or not len(labels):
+        return None
+    counts = Counter(labels.tolist())
+    if len(counts) > min(MANY_CLASSES, max(2, len(labels) / 2)):
+        return None
+    return {str(label): int(count) for label, count in counts.most_common()}
+
+
+def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> dict[str, Any] | None:
+    """Return what `probe_workers` finds; None for a stream, of which nobody can ask for one example twice."""
+    count = loader.num_workers if loader is not None else num_workers
+    if _is_stream(train):
+        return None
+    if loader is None:
+        return probe_workers(train, num_workers=count)
+    return probe_workers(
+        train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context
+    )
