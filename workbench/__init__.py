@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from workbench.diagnostics.class_counts import class_counts
     from workbench.diagnostics.clipping import diagnose_clipping
     from workbench.diagnostics.comparison import diagnose_comparison
+    from workbench.diagnostics.data import diagnose_data
     from workbench.diagnostics.detectable import detectable_difference, examples_needed
     from workbench.diagnostics.early_stopping import early_stopping
     from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
+    from workbench.diagnostics.periodicity import diagnose_periodicity
     from workbench.diagnostics.sample_size import evaluation_sizes
     from workbench.diagnostics.schedule import diagnose_schedule
     from workbench.diagnostics.selection_gap import selection_gaps
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
+    from workbench.plots.periodicity import plot_periodicity
     from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
     from workbench.plots.tracking import plot_studies
@@ -90,6 +93,8 @@ if TYPE_CHECKING:
     from workbench.studies.checkpoints import CheckpointStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.comparison import ComparisonStudy
+    from workbench.studies.data.collect import audit_data
+    from workbench.studies.data.overlap import find_overlap
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
@@ -148,6 +153,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "audit_data",
     "audit_resume",
     "better_rule",
     "check_stability",
@@ -164,10 +170,12 @@ __all__ = [
     "diagnose_checkpoints",
     "diagnose_clipping",
     "diagnose_comparison",
+    "diagnose_data",
     "diagnose_evaluation_sample",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
+    "diagnose_periodicity",
     "diagnose_schedule",
     "diagnose_tracking",
     "diagnose_warmup",
@@ -178,6 +186,7 @@ __all__ = [
     "explain_rule",
     "export_studies",
     "find_notebook",
+    "find_overlap",
     "how_trained",
     "join",
     "language_model",
@@ -202,6 +211,7 @@ __all__ = [
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
+    "plot_periodicity",
     "plot_probe",
     "plot_proof",
     "plot_rule_forms",
@@ -244,6 +254,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "diagnostics.early_stopping": ("early_stopping",),
     "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
+    "diagnostics.data": ("diagnose_data",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
@@ -251,6 +262,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "diagnose_optimizers",
     ),
     "diagnostics.sample_size": ("evaluation_sizes",),
+    "diagnostics.periodicity": ("diagnose_periodicity",),
     "diagnostics.schedule": ("diagnose_schedule",),
     "diagnostics.selection_gap": ("selection_gaps",),
     "diagnostics.skew": ("skew_tests",),
@@ -314,6 +326,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_rule_forms",
     ),
     "plots.schedule": ("plot_schedule",),
+    "plots.periodicity": ("plot_periodicity",),
     "plots.proof": ("plot_proof",),
     "plots.tracking": ("plot_studies",),
     "plots.warmup": ("plot_warmup",),
@@ -340,6 +353,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),
     "studies.evaluation_sample": ("EvaluationSampleStudy",),
+    "studies.data.collect": ("audit_data",),
+    "studies.data.overlap": ("find_overlap",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),

@@ -13,11 +13,13 @@ from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.clipping import diagnose_clipping
+from workbench.diagnostics.data import diagnose_data
 from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
+from workbench.diagnostics.periodicity import diagnose_periodicity
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.diagnostics.schedule import diagnose_schedule
@@ -30,6 +32,7 @@ from workbench.schedules import prepend_warmup
 from workbench.studies.audit.collect import collect_architecture
 from workbench.studies.batch_size import collect_noise_scale
 from workbench.studies.clipping import ClippingStudy
+from workbench.studies.data.collect import collect_data
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.preflight import collect_preflight
@@ -69,6 +72,8 @@ class _Walk:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
         if "architecture" not in session.record.facts:
             session.facts(architecture=collect_architecture(session.workload, session.config, session.device))
+        if "data" not in session.record.facts:
+            session.facts(data=collect_data(session.workload))
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
@@ -213,7 +218,9 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     before = diagnose_preflight(record)
     if "architecture" in record.facts:
         before += diagnose_architecture(record)
-    after = diagnose_lr_sweep(record) + diagnose_instability(record)
+    if "data" in record.facts:
+        before += diagnose_data(record)
+    after = diagnose_lr_sweep(record) + diagnose_instability(record) + diagnose_periodicity(record)
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "noise_scale" in record.facts:
         after += diagnose_noise_scale(record)

@@ -1,6 +1,6 @@
 """What the overlap check costs: a million rows of 784 floats against a tenth as many, and the memory beyond the data.
 
-    python tests/benchmarks/bench_overlap.py [--rows 1000000] [--memory 256]
+python tests/benchmarks/bench_overlap.py [--rows 1000000] [--memory 256]
 """
 
 from __future__ import annotations

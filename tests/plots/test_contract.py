@@ -55,6 +55,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
     "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),
+    "plot_periodicity": lambda r, d, ax: plots.plot_periodicity(r, d, ax=ax),
     "plot_probe": lambda r, d, ax: plots.plot_probe(r, d, ax=ax),
     "plot_confirm": lambda r, d, ax: plots.plot_confirm(r, d, ax=ax),
     "plot_proof": lambda r, d, ax: plots.plot_proof(r, d, ax=ax),

@@ -106,11 +106,17 @@ def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
     evidence = {"splits": splits, "shares": shares, "train_rows_read": overlap["train_rows"], "train_rows": total,
                 "train_duplicates": overlap["train_duplicates"], "near_looked_for": overlap["near"]}  # fmt: skip
     numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
-    part = "" if overlap["train_rows"] >= total else f" The first {overlap['train_rows']:,} of {total:,} training rows were read."
+    part = (
+        ""
+        if overlap["train_rows"] >= total
+        else f" The first {overlap['train_rows']:,} of {total:,} training rows were read."
+    )
     kinds = "exact and near" if overlap["near"] else "exact"
     if share == 0:
         looked = " or ".join(splits)
-        return _finding("leakage", "ok", f"No row of {looked} is in the training split ({kinds} duplicates).{part}", **numbers)
+        return _finding(
+            "leakage", "ok", f"No row of {looked} is in the training split ({kinds} duplicates).{part}", **numbers
+        )
     label = f", {found['same_label']} of {found['labelled']} with the same label" if found["labelled"] else ""
     said = (
         f"{share:.2%} of {worst} is in the training split too ({found['exact']} exact and {found['near']} near of "
@@ -143,7 +149,9 @@ def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
 def _unshuffled(facts: Mapping[str, Any], alpha: float) -> Finding:
     order = facts["order"]
     if order is None:
-        return _finding("unshuffled", "not_measured", "Not measured: a dataset has no order of training; audit its loader.")
+        return _finding(
+            "unshuffled", "not_measured", "Not measured: a dataset has no order of training; audit its loader."
+        )
     if order["source"] == "trainer":
         stored = order["stored_labels"]
         is_sorted = stored is not None and stored["neighbours"] >= _SORTED
@@ -178,7 +186,7 @@ def _unshuffled(facts: Mapping[str, Any], alpha: float) -> Finding:
 
 def _weak_shuffle(facts: Mapping[str, Any], alpha: float, unshuffled: Finding) -> Finding:
     order = facts["order"]
-    if order is None or unshuffled.status == "not_measured" and not (order["epochs"] or {}).get("same"):
+    if order is None or (unshuffled.status == "not_measured" and not (order["epochs"] or {}).get("same")):
         return _finding("weak_shuffle", "not_measured", unshuffled.summary)
     if order["source"] == "trainer":
         return _finding("weak_shuffle", "ok", unshuffled.summary, evidence=dict(order))
@@ -187,7 +195,12 @@ def _weak_shuffle(facts: Mapping[str, Any], alpha: float, unshuffled: Finding) -
     tests = _shuffle_tests(order)
     name, (p, said, advice) = min(tests.items(), key=lambda item: item[1][0])
     each = {test: found[0] for test, found in tests.items()}
-    numbers: dict[str, Any] = {"value": p, "unit": "p", "threshold": alpha / len(tests), "evidence": {**order, "p": each}}
+    numbers: dict[str, Any] = {
+        "value": p,
+        "unit": "p",
+        "threshold": alpha / len(tests),
+        "evidence": {**order, "p": each},
+    }
     if p < alpha / len(tests):
         return _finding("weak_shuffle", "warn", said, advice=(advice,), **numbers)
     return _finding("weak_shuffle", "ok", f"The order looks random by {len(tests)} tests, the least of them p = {p:.2g} ({name}).", **numbers)  # fmt: skip
@@ -210,8 +223,16 @@ def _shuffle_tests(order: Mapping[str, Any]) -> dict[str, tuple[float, str, str]
             tests["drift"] = (labels["drift_p"], "The mix of classes changes over the epoch.", larger)
     if epochs is not None:
         p = 0.0 if epochs["same"] else _one(epochs["displacement_p"])
-        said = "Every epoch has the same order." if epochs["same"] else "The second epoch has nearly the order of the first."
-        tests["epochs"] = (p, said, "Draw a new order each epoch: no fixed seed within it, and sampler.set_epoch(epoch) where there is one.")
+        said = (
+            "Every epoch has the same order."
+            if epochs["same"]
+            else "The second epoch has nearly the order of the first."
+        )
+        tests["epochs"] = (
+            p,
+            said,
+            "Draw a new order each epoch: no fixed seed within it, and sampler.set_epoch(epoch) where there is one.",
+        )
     return tests
 
 
@@ -243,7 +264,11 @@ def _imbalance(facts: Mapping[str, Any], limit: float) -> Finding:
 def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smallest: float) -> Finding:
     scale = facts["scale"]
     if scale["kind"] != "float" or scale["median"] is None:
-        what = "integers, which a model looks up or scales itself" if scale["kind"] == "integer" else "of no fixed size, or never vary"
+        what = (
+            "integers, which a model looks up or scales itself"
+            if scale["kind"] == "integer"
+            else "of no fixed size, or never vary"
+        )
         return _finding("scale", "not_measured", f"Not measured: the inputs are {what}.")
     ratio = scale["largest"] / scale["smallest"]
     evidence = dict(scale)
@@ -273,17 +298,25 @@ def _worker_rng(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
     if workers is None:
         return _finding("worker_rng", "not_measured", "Not measured: of a stream nobody can ask for one example twice.")
     if not workers["workers"]:
-        return _finding("worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike.")
+        return _finding(
+            "worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
+        )
     evidence = dict(workers)
     if not workers["random"]:
-        return _finding("worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence)
+        return _finding(
+            "worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
+        )
     said, fix = [], []
     if workers["same_in_workers"] and workers["p"] < alpha:
         said.append("worker processes make the same random draws")
-        fix.append("Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch.")
+        fix.append(
+            "Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch."
+        )
     if workers["same_in_epochs"] and workers["p"] < alpha:
         said.append("every epoch repeats the draws of the first")
-        fix.append("Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch.")
+        fix.append(
+            "Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch."
+        )
     numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": evidence}
     if said:
         text = " and ".join(said)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter1d
 from scipy.signal import windows
 
 __all__ = ["TAPERS", "LineSpectrum", "line_spectrum", "prewhiten"]
@@ -18,6 +19,9 @@ TAPERS = 7
 """Slepian tapers, 2 * BANDWIDTH - 1: as many as leak little."""
 PADDING = 4
 """Frequencies looked at per independent one, so that no line falls between two."""
+
+LOCAL = 8.0
+"""Neighbourhoods in a series, within which its trend and its size are taken out (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +99,24 @@ def line_spectrum(values: Floats) -> LineSpectrum:
 
 
 def prewhiten(values: Floats) -> Floats:
-    """Return the series without its straight line and without what the last value says about the next, mean 0.
+    """Return the series without trend and without what the last value says about the next, of about the same size throughout.
 
     The slope of a red spectrum is what a line test stumbles over; the first autocorrelation, held to 0 to 1, takes most of it.
+    What is left is centred and scaled by its own neighbourhood, wide enough to let a period pass that fits LOCAL times into
+    the series, because a metric moves most while the model learns most.
     """
     at = np.linspace(-1.0, 1.0, len(values))
     centred = values - values.mean()
     straight = centred - at * float(centred @ at) / float(at @ at)
     energy = float(straight @ straight)
     memory = 0.0 if energy == 0 else float(np.clip(straight[1:] @ straight[:-1] / energy, 0.0, 1.0))
-    white: Floats = straight[1:] - memory * straight[:-1]
-    return white - white.mean()
+    white = straight[1:] - memory * straight[:-1]
+    width = len(white) / LOCAL / 2
+    white = white - gaussian_filter1d(white, width)
+    size = gaussian_filter1d(np.abs(white), width)
+    scaled: Floats = white / np.maximum(size, max(1e-3 * float(size.max()), 1e-300))
+    scaled -= scaled.mean()
+    return scaled
 
 
 def _line_p(coefficients: NDArray[np.complex128], sums: Floats) -> Floats:

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 from workbench.diagnostics.line_spectrum import BANDWIDTH, LineSpectrum, line_spectrum
 
-__all__ = ["MIN_CYCLES", "MIN_POINTS", "Period", "find_period", "visible_epochs"]
+__all__ = ["MIN_CYCLES", "MIN_POINTS", "Period", "find_period"]
 
 Floats = NDArray[np.float64]
 
@@ -36,8 +36,7 @@ class Period:
         harmonic: which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known.
         epoch_seen: the points can show a pattern of one epoch, and there are epochs enough.
         share: of the variance from sample to sample that repeats.
-        size: root mean square of the repeating part, in the unit of the series, or relative where `relative`.
-        relative: the logarithm was looked at, as for everything above 0.
+        size: root mean square of the repeating part, in the unit of the series.
         frequency: of the spectrum, cycles per step.
         chance: p at each of them, alone.
         bound: the p below which a single frequency is significant.
@@ -51,7 +50,6 @@ class Period:
     epoch_seen: bool = False
     share: float = 0.0
     size: float = 0.0
-    relative: bool = False
     bound: float = 0.0
     frequency: Floats = field(default_factory=lambda: np.empty(0))
     chance: Floats = field(default_factory=lambda: np.empty(0))
@@ -73,10 +71,10 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     steps, values = _finite_stretch(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
     if len(values) < MIN_POINTS:
         return Period(reason=f"{len(values)} finite values in a row, and at least {MIN_POINTS} are needed")
-    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+    unit = float(np.abs(values).max())
+    if unit == 0 or np.ptp(values / unit) <= 1e-12:
         return Period(reason="the values are constant")
-    relative = bool(values.min() > 0)
-    steps, values, even = _even_grid(steps, np.log(values) if relative else values)
+    steps, values, even = _even_grid(steps, values / unit)
     spacing = (steps[-1] - steps[0]) / (len(steps) - 1)
     spectrum = line_spectrum(values)
     harmonics = [] if epoch is None else _harmonics(epoch / spacing, spectrum.samples, even=even)
@@ -102,21 +100,12 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
         harmonic=multiple if found else None,
         epoch_seen=bool(harmonics),
         share=share,
-        size=size,
-        relative=relative,
+        size=unit * size,
         frequency=spectrum.frequency[scanned] / spacing,
         chance=spectrum.p[scanned],
         bound=alpha / 2 / len(scanned),
         power=spectrum.power[scanned],
     )
-
-
-def visible_epochs(steps: Floats, epoch: float) -> bool:
-    """Tell whether points at these steps can show what repeats every `epoch` steps: not where they see one place of it only."""
-    if len(steps) < MIN_POINTS:
-        return False
-    spacing = (steps[-1] - steps[0]) / (len(steps) - 1)
-    return bool(_harmonics(epoch / spacing, len(steps) - 1, even=_is_even(steps)))
 
 
 def _finite_stretch(steps: Floats, values: Floats) -> tuple[Floats, Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.data import diagnose_data
-from workbench.diagnostics.period import MIN_CYCLES, MIN_POINTS, Period, find_period, visible_epochs
+from workbench.diagnostics.period import MIN_CYCLES, MIN_POINTS, Period, find_period
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["Series", "diagnose_periodicity", "periodic_series"]
@@ -35,6 +35,7 @@ class Series:
         trial: whose.
         steps: shape (points,).
         values: shape (points,).
+        epoch: steps per epoch; None where it is unknown.
         found: what `find_period` says.
     """
 
@@ -42,6 +43,7 @@ class Series:
     trial: int
     steps: Floats
     values: Floats
+    epoch: float | None
     found: Period
 
 
@@ -58,7 +60,9 @@ def periodic_series(record: RecordLike, *, alpha: float = 0.01, trial: int | Non
     epoch = None if number is None else _epoch(record, number)
     count = max(1, len(curves))
     return [
-        Series(name, int(number or 0), steps, values, find_period(steps, values, epoch=epoch, alpha=alpha / count))
+        Series(
+            name, int(number or 0), steps, values, epoch, find_period(steps, values, epoch=epoch, alpha=alpha / count)
+        )
         for name, steps, values in curves
     ]
 
@@ -100,17 +104,15 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
         evidence["staircase"] = _staircase(training, epoch)
     if periodic:
         strongest = min(periodic, key=lambda s: s.found.p)
-        return _of_validation(record, strongest, epoch, alpha, evidence)
+        return _of_validation(record, strongest, epoch, evidence)
     if training is not None and training.found.period is not None:
-        finding = _of_training(record, training, epoch, alpha, evidence)
+        finding = _of_training(record, training, epoch, evidence)
         if finding is not None:
             return finding
     return _silent(held, training, epoch, alpha, evidence)
 
 
-def _of_validation(
-    record: RecordLike, series: Series, epoch: float | None, alpha: float, evidence: dict[str, Any]
-) -> Finding:
+def _of_validation(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding:
     """Judge a pattern in a metric of validation or test data."""
     found = series.found
     said = f"{series.name} repeats every {_steps(found, epoch)}: {_size(found)}, p = {found.p:.1g}"
@@ -119,10 +121,15 @@ def _of_validation(
         said += "; so does the learning rate, which explains it"
         return _finding("ok", f"{said}.", evidence=evidence | {"cause": "schedule"}, **numbers)
     data = diagnose_data(record)
-    bad = {code: data[code].status in ("warn", "fail") for code in ("data.unshuffled", "data.weak_shuffle", "data.leakage")}
+    bad = {
+        code: data[code].status in ("warn", "fail") for code in ("data.unshuffled", "data.weak_shuffle", "data.leakage")
+    }
     looked = any(data[code].status != "not_measured" for code in bad)
     causes = ["leakage"] * bad["data.leakage"] + ["shuffling"] * (bad["data.unshuffled"] or bad["data.weak_shuffle"])
-    evidence |= {"cause": " and ".join(causes) or "unknown", "found_in_the_data": {code: data[code].status for code in bad}}
+    evidence |= {
+        "cause": " and ".join(causes) or "unknown",
+        "found_in_the_data": {code: data[code].status for code in bad},
+    }
     if causes:
         why = " ".join(data[code].summary for code, is_bad in bad.items() if is_bad)
         advice = tuple(line for code, is_bad in bad.items() if is_bad for line in data[code].advice)
@@ -131,20 +138,24 @@ def _of_validation(
         "Compare the splits and the order of the loader you train with: audit_data(loader, validation=...).",
         "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
     )
-    known = "neither overlap of the splits nor a fault of the order was found" if looked else "nobody has looked at the data"
+    known = (
+        "neither overlap of the splits nor a fault of the order was found"
+        if looked
+        else "nobody has looked at the data"
+    )
     return _finding("warn", f"{said}; {known}.", evidence=evidence, advice=advice, **numbers)
 
 
-def _of_training(
-    record: RecordLike, series: Series, epoch: float | None, alpha: float, evidence: dict[str, Any]
-) -> Finding | None:
+def _of_training(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding | None:
     """Judge a pattern in the training loss alone."""
     found = series.found
     said = f"The training loss repeats every {_steps(found, epoch)} ({_size(found)}), validation does not"
     numbers: dict[str, Any] = {"value": found.period, "unit": "steps"}
     order = diagnose_data(record)
     if _of_schedule(record, series.trial, found):
-        return _finding("ok", f"{said}; so does the learning rate.", evidence=evidence | {"cause": "schedule"}, **numbers)
+        return _finding(
+            "ok", f"{said}; so does the learning rate.", evidence=evidence | {"cause": "schedule"}, **numbers
+        )
     if order["data.unshuffled"].status in ("warn", "fail") or order["data.weak_shuffle"].status in ("warn", "fail"):
         code = "data.unshuffled" if order["data.unshuffled"].status in ("warn", "fail") else "data.weak_shuffle"
         return _finding(
@@ -189,7 +200,9 @@ def _ask(epoch: float | None) -> str:
     if epoch is None:
         return f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
     every = max(1, int(epoch / 4.5))
-    return f"Evaluate every {every} steps, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
+    return (
+        f"Evaluate every {every} steps, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
+    )
 
 
 def _finding(status: Status, summary: str, **fields: Any) -> Finding:
@@ -197,7 +210,7 @@ def _finding(status: Status, summary: str, **fields: Any) -> Finding:
 
 
 def _shown(found: Period) -> dict[str, Any]:
-    kept = ("reason", "p", "period", "harmonic", "epoch_seen", "share", "size", "relative")
+    kept = ("reason", "p", "period", "harmonic", "epoch_seen", "share", "size")
     return {name: getattr(found, name) for name in kept}
 
 
@@ -210,7 +223,7 @@ def _steps(found: Period, epoch: float | None) -> str:
 
 
 def _size(found: Period) -> str:
-    return f"by {found.size:.2g} of its value" if found.relative else f"by {found.size:.2g}"
+    return f"by {found.size:.2g}"
 
 
 def _of_schedule(record: RecordLike, number: int, found: Period) -> bool:
@@ -254,8 +267,8 @@ def _trial(record: RecordLike) -> int | None:
     sound = trials[trials["state"] != "diverged"]
     rows = sound if len(sound) else trials
     evals = record.evals
-    counts = evals[evals["split"] != "train"].groupby("trial")["step"].nunique() if len(evals) else {}
-    often = [(int(t), int(counts.get(t, 0))) for t in rows["trial"]]  # type: ignore[union-attr]
+    held = evals[evals["split"] != "train"] if len(evals) else evals
+    often = [(int(t), int(held.loc[held["trial"] == t, "step"].nunique())) for t in rows["trial"]]
     enough = [t for t, count in often if count >= MIN_POINTS]
     baseline = [int(t) for t in rows.loc[rows["stage"].isin(["baseline", "trial"]), "trial"]]
     first = next((t for t in baseline if t in enough), None)
@@ -287,8 +300,9 @@ def _numbers(steps: Any, values: Any) -> tuple[Floats, Floats]:
 def _epoch(record: RecordLike, number: int) -> float | None:
     """Return the steps of one epoch, the incomplete last batch dropped; None for full batches and where it is unknown."""
     rows = record.trials[record.trials["trial"] == number]
-    row: Mapping[str, Any] = rows.iloc[0].to_dict() if len(rows) else {}
-    examples, batch = row.get("train_examples"), row.get("batch_size")
+    examples, batch = (
+        rows[name].iloc[0] if len(rows) and name in rows else None for name in ("train_examples", "batch_size")
+    )
     if not examples or not batch or not np.isfinite(float(examples)):
         return None
     epoch = int(examples) // int(batch)

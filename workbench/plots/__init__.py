@@ -12,6 +12,7 @@ from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
+from workbench.plots.periodicity import plot_periodicity
 from workbench.plots.proof import plot_proof
 from workbench.plots.schedule import plot_schedule
 from workbench.plots.tracking import plot_studies
@@ -32,6 +33,7 @@ __all__ = [
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
+    "plot_periodicity",
     "plot_probe",
     "plot_proof",
     "plot_rule_forms",

@@ -27,13 +27,16 @@ def exact_hashes(rows: NDArray[Any]) -> Words:
         return np.array([_digest(value) for value in rows], dtype=np.uint64)
     words_of = _words_of(rows)
     count = words_of(rows[:1]).shape[1] if len(rows) else 0
-    factors = np.random.default_rng(_SEED).integers(0, 2**64, count, dtype=np.uint64) | np.uint64(1)
+    factors = np.random.default_rng(_SEED).integers(0, 2**64, (2, count), dtype=np.uint64) | np.uint64(1)
     step = max(1, BLOCK_BYTES // max(1, 8 * count))
     found = np.empty(len(rows), dtype=np.uint64)
     for start in range(0, len(rows), step):
         words = words_of(rows[start : start + step])
-        words ^= words >> np.uint64(32)  # so that the sign of the second number reaches the low bits
-        words *= factors
+        for (
+            factor
+        ) in factors:  # twice, because a product carries upwards only: the topmost bits of two words would cancel
+            words ^= words >> np.uint64(32)
+            words *= factor
         found[start : start + step] = _mixed(words.sum(axis=1, dtype=np.uint64))
     return found
 
@@ -74,8 +77,9 @@ class NearTables:
             cells = np.floor(np.where(flat, 0, along) / self._width + self._offsets * len(self._offsets))
             parts = cells.astype(np.int64).view(np.uint64).reshape(-1, tables, directions)
             joined = _mixed((_mixed(parts) * self._factors).sum(axis=2, dtype=np.uint64))
-            alone = _mixed(np.arange(start, start + len(block), dtype=np.uint64)[:, None] + np.uint64(2**63))
-            found[start : start + step] = np.where(flat, alone, joined)
+            found[start : start + step] = joined
+            if flat.any():
+                found[start : start + step][flat[:, 0]] = exact_hashes(block[flat[:, 0]])[:, None]
         return found
 
 
@@ -84,7 +88,8 @@ def standardised(rows: NDArray[Any]) -> NDArray[np.float64]:
     values = rows.astype(np.float64)
     values -= values.mean(axis=1, keepdims=True)
     spread = values.std(axis=1, keepdims=True)
-    return np.divide(values, spread, out=np.zeros_like(values), where=spread > 0)
+    scaled: NDArray[np.float64] = np.divide(values, spread, out=np.zeros_like(values), where=spread > 0)
+    return scaled
 
 
 def text_of(value: Any) -> str:

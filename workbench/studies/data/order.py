@@ -107,7 +107,9 @@ def _unbatched(batch: Any) -> list[Any]:
 @contextmanager
 def _untouched(loader: DataLoader[Any]) -> Iterator[None]:
     """Leave the global random state and the loader's own generators as they were."""
-    holders = (loader, loader.sampler, loader.batch_sampler) if not isinstance(loader.dataset, IterableDataset) else (loader,)
+    holders = (
+        (loader, loader.sampler, loader.batch_sampler) if not isinstance(loader.dataset, IterableDataset) else (loader,)
+    )
     found = [getattr(holder, "generator", None) for holder in holders]
     generators = [g for g in found if isinstance(g, torch.Generator)]
     states = [g.get_state() for g in generators]

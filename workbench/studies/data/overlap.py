@@ -41,7 +41,7 @@ def find_overlap(
         near: look for near duplicates too.
         tolerance: root mean square difference of two standardised rows that still counts as near (rule of thumb).
         memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 8 bytes a training row and
-            40 a row of `others` beyond that.
+            some 110 a row of `others` beyond that.
         max_rows: of each split, the first ones; None is all.
 
     Returns:
@@ -59,7 +59,9 @@ def find_overlap(
     size = memory_mb / 8  # a block, its copies, and the rows it is compared with
     first = fetch_rows(train, [0]).inputs
     tables = _tables(first) if near else None
-    sides = {name: _Side(name, data, first, tables, size, max_rows) for name, data in others.items()}
+    sides = {
+        name: _Side(name, data, like=first, tables=tables, size=size, most=max_rows) for name, data in others.items()
+    }
     seen: list[NDArray[np.uint64]] = []
     for rows in read_rows(train, memory_mb=size, first=max_rows):
         hashes = exact_hashes(rows.inputs)
@@ -80,7 +82,7 @@ class _Side:
     """A split that is looked for in the training split: its hashes, and where its rows were found."""
 
     def __init__(
-        self, name: str, data: Any, like: NDArray[Any], tables: NearTables | None, size: float, most: int | None
+        self, name: str, data: Any, *, like: NDArray[Any], tables: NearTables | None, size: float, most: int | None
     ) -> None:
         self.name, self.data = name, data
         exact, close, labels = [], [], []
@@ -99,6 +101,7 @@ class _Side:
         count = len(self.exact)
         self.found = np.full(count, -1, dtype=np.int64)
         self.distance = np.full(count, np.inf)
+        self.equal = np.zeros(count, dtype=bool)
         self.agrees = np.zeros(count, dtype=bool)
         self.labelled = np.zeros(count, dtype=bool)
 
@@ -106,22 +109,23 @@ class _Side:
         """Note which rows of this split are among these of the training split."""
         mine, theirs = _pairs(self.exact, self.order, exact)
         self._note(rows, mine, theirs, 0.0)
-        if close is None or self.close is None or self.orders is None:
+        if close is None or self.close is None or self.orders is None or close.shape[1] != self.close.shape[1]:
             return
         for table in range(close.shape[1]):
             mine, theirs = _pairs(self.close[:, table], self.orders[:, table], close[:, table])
             self._note(rows, mine, theirs, tolerance)
 
     def _note(self, rows: Rows, mine: NDArray[Any], theirs: NDArray[Any], tolerance: float) -> None:
-        open_ = self.distance[mine] > 0 if tolerance == 0 else ~np.isfinite(self.distance[mine])
+        open_ = ~self.equal[mine] if tolerance == 0 else ~np.isfinite(self.distance[mine])
         mine, theirs = mine[open_], theirs[open_]
         for start in range(0, len(mine) if tolerance == 0 else min(len(mine), COMPARED), COMPARED // 8):
             part = slice(start, start + COMPARED // 8)
             i, j = mine[part], theirs[part]
             here, there = fetch_rows(self.data, i.tolist(), split=self.name).inputs, rows.inputs[j]
             distance = _distances(_alike(here, there), there, exact=tolerance == 0)
-            better = (distance <= tolerance) & (distance < self.distance[i])
+            better = (distance <= tolerance) & ((distance < self.distance[i]) | (tolerance == 0))
             i, j = i[better], j[better]
+            self.equal[i] = tolerance == 0
             self.found[i], self.distance[i] = rows.start + j, distance[better]
             if self.labels is not None and rows.labels is not None:
                 self.agrees[i], self.labelled[i] = self.labels[i] == rows.labels[j], True
@@ -132,8 +136,8 @@ class _Side:
         shown = hits[np.argsort(self.distance[hits], kind="stable")][:SHOWN]
         return {
             "rows": len(self.exact),
-            "exact": int((self.distance[hits] == 0).sum()),
-            "near": int((self.distance[hits] > 0).sum()),
+            "exact": int(self.equal[hits].sum()),
+            "near": int((~self.equal[hits]).sum()),
             "pairs": [[int(i), int(self.found[i]), round(float(self.distance[i]), 4)] for i in shown],
             "same_label": int(self.agrees[hits].sum()),
             "labelled": int(self.labelled[hits].sum()),
@@ -155,7 +159,7 @@ def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> NDArray[np.ui
 
 def _alike(rows: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """Return `rows` in the type of `like`, where one split holds integers and the other does not; sizes have to agree."""
-    if rows.dtype == object or like.dtype == object:
+    if _any_objects(rows, like):
         return rows if rows.dtype == like.dtype else rows.astype(object)
     if rows.shape[1] != like.shape[1]:
         return np.array([row.tobytes() for row in rows], dtype=object)
@@ -180,9 +184,14 @@ def _pairs(
 
 def _distances(a: NDArray[Any], b: NDArray[Any], *, exact: bool) -> NDArray[np.float64]:
     """Return how far rows are apart: 0 for equal ones, else in deviations of a row; infinite for what cannot be compared."""
-    if a.dtype == object or b.dtype == object:
+    if _any_objects(a, b):
         same = [text_of(x) == text_of(y) if not exact else x == y for x, y in zip(a, b, strict=True)]
         return np.where(same, 0.0 if exact else 1e-3, np.inf)
     if exact:
         return np.where(np.isclose(a, b, rtol=1e-6, atol=0, equal_nan=True).all(axis=1), 0.0, np.inf)
-    return np.sqrt(((standardised(a) - standardised(b)) ** 2).mean(axis=1))
+    apart: NDArray[np.float64] = np.sqrt(((standardised(a) - standardised(b)) ** 2).mean(axis=1))
+    return apart
+
+
+def _any_objects(*arrays: NDArray[Any]) -> bool:
+    return any(array.dtype == object for array in arrays)

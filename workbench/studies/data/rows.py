@@ -93,14 +93,13 @@ def _flat(tensor: Tensor) -> NDArray[Any]:
 
 
 def _labels(tensor: Tensor) -> NDArray[Any] | None:
-    flat = _flat(tensor)
-    return flat[:, 0] if flat.shape[1] == 1 else None
+    return _flat(tensor).ravel() if tensor[0].numel() == 1 else None
 
 
 def _array(value: Any) -> NDArray[Any] | None:
     """Return the numbers of one input as a flat array; None for text and other things."""
     if isinstance(value, Tensor):
-        return _flat(value[None])[0]
+        return _flat(value.reshape(1, -1)).ravel()
     if isinstance(value, (tuple, list)) and value and all(isinstance(v, (Tensor, np.ndarray)) for v in value):
         parts = [_array(v) for v in value]
         return np.concatenate([p for p in parts if p is not None])

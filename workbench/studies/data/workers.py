@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from workbench.studies.data.hashing import exact_hashes
@@ -45,8 +46,9 @@ def probe_workers(
     used = min(WORKERS, num_workers)
     examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
     asked = [index for _ in range(VISITS) for index in examples]
+    settings = {"worker_init_fn": worker_init_fn, "multiprocessing_context": context, "timeout": timeout_s}
     with isolated_rng():
-        epochs = [_draws(data, asked, used, worker_init_fn, context, timeout_s) for _ in range(2)]
+        epochs = [_draws(data, asked, used, settings) for _ in range(2)]
     one = epochs[0][0].reshape(VISITS, len(examples))
     agree = float((one[1:] == one[:-1]).mean())
     random = agree < 1
@@ -55,24 +57,22 @@ def probe_workers(
         "random": bool(random),
         "same_in_workers": bool(random and (epochs[0][0] == epochs[0][-1]).all()) if used > 1 else None,
         "same_in_epochs": bool(random and (epochs[0][0] == epochs[1][0]).all()),
-        "p": float(max(agree, 1 / 3) ** len(asked)) if random else None,  # of the few draws there were, none may have agreed
+        "p": float(max(agree, 1 / 3) ** len(asked))
+        if random
+        else None,  # of the few draws there were, none may have agreed
         "visits": len(asked),
     }
 
 
-def _draws(
-    data: Any, asked: list[int], workers: int, worker_init_fn: Any, context: Any, timeout_s: float
-) -> np.ndarray:
+def _draws(data: Any, asked: list[int], workers: int, settings: dict[str, Any]) -> NDArray[np.int64]:
     """Return hashes of what each worker drew, shape (workers, visits)."""
     loader: DataLoader[Any] = DataLoader(
         _Hashed(data),
         batch_sampler=[[index] for index in asked for _ in range(workers)],  # batch k goes to worker k % workers
         num_workers=workers,
-        worker_init_fn=worker_init_fn,
-        multiprocessing_context=context,
-        timeout=timeout_s,
+        **settings,
     )
-    found = np.array([int(batch) for batch in loader], dtype=np.int64)
+    found: NDArray[np.int64] = np.array([int(batch) for batch in loader], dtype=np.int64)
     return found.reshape(len(asked), workers).T
 
 

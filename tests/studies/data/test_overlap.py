@@ -1,0 +1,227 @@
+"""Rows of one split in another: planted copies are found with their places, distinct rows are not, memory is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+
+import workbench.studies.data.overlap as overlap
+from workbench.errors import ConfigError, DataError
+from workbench.studies.data.hashing import NearTables, exact_hashes, text_of
+from workbench.studies.data.overlap import find_overlap
+from workbench.studies.data.rows import fetch_rows, read_rows
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(300, 40, generator=G)
+Y = torch.arange(300) % 7
+Z = torch.randn(80, 40, generator=G)
+
+
+class Items(Dataset[Any]):
+    """A map-style dataset of whatever items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def found(train: Any, other: Any, **options: Any) -> dict[str, Any]:
+    return find_overlap(train, {"validation": other}, **options)["splits"]["validation"]
+
+
+def planted(change: Any = lambda rows: rows) -> tuple[TensorDataset, TensorDataset]:
+    """A validation split of 80 whose rows 10, 20 and 30 are training rows 5, 150 and 299."""
+    z, labels = Z.clone(), torch.zeros(80, dtype=torch.int64)
+    z[[10, 20, 30]] = change(X[[5, 150, 299]])
+    labels[[10, 20]] = Y[[5, 150]]
+    labels[30] = Y[299] + 1
+    return TensorDataset(X, Y), TensorDataset(z, labels)
+
+
+def test_copies_are_found_with_their_places_and_labels() -> None:
+    facts = found(*planted())
+    assert (facts["rows"], facts["exact"], facts["near"]) == (80, 3, 0)
+    assert facts["pairs"] == [[10, 5, 0.0], [20, 150, 0.0], [30, 299, 0.0]]
+    assert (facts["same_label"], facts["labelled"]) == (2, 3)
+
+
+def test_distinct_rows_share_nothing() -> None:
+    facts = found(TensorDataset(X), TensorDataset(Z))
+    assert (facts["exact"], facts["near"], facts["pairs"]) == (0, 0, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: 0.3 * x + 2.0,
+        lambda x: x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)),
+        lambda x: (x * 50).round() / 50,
+    ],
+)
+def test_near_copies_are_found(change: Any) -> None:
+    facts = found(*planted(change))
+    assert (facts["exact"], facts["near"]) == (0, 3)
+    assert [pair[:2] for pair in sorted(facts["pairs"])] == [[10, 5], [20, 150], [30, 299]]
+    assert all(0 <= pair[2] < 0.1 for pair in facts["pairs"])
+    assert found(*planted(change), near=False)["near"] == 0
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(1), lambda x: x.roll(1, 1), lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))])  # fmt: skip
+def test_what_is_said_not_to_be_found_is_not(change: Any) -> None:
+    facts = found(*planted(change))
+    assert (facts["exact"], facts["near"]) == (0, 0)
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02])
+def test_how_many_near_copies_are_found(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2000, 64)).astype(np.float32)
+    near = rows + noise * rng.standard_normal(rows.shape).astype(np.float32)
+    share = found(TensorDataset(torch.from_numpy(rows)), TensorDataset(torch.from_numpy(near)))["near"] / 2000
+    assert share >= 0.95
+
+
+@pytest.mark.parametrize("memory_mb", [0.01, 1.0, 500.0])
+def test_blocks_do_not_change_the_answer_and_keep_to_the_bound(memory_mb: float, monkeypatch: Any) -> None:
+    sizes = []
+
+    def read(data: Any, **options: Any) -> Any:
+        for rows in read_rows(data, **options):
+            sizes.append(rows.inputs.nbytes)
+            yield rows
+
+    monkeypatch.setattr(overlap, "read_rows", read)
+    facts = found(*planted(), memory_mb=memory_mb)
+    assert facts["pairs"] == [[10, 5, 0.0], [20, 150, 0.0], [30, 299, 0.0]]
+    assert max(sizes) <= max(memory_mb * 1e6, 160)
+    assert sum(sizes) == (300 + 80) * 160
+
+
+def test_any_map_style_dataset() -> None:
+    train, validation = planted()
+    expected = found(train, validation)
+    plain = Items([validation[i] for i in range(80)])
+    named = Items([{"pixels": x.numpy(), "label": int(y)} for x, y in plain.items])
+    whole = TensorDataset(torch.cat([X, validation.tensors[0]]), torch.cat([Y, validation.tensors[1]]))
+    subset = Subset(Subset(whole, list(range(400))[::-1][:80]), list(range(80))[::-1])  # 379 .. 300, turned round
+    assert len(subset) == 80
+    for other in (plain, named):
+        assert found(train, other) == expected
+    swapped = found(train, Subset(validation, list(range(79, -1, -1))))
+    assert sorted(swapped["pairs"]) == [[49, 299, 0.0], [59, 150, 0.0], [69, 5, 0.0]]
+
+
+def test_a_random_split_of_distinct_rows_is_clean() -> None:
+    parts = random_split(TensorDataset(X, Y), [200, 100], torch.Generator().manual_seed(0))
+    assert found(*parts)["exact"] == 0
+
+
+def test_other_types_of_the_same_numbers() -> None:
+    whole = torch.randint(0, 255, (50, 30), generator=G)
+    for kind in (torch.uint8, torch.float64, torch.float16, torch.int32):
+        assert found(TensorDataset(whole.float()), TensorDataset(whole[:5].to(kind)))["exact"] == 5
+
+
+def test_text_ignores_case_space_and_punctuation() -> None:
+    train = Items([("The quick brown fox.", 0), ("Something else", 1), ("A third one", 0)])
+    facts = found(train, Items([("the  QUICK brown fox", 0), ("Something else", 0), ("new", 1)]))
+    assert (facts["exact"], facts["near"]) == (1, 1)
+    assert (facts["same_label"], facts["labelled"]) == (1, 2)
+    assert text_of("  Ä-b,\n C ") == "ä b c"
+
+
+def test_tokens_and_short_rows_have_exact_copies_only() -> None:
+    tokens = torch.randint(0, 1000, (60, 32), generator=G)
+    other = tokens[:10].clone()
+    other[5:, 3] += 1
+    facts = find_overlap(TensorDataset(tokens), {"test": TensorDataset(other)})
+    assert not facts["near"]
+    assert facts["splits"]["test"]["exact"] == 5
+    assert not find_overlap(TensorDataset(X[:, :8]), {"test": TensorDataset(Z[:, :8])})["near"]
+
+
+def test_rows_of_other_sizes_are_no_copies() -> None:
+    assert found(TensorDataset(X), TensorDataset(Z[:, :20]))["exact"] == 0
+    ragged = Items([np.zeros(n) for n in (3, 4, 5)])
+    assert found(ragged, ragged)["exact"] == 3
+
+
+def test_constant_rows_are_near_nothing_but_themselves() -> None:
+    flat = torch.arange(60.0)[:, None].expand(60, 40)
+    facts = found(TensorDataset(flat), TensorDataset(flat[:10] + 0.5))
+    assert (facts["exact"], facts["near"]) == (0, 0)
+    assert found(TensorDataset(flat), TensorDataset(flat[:10]))["exact"] == 10
+
+
+def test_duplicates_within_training_are_counted() -> None:
+    assert find_overlap(TensorDataset(torch.cat([X, X[:4]])), {})["train_duplicates"] == 4
+
+
+def test_zeros_and_nan_equal_themselves() -> None:
+    rows = np.zeros((2, 5), dtype=np.float32)
+    rows[1] = -0.0
+    assert len(set(exact_hashes(rows).tolist())) == 1
+    bad = np.full((2, 5), np.nan, dtype=np.float32)
+    bad[1] = -np.float32("nan")
+    assert len(set(exact_hashes(bad).tolist())) == 1
+    x = X.clone()
+    x[0, 0] = torch.nan
+    assert found(TensorDataset(x), TensorDataset(x[:3]))["exact"] == 3
+
+
+def test_hashes_of_rows_that_differ_in_one_bit() -> None:
+    rows = np.zeros((64 * 10, 20), dtype=np.float32)
+    bits = rows.view(np.uint32)
+    for k in range(640):
+        bits[k, k // 32] = 1 << (k % 32)
+    finite = np.isfinite(rows).all(1)
+    kept = {row.tobytes() for row in np.where(rows[finite] == 0, 0, rows[finite])}
+    assert len(set(exact_hashes(rows[finite]).tolist())) == len(kept)
+    two = np.ones((4, 4), dtype=np.float32)
+    two[1, [1, 3]] *= -1  # the signs of two second halves: plain sums of products would cancel
+    two[2, [0, 2]] *= -1
+    assert len(set(exact_hashes(two).tolist())) == 3
+
+
+def test_near_hashes_do_not_depend_on_the_block() -> None:
+    tables = NearTables(40)
+    rows = X.numpy()
+    assert (tables.hashes(rows)[100:200] == tables.hashes(rows[100:200])).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"memory_mb": 0}, "memory_mb=0 must be above 0"), ({"tolerance": 1.5}, "tolerance=1.5 must lie between 0 and 1")],
+)
+def test_settings_out_of_range(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        found(TensorDataset(X), TensorDataset(Z), **options)
+
+
+def test_an_item_that_raises_is_named() -> None:
+    class Broken(Items):
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                raise KeyError("gone")
+            return self.items[index]
+
+    with pytest.raises(DataError, match="item 7 of the train split"):
+        found(Broken([torch.randn(20) for _ in range(10)]), TensorDataset(Z[:, :20]))
+
+
+def test_rows_in_any_form() -> None:
+    rows = fetch_rows(Items([(torch.ones(2, 3), 4), (torch.zeros(2, 3), 5)]), [1, 0])
+    assert rows.inputs.shape == (2, 6)
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [5, 4]
+    assert fetch_rows(Items([(torch.ones(3), torch.ones(3))]), [0]).labels is None
+    assert fetch_rows(TensorDataset(torch.ones(4, 2, dtype=torch.bfloat16)), [0, 1]).inputs.dtype == np.float32
