@@ -35,6 +35,8 @@ class Period:
         period: steps after which it repeats; None where nothing is significant.
         harmonic: which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known.
         epoch_seen: the points can show a pattern of one epoch, and there are epochs enough.
+        epoch_chance: of the lines of one epoch, the first or all of them together; 1 where they cannot be seen.
+        epoch_bound: the chance below which they are significant.
         share: of the variance from sample to sample that repeats.
         size: root mean square of the repeating part, in the unit of the series.
         frequency: of the spectrum, cycles per step.
@@ -48,6 +50,8 @@ class Period:
     period: float | None = None
     harmonic: int | None = None
     epoch_seen: bool = False
+    epoch_chance: float = 1.0
+    epoch_bound: float = 0.0
     share: float = 0.0
     size: float = 0.0
     bound: float = 0.0
@@ -81,7 +85,8 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     scanned = _in_scan(spectrum)
     strongest = int(scanned[np.argmin(spectrum.p[scanned])])
     by_scan = _held(spectrum, spectrum.frequency[strongest], 2 * float(spectrum.p[strongest]) * len(scanned))
-    by_epoch = _by_epoch(spectrum, harmonics)
+    epoch_chance = _by_epoch(spectrum, harmonics)
+    by_epoch = 4 * epoch_chance
     p = min(1.0, by_scan, by_epoch)
     found = p < alpha
     multiple = _multiple(spectrum.frequency[strongest], harmonics, spectrum.samples) if by_scan < alpha else None
@@ -99,6 +104,8 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
         period=spacing / cycles if found else None,
         harmonic=multiple if found else None,
         epoch_seen=bool(harmonics),
+        epoch_chance=epoch_chance,
+        epoch_bound=alpha / 4,
         share=share,
         size=unit * size,
         frequency=spectrum.frequency[scanned] / spacing,
@@ -173,7 +180,7 @@ def _by_epoch(spectrum: LineSpectrum, harmonics: list[tuple[int, float]]) -> flo
     each = np.array([spectrum.p_at(frequency) for _, frequency in harmonics])
     together = float(chi2.sf(-2.0 * np.log(np.maximum(each, 1e-300)).sum(), 2 * len(each)))
     strongest = harmonics[int(np.argmin(each))][1]
-    return _held(spectrum, strongest, 4 * min(float(each[0]), together))
+    return _held(spectrum, strongest, min(float(each[0]), together))
 
 
 def _multiple(frequency: float, harmonics: list[tuple[int, float]], samples: int) -> int | None:

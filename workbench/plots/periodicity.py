@@ -32,6 +32,8 @@ __all__ = ["plot_periodicity"]
 LEAST = 1e-16
 """Chances are drawn no smaller."""
 MOST_MARKS = 60
+LEGEND_ROOM = 1.5
+"""Height left for the legend, over that of the curves."""
 COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[5])
 
 
@@ -44,8 +46,8 @@ def plot_periodicity(
 ) -> Axes:
     """Draw the chance of each period in the metrics of a run, or the metric itself with its period marked.
 
-    Healthy: all curves above the dashed line at every period; the training loss alone may cross it at the length of an epoch and
-    its fractions, where a model remembers examples. Sick: a validation or test metric dips below the line at the length of an
+    Healthy: no curve reaches the dashed line at any period; the training loss alone may cross it at the length of an epoch and
+    its fractions, where a model remembers examples. Sick: a validation or test metric rises above the line at the length of an
     epoch: training data not shuffled, or evaluated rows among them. In the curve, bumps at the same place between the marks.
 
     Args:
@@ -55,7 +57,7 @@ def plot_periodicity(
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes. The dashed line is the smallest chance that any of the periods of a clean run may have, at the false-alarm rate
+        The axes. Diamonds: an epoch and its fractions together. The dashed line is the smallest chance that any of the periods of a clean run may have, at the false-alarm rate
         of the diagnosis.
 
     Raises:
@@ -76,7 +78,7 @@ def plot_periodicity(
             _draw_spectra(axes, series, epoch)
         else:
             _draw_curve(axes, series, epoch)
-        legend(axes)
+        legend(axes, loc="upper left" if view == "spectrum" else "best")
     return axes
 
 
@@ -91,12 +93,26 @@ def _draw_spectra(ax: Axes, series: Sequence[Series], epoch: float) -> None:
             line.set_label(f"{line.get_label()}: every {short(found.period)} steps")
             line.set_linewidth(1.8)
     bound = min(one.found.bound for one in series)
-    ax.axhline(bound, color=BAD, linestyle="--", label="below: not by chance")
+    ax.axhline(bound, color=BAD, linestyle="--", label="above it: not by chance")
     if np.isfinite(epoch):
-        ax.axvline(epoch, color=BASELINE, linestyle=":", label=f"an epoch: {short(epoch)} steps")
+        _draw_epoch(ax, series, epoch)
     ax.set(xlabel="period in steps", ylabel="chance without a pattern", title="Does a metric repeat itself?")
     log_scale(ax, "x", "y")
-    ax.set_ylim(3.0, min(bound / 100, *(float(np.maximum(one.found.chance.min(), LEAST)) / 10 for one in series)))
+    least = [min(float(one.found.chance.min()), one.found.epoch_chance) for one in series]
+    drawn = [bound, *(max(chance, LEAST) for chance in least)]
+    ax.set_ylim(3.0, (min(drawn) / 3.0) ** LEGEND_ROOM)
+
+
+def _draw_epoch(ax: Axes, series: Sequence[Series], epoch: float) -> None:
+    """Mark the length of an epoch, which is looked at by itself and needs less to be significant."""
+    ax.axvline(epoch, color=BASELINE, linestyle=":", label=f"an epoch: {short(epoch)} steps")
+    seen = [one.found for one in series if one.found.epoch_seen]
+    if seen:
+        span = [epoch / 1.12, epoch * 1.12]
+        ax.plot(span, [min(found.epoch_bound for found in seen)] * 2, color=BAD, linewidth=2.0, linestyle="-", label="the same, for an epoch and its fractions")  # fmt: skip
+    for place, one in enumerate(series[: len(COLORS)]):
+        if one.found.epoch_seen:
+            ax.plot(epoch, max(one.found.epoch_chance, LEAST), "D", color=COLORS[place], markersize=6, zorder=4)
 
 
 def _draw_curve(ax: Axes, series: Sequence[Series], epoch: float) -> None:
@@ -111,6 +127,9 @@ def _draw_curve(ax: Axes, series: Sequence[Series], epoch: float) -> None:
         name = f"{what} {short(every)} steps, the period found" if period is not None else f"{what} {short(every)} steps, an epoch; no period found"  # fmt: skip
         for place, at in enumerate(low):
             ax.axvline(at, color=BAD if period is not None else GRID, linestyle=":", linewidth=0.9, zorder=1, label=name if place == 0 else None)  # fmt: skip
+    shown = one.values[np.isfinite(one.values)]
+    if shown.min() > 0 and shown.max() > 5 * shown.min():
+        log_scale(ax, "y")
     title = f"{one.name} repeats" if period is not None else f"{one.name} does not repeat"
     ax.set(xlabel="step", ylabel=one.name, title=title)
 

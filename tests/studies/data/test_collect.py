@@ -1,0 +1,266 @@
+"""Facts on classes, scale and workers, from workloads and loaders, and their verdicts; healthy look-alikes are silent."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.diagnostics.data import diagnose_data
+from workbench.errors import ConfigError, UsageError
+from workbench.plain import dumps
+from workbench.studies.data.collect import audit_data, collect_data
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(400, 20, generator=G)
+Y = torch.randint(0, 4, (400,), generator=G)
+CODES = ["data.leakage", "data.unshuffled", "data.weak_shuffle", "data.imbalance", "data.scale", "data.worker_rng"]
+
+
+def said(data: Any, code: str, **options: Any) -> Any:
+    diagnosis = diagnose_data(audit_data(data, **options))
+    assert [f.code for f in diagnosis] == CODES
+    for finding in diagnosis:
+        assert finding.clause
+        assert finding.advice or finding.status not in ("warn", "fail")
+    return diagnosis[code]
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "breast_cancer", "source_text"])
+def test_bundled_workloads_raise_no_alarm(name: str) -> None:
+    found = audit_data(wb.load_workload(name), max_examples=4000)
+    assert {f.status for f in diagnose_data(found)} <= {"ok", "not_measured"}
+    dumps(found.facts)
+
+
+@pytest.mark.parametrize("name", ["quadratic", "catapult", "valley"])
+def test_oracles_of_two_rows_raise_no_alarm(name: str) -> None:
+    assert {f.status for f in diagnose_data(audit_data(wb.load_workload(name)))} <= {"ok", "not_measured"}
+
+
+def test_leaked_rows_are_named_with_share_and_labels() -> None:
+    validation = TensorDataset(torch.cat([X[:30], torch.randn(70, 20, generator=G)]), torch.cat([Y[:30], Y[100:170]]))
+    finding = said(DataLoader(TensorDataset(X, Y), shuffle=True), "data.leakage", validation=validation)
+    assert (finding.status, finding.value) == ("fail", 0.3)
+    assert finding.evidence["splits"]["validation"]["pairs"][:2] == [[0, 0, 0.0], [1, 1, 0.0]]
+    assert finding.evidence["splits"]["validation"]["same_label"] == 30
+    assert "validation[0] and train[0]" in finding.advice[0]
+
+
+def test_a_row_in_a_hundred_is_no_leak() -> None:
+    validation = TensorDataset(torch.cat([X[:1], torch.randn(199, 20, generator=G)]))
+    finding = said(TensorDataset(X), "data.leakage", validation=validation)
+    assert (finding.status, finding.value) == ("ok", 0.005)
+    assert "too few" in finding.summary
+
+
+def test_copies_made_before_the_split_and_rows_of_few_values() -> None:
+    twice = torch.cat([X, X])[torch.randperm(800, generator=G)]
+    finding = said(TensorDataset(twice[:600]), "data.leakage", validation=TensorDataset(twice[600:]))
+    assert finding.status == "fail"
+    binary = torch.randint(0, 2, (3000, 8), generator=G).float()
+    finding = said(TensorDataset(binary[:2000]), "data.leakage", validation=TensorDataset(binary[2000:]))
+    assert finding.status == "warn"
+    assert "few distinct values" in finding.summary
+
+
+def test_the_worse_of_two_splits_speaks() -> None:
+    clean = TensorDataset(torch.randn(100, 20, generator=G))
+    finding = said(TensorDataset(X), "data.leakage", validation=clean, test=DataLoader(TensorDataset(X[:50])))
+    assert finding.status == "fail"
+    assert "of test" in finding.summary
+
+
+class Jittered(Dataset[Any]):
+    """Adds noise from `draw` to an example; `draw` may be made once, in the parent process."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index] + self.draw(), int(Y[index])
+
+
+class OwnGenerator:
+    """The fault: a generator that every worker gets a copy of."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self) -> float:
+        return float(self.rng.standard_normal())
+
+
+def global_numpy() -> float:
+    return float(np.random.standard_normal())
+
+
+def from_torch() -> float:
+    return float(torch.randn(()))
+
+
+def from_python() -> float:
+    return random.random()
+
+
+def coin() -> float:
+    return float(torch.rand(()) < 0.5)
+
+
+def nothing() -> float:
+    return 0.0
+
+
+def constant_seed(worker: int) -> None:
+    np.random.seed(0)
+
+
+@pytest.mark.parametrize(
+    ("draw", "init", "status", "words"),
+    [
+        (OwnGenerator(), None, "warn", "same random draws and every epoch repeats"),
+        (global_numpy, constant_seed, "warn", "same random draws and every epoch repeats"),
+        (global_numpy, None, "ok", "of their own"),
+        (from_torch, None, "ok", "of their own"),
+        (from_python, None, "ok", "of their own"),
+        (coin, None, "ok", "of their own"),
+        (nothing, None, "ok", "nothing to draw"),
+    ],
+)
+def test_random_draws_of_workers(draw: Any, init: Any, status: str, words: str) -> None:
+    loader: DataLoader[Any] = DataLoader(Jittered(draw), batch_size=4, num_workers=2, worker_init_fn=init, shuffle=True)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    finding = said(loader, "data.worker_rng")
+    assert (finding.status, words in finding.summary) == (status, True), finding.summary
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+
+
+def test_workers_that_differ_and_repeat_by_the_epoch() -> None:
+    loader: DataLoader[Any] = DataLoader(Jittered(global_numpy), num_workers=2, worker_init_fn=np.random.seed)
+    finding = said(loader, "data.worker_rng")
+    assert finding.status == "warn"
+    assert finding.summary.startswith("Every epoch repeats")
+
+
+def test_one_process_has_no_workers() -> None:
+    assert said(DataLoader(Jittered(OwnGenerator())), "data.worker_rng").status == "ok"
+
+
+def test_items_that_change_cannot_be_compared() -> None:
+    finding = said(Jittered(from_torch), "data.leakage", validation=TensorDataset(X[:10]))
+    assert finding.status == "not_measured"
+    assert "augmentation" in finding.summary
+
+
+@pytest.mark.parametrize(("counts", "status"), [((100, 100), "ok"), ((250, 148), "ok"), ((299, 30), "ok"), ((300, 30), "warn"), ((395, 5), "warn")])  # fmt: skip
+def test_imbalance(counts: tuple[int, int], status: str) -> None:
+    labels = torch.repeat_interleave(torch.arange(2), torch.tensor(counts))
+    finding = said(TensorDataset(torch.randn(sum(counts), 20, generator=G), labels), "data.imbalance")
+    assert finding.status == status
+    assert finding.value == pytest.approx(counts[0] / counts[1])
+
+
+def test_labels_that_are_no_classes() -> None:
+    for labels in (torch.randn(400), torch.arange(400), torch.randn(400, 2)):
+        assert said(TensorDataset(X, labels), "data.imbalance").status == "not_measured"
+    assert said(TensorDataset(X), "data.imbalance").status == "not_measured"
+
+
+SCALES: dict[str, Any] = {
+    "standardised, with outliers": (X * (1 + 9 * (torch.rand(400, 20, generator=G) < 0.01)), "ok"),
+    "one-hot": (torch.nn.functional.one_hot(torch.randint(0, 300, (400,), generator=G)).float(), "ok"),
+    "rare binary": ((torch.rand(400, 30, generator=G) < torch.logspace(-2.5, -0.5, 30)).float(), "ok"),
+    "bytes over 255": (torch.randint(0, 256, (400, 64), generator=G) / 255, "ok"),
+    "digits over 16": (torch.randint(0, 17, (400, 64), generator=G) * (torch.rand(400, 64, generator=G) < 0.2) / 16, "ok"),
+    "standardised and constant": (torch.cat([X, torch.full((400, 3), 1e6)], 1), "ok"),
+    "with NaN": (torch.where(torch.rand(400, 20, generator=G) < 0.1, torch.nan, X), "ok"),
+    "raw bytes": (torch.randint(0, 256, (400, 64), generator=G).float(), "warn"),
+    "tiny": (1e-4 * X, "warn"),
+    "one in dollars": (torch.cat([X, 50_000 + 10_000 * torch.randn(400, 1, generator=G)], 1), "warn"),
+    "years": (torch.cat([X, torch.randint(1990, 2020, (400, 1), generator=G).float()], 1), "warn"),
+    "bytes": (torch.randint(0, 256, (400, 64), generator=G).to(torch.uint8), "not_measured"),
+    "constant": (torch.ones(400, 20), "not_measured"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scale(name: str) -> None:
+    rows, status = SCALES[name]
+    finding = said(TensorDataset(rows), "data.scale")
+    assert finding.status == status, finding.summary
+
+
+def test_the_feature_that_is_off_is_named() -> None:
+    rows = X.clone()
+    rows[:, 7] *= 1e4
+    finding = said(TensorDataset(rows), "data.scale")
+    assert finding.evidence["largest_at"] == 7
+    assert finding.value == pytest.approx(1e4, rel=0.2)
+
+
+def test_only_so_many_examples_are_read() -> None:
+    class Counted(Dataset[Any]):
+        def __len__(self) -> int:
+            return 400
+
+        def __getitem__(self, index: int) -> Any:
+            read.add(index)
+            return X[index], int(Y[index])
+
+    read: set[int] = set()
+    data = small_workload(train_data=Counted())
+    facts = collect_data(data, max_examples=50)
+    assert read == set(range(50))
+    assert (facts["read"], facts["examples"]["train"]) == (50, 400)
+
+
+def test_collecting_leaves_no_trace() -> None:
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
+    collect_data(small_workload(train_data=Jittered(from_torch)))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_a_dataset_alone_has_no_order() -> None:
+    assert said(TensorDataset(X, Y), "data.unshuffled").status == "not_measured"
+    assert said(TensorDataset(X, Y), "data.leakage").status == "not_measured"
+
+
+def test_without_facts_nothing_is_called_healthy() -> None:
+    from workbench.studies.data.collect import DataAudit
+
+    diagnosis = diagnose_data(DataAudit(facts={}, workload="x"))
+    assert {f.status for f in diagnosis} == {"not_measured"}
+    assert [f.code for f in diagnosis] == CODES
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: audit_data(3), UsageError, "not int"),
+        (lambda: audit_data("digits_mlp"), UsageError, "not str"),
+        (lambda: audit_data(small_workload(), validation=TensorDataset(X)), UsageError, "leave validation= and test= out"),
+        (lambda: audit_data(TensorDataset(X), max_examples=1), ConfigError, "max_examples=1 must be at least 2"),
+        (lambda: audit_data(TensorDataset(X), memory_mb=-1), ConfigError, "memory_mb=-1 must be above 0"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_an_empty_split_is_not_measured() -> None:
+    empty = TensorDataset(X[:0], Y[:0])
+    assert said(TensorDataset(X, Y), "data.leakage", validation=empty).status == "not_measured"
+    assert said(empty, "data.scale", validation=empty).status == "not_measured"
