@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
 from scipy.signal import windows
+from scipy.stats import norm
 
 __all__ = ["TAPERS", "LineSpectrum", "line_spectrum", "prewhiten"]
 
@@ -52,6 +53,22 @@ class LineSpectrum:
         waves = np.exp(-2j * np.pi * np.outer(frequency, np.arange(self.samples)))
         energy: Floats = np.abs(waves @ self._series) ** 2
         return energy
+
+    def comb_p(self, period: float) -> float:
+        """Return the chance that values `period` samples apart are as alike without a pattern.
+
+        The autocorrelation at that lag, summed over the frequencies above a trend, each held to its neighbourhood of one
+        harmonic's spacing, so that noise of any smooth spectrum counts as white. A pattern that changes slowly from one period
+        to the next, as a model does while it learns, blurs its lines and not this.
+        """
+        count = self.samples
+        spectrum = np.abs(np.fft.rfft(self._series)) ** 2
+        level = gaussian_filter1d(spectrum, count / period / 2)
+        place = np.arange(len(spectrum))
+        used = (place > BANDWIDTH) & (place < count / 2)
+        weights = np.cos(2 * np.pi * place[used] / count * period)
+        excess = spectrum[used] / np.maximum(level[used], 1e-300) - 1.0
+        return float(norm.sf(weights @ excess / np.sqrt(weights @ weights)))
 
     def coherence_p(self, frequency: float, *, most: int = 12) -> float:
         """Return the chance that the pieces of the series agree as well in phase at this frequency without a line.

@@ -20,6 +20,8 @@ MIN_CYCLES = BANDWIDTH + 1.0
 HARMONICS = 8
 HIGHEST = 0.4
 """Cycles per sample up to which the scan looks: oscillation from one sample to the next is training at the edge of stability."""
+SLOW = 2.5
+"""Samples in an epoch from which values one epoch apart can be compared."""
 MOST_POINTS = 16_384
 COHERENT = 0.01
 """A line must hold its phase over the pieces of the series, at this level."""
@@ -35,7 +37,8 @@ class Period:
         period: steps after which it repeats; None where nothing is significant.
         harmonic: which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known.
         epoch_seen: the points can show a pattern of one epoch, and there are epochs enough.
-        epoch_chance: of the lines of one epoch, the first or all of them together; 1 where they cannot be seen.
+        epoch_chance: of the lines of one epoch, the first or all together, or of values one epoch apart that are as alike; 1 where
+            an epoch cannot be seen.
         epoch_bound: the chance below which they are significant.
         share: of the variance from sample to sample that repeats.
         size: root mean square of the repeating part, in the unit of the series.
@@ -86,7 +89,9 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     strongest = int(scanned[np.argmin(spectrum.p[scanned])])
     by_scan = _held(spectrum, spectrum.frequency[strongest], 2 * float(spectrum.p[strongest]) * len(scanned))
     epoch_chance = _by_epoch(spectrum, harmonics)
-    by_epoch = 4 * epoch_chance
+    if harmonics and epoch is not None and epoch / spacing >= SLOW:
+        epoch_chance = min(epoch_chance, spectrum.comb_p(epoch / spacing))
+    by_epoch = 6 * epoch_chance
     p = min(1.0, by_scan, by_epoch)
     found = p < alpha
     multiple = _multiple(spectrum.frequency[strongest], harmonics, spectrum.samples) if by_scan < alpha else None
@@ -105,7 +110,7 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
         harmonic=multiple if found else None,
         epoch_seen=bool(harmonics),
         epoch_chance=epoch_chance,
-        epoch_bound=alpha / 4,
+        epoch_bound=alpha / 6,
         share=share,
         size=unit * size,
         frequency=spectrum.frequency[scanned] / spacing,
