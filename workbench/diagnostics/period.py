@@ -22,6 +22,8 @@ HIGHEST = 0.4
 """Cycles per sample up to which the scan looks: oscillation from one sample to the next is training at the edge of stability."""
 SLOW = 2.5
 """Samples in an epoch from which values one epoch apart can be compared."""
+LAGS = (1, 3)
+"""Values have to be alike this many epochs apart, each by itself (rule of thumb)."""
 MOST_POINTS = 16_384
 COHERENT = 0.01
 """A line must hold its phase over the pieces of the series, at this level."""
@@ -90,7 +92,8 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     by_scan = _held(spectrum, spectrum.frequency[strongest], 2 * float(spectrum.p[strongest]) * len(scanned))
     epoch_chance = _by_epoch(spectrum, harmonics)
     if harmonics and epoch is not None and epoch / spacing >= SLOW:
-        epoch_chance = min(epoch_chance, spectrum.comb_p(epoch / spacing))
+        alike = max(spectrum.comb_p(lag * epoch / spacing) for lag in LAGS)  # noise that swings by itself forgets its phase
+        epoch_chance = min(epoch_chance, alike)
     by_epoch = 6 * epoch_chance
     p = min(1.0, by_scan, by_epoch)
     found = p < alpha
