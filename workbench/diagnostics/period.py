@@ -92,7 +92,9 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     by_scan = _held(spectrum, spectrum.frequency[strongest], 2 * float(spectrum.p[strongest]) * len(scanned))
     epoch_chance = _by_epoch(spectrum, harmonics)
     if harmonics and epoch is not None and epoch / spacing >= SLOW:
-        alike = max(spectrum.comb_p(lag * epoch / spacing) for lag in LAGS)  # noise that swings by itself forgets its phase
+        alike = max(
+            spectrum.comb_p(lag * epoch / spacing) for lag in LAGS
+        )  # noise that swings by itself forgets its phase
         epoch_chance = min(epoch_chance, alike)
     by_epoch = 6 * epoch_chance
     p = min(1.0, by_scan, by_epoch)
