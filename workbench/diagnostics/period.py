@@ -22,7 +22,7 @@ HIGHEST = 0.4
 """Cycles per sample up to which the scan looks: oscillation from one sample to the next is training at the edge of stability."""
 SLOW = 2.5
 """Samples in an epoch from which values one epoch apart can be compared."""
-LAGS = (1, 3)
+LAGS = (1, 2)
 """Values have to be alike this many epochs apart, each by itself (rule of thumb)."""
 MOST_POINTS = 16_384
 COHERENT = 0.01

@@ -43,7 +43,7 @@ def test_training_data_sorted_by_class(tmp_path: Path) -> None:
 
 
 def test_validation_rows_at_the_end_of_every_epoch(tmp_path: Path) -> None:
-    finding = trained("leaked", tmp_path)
+    finding = trained("leaked", tmp_path, peak_lr=0.1)
     assert finding.status == "fail"
     assert "leakage" in finding.evidence["cause"]
     assert finding.value == pytest.approx(23, rel=0.05)  # 1,527 examples in batches of 64
