@@ -6,26 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from workbench.diagnostics.base import Diagnosis, Finding, Status
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.data_order import CLAUSE, data_finding, unshuffled, weak_shuffle
 
 __all__ = ["diagnose_data"]
 
-_CLAUSE = {
-    "leakage": "P2.9",
-    "unshuffled": "P2.9",
-    "weak_shuffle": "P2.9",
-    "imbalance": "P3.6",
-    "scale": "F1.1",
-    "worker_rng": "P2.9",
-}
-_SORTED = 0.5
-"""Neighbours of one class are this far on the way from chance to all: in effect sorted (rule of thumb)."""
 _REPEATS = 0.8
 """Training rows that repeat, over the share found elsewhere, from which few distinct values are as likely a reason as a leak.
 
 Copies in pairs give a half, each example five times over 0.8, rows of few values 1 (a random split assumed)."""
-_IN_PLACE = 0.01
-"""Mean displacement, over that of a random order, below which nothing was shuffled (rule of thumb)."""
 
 
 class _Facts(Protocol):
@@ -72,13 +61,13 @@ def diagnose_data(
     facts = record.facts.get("data")
     if not facts:
         reason = "Not measured: nobody looked at the data; `workbench diagnose` and `audit_data` do."
-        findings = tuple(_finding(name, "not_measured", reason) for name in _CLAUSE)
+        findings = tuple(data_finding(name, "not_measured", reason) for name in CLAUSE)
     else:
-        unshuffled = _unshuffled(facts, alpha)
+        order = unshuffled(facts, alpha)
         findings = (
             _leakage(facts, leaked_share, few_rows),
-            unshuffled,
-            _weak_shuffle(facts, alpha, unshuffled),
+            order,
+            weak_shuffle(facts, alpha, order),
             _imbalance(facts, class_ratio),
             _scale(facts, feature_ratio, largest_scale, smallest_scale),
             _worker_rng(facts),
@@ -86,25 +75,23 @@ def diagnose_data(
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
 
-def _finding(name: str, status: Status, summary: str, **fields: Any) -> Finding:
-    return Finding(code=f"data.{name}", status=status, summary=summary, clause=_CLAUSE[name], **fields)
-
-
 def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
     overlap = facts["overlap"]
     if overlap is None:
         why = "items change from one reading to the next; audit the datasets without their random augmentation"
-        return _finding("leakage", "not_measured", f"Not measured: {why if facts['changes'] else 'no rows were read'}.")
+        return data_finding(
+            "leakage", "not_measured", f"Not measured: {why if facts['changes'] else 'no rows were read'}."
+        )
     splits = {name: found for name, found in overlap["splits"].items() if found["rows"]}
     if not splits:
-        return _finding("leakage", "not_measured", "Not measured: there is no other split to compare with.")
+        return data_finding("leakage", "not_measured", "Not measured: there is no other split to compare with.")
     shares = {name: (found["exact"] + found["near"]) / found["rows"] for name, found in splits.items()}
     worst = max(shares, key=lambda name: shares[name])
     found, share = splits[worst], shares[worst]
     rows, repeated = overlap["train_rows"], overlap["train_duplicates"]
     if rows - repeated < few_rows:
         few = f"Not measured: the training split has {rows - repeated} distinct rows, too few to tell one from another."
-        return _finding("leakage", "not_measured", few)
+        return data_finding("leakage", "not_measured", few)
     own = repeated / max(rows, 1)
     total = facts["examples"]["train"]
     evidence = {"splits": splits, "shares": shares, "train_rows_read": overlap["train_rows"], "train_rows": total,
@@ -118,7 +105,7 @@ def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
     kinds = "exact and near" if overlap["near"] else "exact"
     if share == 0:
         looked = " or ".join(splits)
-        return _finding(
+        return data_finding(
             "leakage", "ok", f"No row of {looked} is in the training split ({kinds} duplicates).{part}", **numbers
         )
     label = f", {found['same_label']} of {found['labelled']} with the same label" if found["labelled"] else ""
@@ -127,20 +114,20 @@ def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
         f"{found['rows']:,} rows{label})"
     )
     if share <= limit:
-        return _finding("leakage", "ok", f"{said}: too few to matter.{part}", **numbers)
+        return data_finding("leakage", "ok", f"{said}: too few to matter.{part}", **numbers)
     first = found["pairs"][0]
     if own >= _REPEATS * share:
         again = f"{said}, and {own:.2%} of the training rows repeat as well"
         if facts["scale"]["kind"] == "integer":
-            return _finding("leakage", "ok", f"{again}: short rows of tokens do.{part}", **numbers)
-        return _finding(
+            return data_finding("leakage", "ok", f"{again}: short rows of tokens do.{part}", **numbers)
+        return data_finding(
             "leakage", "warn", f"{again}: copies from before the split, or rows of few distinct values.{part}",
             advice=(
                 f"Look at {worst}[{first[0]}] and train[{first[1]}]: copies have to go before the split, oversampling after it.",
             ),
             **numbers,
         )  # fmt: skip
-    return _finding(
+    return data_finding(
         "leakage", "fail", f"{said}: that metric measures memory.{part}",
         advice=(
             f"Look at {worst}[{first[0]}] and train[{first[1]}]; the evidence lists more.",
@@ -150,112 +137,20 @@ def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
     )  # fmt: skip
 
 
-def _unshuffled(facts: Mapping[str, Any], alpha: float) -> Finding:
-    order = facts["order"]
-    if order is None:
-        return _finding(
-            "unshuffled", "not_measured", "Not measured: a dataset has no order of training; audit its loader."
-        )
-    if order["source"] == "trainer":
-        stored = order["stored_labels"]
-        is_sorted = stored is not None and stored["neighbours"] >= _SORTED
-        note = " They are stored by class, which does not matter here." if is_sorted else ""
-        return _finding(
-            "unshuffled", "ok", f"The trainer draws a new order of all {order['examples']:,} examples each epoch.{note}",
-            evidence=dict(order),
-        )  # fmt: skip
-    indices, labels = order["indices"], order["labels"]
-    if indices is None and labels is None:
-        return _finding("unshuffled", "not_measured", "Not measured: a stream without labels does not show its order.", evidence=dict(order))  # fmt: skip
-    by_class = labels is not None and labels["neighbours"] >= _SORTED and labels["neighbours_p"] < alpha
-    in_place = indices is not None and indices["displacement"] < _IN_PLACE and indices["displacement_p"] < alpha
-    value = indices["displacement"] if indices is not None else 1 - labels["neighbours"]
-    numbers: dict[str, Any] = {
-        "value": max(0.0, value), "unit": "of a random order", "threshold": _IN_PLACE if indices is not None else _SORTED,
-        "evidence": dict(order),
-    }  # fmt: skip
-    fix = "Set shuffle=True, or a RandomSampler; give a stream a shuffle buffer of several thousand examples, or shuffle it on disk."
-    ordered = labels is not None and min(labels["neighbours_p"], _one(labels["drift_p"])) < alpha
-    if by_class or (in_place and ordered):
-        kind = "sorted by class" if by_class else "in the order they are stored in, and their labels follow it"
-        return _finding("unshuffled", "fail", f"Training examples come {kind}.", advice=(fix,), **numbers)
-    if in_place:
-        why = "their labels are in no order" if labels is not None else "labels are unknown"
-        return _finding(
-            "unshuffled", "warn", f"Training examples come in the order they are stored in; {why}, but time or source may be.",
-            advice=(fix,), **numbers,
-        )  # fmt: skip
-    return _finding("unshuffled", "ok", "Training examples do not come sorted.", **numbers)
-
-
-def _weak_shuffle(facts: Mapping[str, Any], alpha: float, unshuffled: Finding) -> Finding:
-    order = facts["order"]
-    if order is None or (unshuffled.status == "not_measured" and not (order["epochs"] or {}).get("same")):
-        return _finding("weak_shuffle", "not_measured", unshuffled.summary)
-    if order["source"] == "trainer":
-        return _finding("weak_shuffle", "ok", unshuffled.summary, evidence=dict(order))
-    if unshuffled.status in ("warn", "fail"):
-        return _finding("weak_shuffle", "not_measured", "Not measured: nothing is shuffled, see data.unshuffled.")
-    tests = _shuffle_tests(order)
-    name, (p, said, advice) = min(tests.items(), key=lambda item: item[1][0])
-    each = {test: found[0] for test, found in tests.items()}
-    numbers: dict[str, Any] = {
-        "value": p,
-        "unit": "p",
-        "threshold": alpha / len(tests),
-        "evidence": {**order, "p": each},
-    }
-    if p < alpha / len(tests):
-        return _finding("weak_shuffle", "warn", said, advice=(advice,), **numbers)
-    return _finding("weak_shuffle", "ok", f"The order looks random by {len(tests)} tests, the least of them p = {p:.2g} ({name}).", **numbers)  # fmt: skip
-
-
-def _shuffle_tests(order: Mapping[str, Any]) -> dict[str, tuple[float, str, str]]:
-    """Return p, what to say, and what to do, of each test that could be made."""
-    tests: dict[str, tuple[float, str, str]] = {}
-    indices, labels, epochs = order["indices"], order["labels"], order["epochs"]
-    larger = "Take a larger shuffle buffer, or shuffle the whole epoch."
-    if indices is not None:
-        said = f"Examples stay near their place in storage, as from a shuffle buffer of about {indices['buffer']:,.0f} of {indices['examples']:,}."
-        tests["place"] = (indices["displacement_p"], said, larger)
-        said = f"{indices['successions']:,} of {indices['examples']:,} examples follow the one stored before them: blocks are shuffled, not examples."
-        tests["blocks"] = (indices["successions_p"], said, "Shuffle within blocks too.")
-    if labels is not None:
-        said = "Classes come in clumps: neighbours are more often alike than chance makes them."
-        tests["neighbours"] = (labels["neighbours_p"], said, larger)
-        if labels["drift_p"] is not None:
-            tests["drift"] = (labels["drift_p"], "The mix of classes changes over the epoch.", larger)
-    if epochs is not None:
-        p = 0.0 if epochs["same"] else _one(epochs["displacement_p"])
-        said = (
-            "Every epoch has the same order."
-            if epochs["same"]
-            else "The second epoch has nearly the order of the first."
-        )
-        tests["epochs"] = (
-            p,
-            said,
-            "Draw a new order each epoch: no fixed seed within it, and sampler.set_epoch(epoch) where there is one.",
-        )
-    return tests
-
-
-def _one(p: float | None) -> float:
-    return 1.0 if p is None else p
-
-
 def _imbalance(facts: Mapping[str, Any], limit: float) -> Finding:
     counts = facts["classes"]
     if not counts or len(counts) < 2:
-        return _finding("imbalance", "not_measured", "Not measured: the labels are no classes, or there is only one.")
+        return data_finding(
+            "imbalance", "not_measured", "Not measured: the labels are no classes, or there is only one."
+        )
     common, rare = next(iter(counts)), list(counts)[-1]
     ratio = counts[common] / counts[rare]
     evidence = {"classes": len(counts), "counts": dict(list(counts.items())[:50])}
     numbers: dict[str, Any] = {"value": ratio, "unit": "times", "threshold": limit, "evidence": evidence}
     said = f"The most common of {len(counts)} classes has {ratio:.3g} times as many examples as the rarest ({counts[common]:,} and {counts[rare]:,})"
     if ratio < limit:
-        return _finding("imbalance", "ok", f"{said}.", **numbers)
-    return _finding(
+        return data_finding("imbalance", "ok", f"{said}.", **numbers)
+    return data_finding(
         "imbalance", "warn", f"{said}: accuracy hides the rare ones.",
         advice=(
             "Look at each class by itself: recall with its counts, not accuracy alone.",
@@ -273,13 +168,13 @@ def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smalles
             if scale["kind"] == "integer"
             else "of no fixed size, or never vary"
         )
-        return _finding("scale", "not_measured", f"Not measured: the inputs are {what}.")
+        return data_finding("scale", "not_measured", f"Not measured: the inputs are {what}.")
     ratio = scale["largest"] / scale["smallest"]
     evidence = dict(scale)
     numbers: dict[str, Any] = {"evidence": evidence}
     advice = ("Standardise each feature by its mean and deviation over the training split.",)
     if ratio > ratio_limit:
-        return _finding(
+        return data_finding(
             "scale", "warn", f"Feature {scale['largest_at']} is {ratio:.3g} times as large as feature {scale['smallest_at']} "
             f"({scale['largest']:.3g} and {scale['smallest']:.3g}).", value=ratio, unit="times", threshold=ratio_limit,
             advice=advice, **numbers,
@@ -287,11 +182,11 @@ def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smalles
     median = scale["median"]
     if not smallest <= median <= largest:
         limit = largest if median > largest else smallest
-        return _finding(
+        return data_finding(
             "scale", "warn", f"Inputs are of size {median:.3g}, far from 1.", value=median, unit="input", threshold=limit,
             advice=advice, **numbers,
         )  # fmt: skip
-    return _finding(
+    return data_finding(
         "scale", "ok", f"Inputs are of size {median:.3g}, and no feature is more than {ratio:.3g} times another.",
         value=ratio, unit="times", threshold=ratio_limit, **numbers,
     )  # fmt: skip
@@ -300,14 +195,16 @@ def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smalles
 def _worker_rng(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
     workers = facts["workers"]
     if workers is None:
-        return _finding("worker_rng", "not_measured", "Not measured: of a stream nobody can ask for one example twice.")
+        return data_finding(
+            "worker_rng", "not_measured", "Not measured: of a stream nobody can ask for one example twice."
+        )
     if not workers["workers"]:
-        return _finding(
+        return data_finding(
             "worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
         )
     evidence = dict(workers)
     if not workers["random"]:
-        return _finding(
+        return data_finding(
             "worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
         )
     said, fix = [], []
@@ -324,5 +221,5 @@ def _worker_rng(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
     numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": evidence}
     if said:
         text = " and ".join(said)
-        return _finding("worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
-    return _finding("worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)
+        return data_finding("worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
+    return data_finding("worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)
