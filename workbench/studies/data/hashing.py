@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 __all__ = ["NEAR_VALUES", "NearTables", "exact_hashes", "standardised", "text_of"]
 
 Words = NDArray[np.uint64]
-BLOCK_BYTES = 2**20  # rule of thumb: a block of rows that stays in the cache
+BLOCK_BYTES = (
+    2**23
+)  # rule of thumb: smaller blocks stay in the cache, but two threads of a product then wait for each other
 NEAR_VALUES = 16  # rule of thumb: rows with fewer values are near each other by chance
 _SEED = 20_261_122
 
