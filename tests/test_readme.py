@@ -58,3 +58,18 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     columns = re.findall(r"\w+", block("record.lanes").rpartition(": ")[2])
     assert [name for name in columns if name not in lanes] == []
     assert (lanes["lanes"] == 32).all()
+
+
+def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = (
+        block("wb.EvaluationStudy(").replace("steps=200", "steps=10, evaluations=2").replace("digits_cnn", "digits_mlp")
+    )
+    names: dict[str, Any] = {}
+    exec(
+        f"import torch\nimport workbench as wb\n{source.replace('wb.check_evaluation(', 'found = wb.check_evaluation(')}",
+        names,
+    )
+    assert names["found"]["evaluation.weighting"].status == "fail"
+    assert set(wb.open("runs/evaluation").evals["setting"]) == {"periodic", "offline"}
+    assert len(names["record"].predictions) == 8 * 3

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.data import diagnose_data
     from workbench.diagnostics.detectable import detectable_difference, examples_needed
     from workbench.diagnostics.early_stopping import early_stopping
+    from workbench.diagnostics.evaluation import diagnose_evaluation
     from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
@@ -63,12 +64,14 @@ if TYPE_CHECKING:
     from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
     from workbench.plots.clipping import plot_clipping
     from workbench.plots.comparison import plot_comparison
+    from workbench.plots.evaluation import plot_evaluation, plot_timed_evaluations
     from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
     from workbench.plots.periodicity import plot_periodicity
+    from workbench.plots.predictions import plot_predictions
     from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
     from workbench.plots.tracking import plot_studies
@@ -95,23 +98,30 @@ if TYPE_CHECKING:
     from workbench.studies.comparison import ComparisonStudy
     from workbench.studies.data.collect import audit_data
     from workbench.studies.data.overlap import find_overlap
+    from workbench.studies.evaluation import EvaluationStudy
+    from workbench.studies.evaluation_check import check_evaluation
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
     from workbench.studies.resume import audit_resume
     from workbench.studies.warmup import WarmupStudy
+    from workbench.train.artifacts import export_program, load_trained
+    from workbench.train.evaluation import evaluate
     from workbench.train.hooks.activations import Activations
     from workbench.train.hooks.base import Hook
     from workbench.train.hooks.norms import Norms
     from workbench.train.hooks.timing import Timing
     from workbench.train.hooks.update_ratios import UpdateRatios
+    from workbench.train.offline import evaluate_offline
+    from workbench.train.replay import serve_requests
     from workbench.train.rule_forms import explain_rule
     from workbench.train.trainer import Trainer
     from workbench.workloads.base import Workload
     from workbench.workloads.evaluation_sample import draw_sample, sampled_workload
     from workbench.workloads.helpers import classification, language_model, regression
     from workbench.workloads.registry import list_workloads, load_workload
+    from workbench.workloads.subset import periodic_subset
 
 __version__ = "0.1.0"
 
@@ -129,6 +139,7 @@ __all__ = [
     "DeviceError",
     "Diagnosis",
     "EvaluationSampleStudy",
+    "EvaluationStudy",
     "Finding",
     "Hook",
     "InstabilityStudy",
@@ -156,6 +167,7 @@ __all__ = [
     "audit_data",
     "audit_resume",
     "better_rule",
+    "check_evaluation",
     "check_stability",
     "class_counts",
     "classification",
@@ -171,6 +183,7 @@ __all__ = [
     "diagnose_clipping",
     "diagnose_comparison",
     "diagnose_data",
+    "diagnose_evaluation",
     "diagnose_evaluation_sample",
     "diagnose_instability",
     "diagnose_lr_sweep",
@@ -181,9 +194,12 @@ __all__ = [
     "diagnose_warmup",
     "draw_sample",
     "early_stopping",
+    "evaluate",
+    "evaluate_offline",
     "evaluation_sizes",
     "examples_needed",
     "explain_rule",
+    "export_program",
     "export_studies",
     "find_notebook",
     "find_overlap",
@@ -194,9 +210,11 @@ __all__ = [
     "linear_warmup",
     "list_studies",
     "list_workloads",
+    "load_trained",
     "load_workload",
     "lr_values",
     "open",
+    "periodic_subset",
     "plot_architecture",
     "plot_batch_size",
     "plot_checkpoints",
@@ -205,6 +223,7 @@ __all__ = [
     "plot_comparison",
     "plot_confirm",
     "plot_early_stopping",
+    "plot_evaluation",
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -212,12 +231,14 @@ __all__ = [
     "plot_lr_sweep",
     "plot_optimizers",
     "plot_periodicity",
+    "plot_predictions",
     "plot_probe",
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
     "plot_studies",
+    "plot_timed_evaluations",
     "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
@@ -227,6 +248,7 @@ __all__ = [
     "sampled_workload",
     "schedule_of",
     "selection_gaps",
+    "serve_requests",
     "shaped",
     "skew_tests",
     "write_report",
@@ -253,6 +275,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "examples_needed",
     ),
     "diagnostics.early_stopping": ("early_stopping",),
+    "diagnostics.evaluation": ("diagnose_evaluation",),
     "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
     "diagnostics.data": ("diagnose_data",),
     "diagnostics.instability": ("diagnose_instability",),
@@ -304,6 +327,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "plots.clipping": ("plot_clipping",),
     "plots.comparison": ("plot_comparison",),
+    "plots.evaluation": (
+        "plot_evaluation",
+        "plot_timed_evaluations",
+    ),
     "plots.evaluation_sample": (
         "plot_class_recall",
         "plot_evaluation_sample",
@@ -325,6 +352,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_optimizers",
         "plot_rule_forms",
     ),
+    "plots.predictions": ("plot_predictions",),
     "plots.schedule": ("plot_schedule",),
     "plots.periodicity": ("plot_periodicity",),
     "plots.proof": ("plot_proof",),
@@ -352,6 +380,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.checkpoints": ("CheckpointStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),
+    "studies.evaluation": ("EvaluationStudy",),
+    "studies.evaluation_check": ("check_evaluation",),
     "studies.evaluation_sample": ("EvaluationSampleStudy",),
     "studies.data.collect": ("audit_data",),
     "studies.data.overlap": ("find_overlap",),
@@ -360,11 +390,18 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.optimizers": ("OptimizersStudy",),
     "studies.resume": ("audit_resume",),
     "studies.warmup": ("WarmupStudy",),
+    "train.artifacts": (
+        "export_program",
+        "load_trained",
+    ),
+    "train.evaluation": ("evaluate",),
     "train.hooks.activations": ("Activations",),
     "train.hooks.base": ("Hook",),
     "train.hooks.norms": ("Norms",),
     "train.hooks.timing": ("Timing",),
     "train.hooks.update_ratios": ("UpdateRatios",),
+    "train.offline": ("evaluate_offline",),
+    "train.replay": ("serve_requests",),
     "train.rule_forms": ("explain_rule",),
     "train.trainer": ("Trainer",),
     "workloads.base": ("Workload",),
@@ -381,6 +418,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "list_workloads",
         "load_workload",
     ),
+    "workloads.subset": ("periodic_subset",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

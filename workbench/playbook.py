@@ -14,6 +14,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
+from workbench.diagnostics.evaluation import diagnose_evaluation
 from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
@@ -33,6 +34,7 @@ from workbench.studies.audit.collect import collect_architecture
 from workbench.studies.batch_size import collect_noise_scale
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.data.collect import collect_data
+from workbench.studies.evaluation_check import collect_own_evaluation
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.preflight import collect_preflight
@@ -77,6 +79,8 @@ class _Walk:
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
+        if "evaluation" not in session.record.facts:
+            session.facts(evaluation=collect_own_evaluation(session.workload, session.device))
         session.trial(session.config, stage="baseline")
         collect_noise_scale(session, checkpoints=1)
         self.sweep.extend(session, beside=partial(self._beside, session.config))
@@ -226,6 +230,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after += diagnose_noise_scale(record)
     checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
     after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
+    if "evaluation" in record.facts:
+        after += diagnose_evaluation(record)
     if "warmup" in record.facts:
         after += diagnose_warmup(record)
     if "clipping_lr" in record.facts:

@@ -19,11 +19,23 @@ import pandas as pd
 from workbench.errors import RecordError
 from workbench.record_parts import read_parts
 
-__all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "read_json", "select_best"]
+__all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "periodic_rows", "read_json", "select_best"]
 
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
-EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
+EVAL_COLUMNS = [
+    "trial",
+    "step",
+    "split",
+    "setting",
+    "metric",
+    "value",
+    "num_examples",
+    "num_correct",
+    "seconds",
+    "subset",
+]
 
+PREDICTION_COLUMNS = ["trial", "step", "split", "example", "prediction", "label", "loss"]
 
 _FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
 
@@ -95,8 +107,23 @@ class StudyRecord:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """One row an evaluated metric; at step k, k updates have been made: 0 is before training."""
-        return self._rows("evals", EVAL_COLUMNS)
+        """One row an evaluated metric; at step k, k updates have been made: 0 is before training.
+
+        setting is "periodic" for what training evaluated itself, "offline" for `evaluate_offline`, "online" for served
+        requests (P2.1 to P2.3); `subset` names the part of the split that was evaluated, "" is all of it.
+        """
+        table = self._rows("evals", EVAL_COLUMNS)
+        return table.assign(subset=table["subset"].fillna("") if "subset" in table else "")
+
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        """What was predicted for each tracked example at each evaluation (P2.12), sorted by trial, step and example.
+
+        trial, step, split, example (its index in the split), prediction, label, loss. A prediction is a class, a number, or
+        a flat array of them; NaN where the outputs are none of these.
+        """
+        table = self._rows("predictions", PREDICTION_COLUMNS)
+        return table.sort_values(["trial", "step", "example"], kind="stable", ignore_index=True)
 
     @cached_property
     def lanes(self) -> pd.DataFrame:
@@ -209,6 +236,12 @@ class TrialRecord:
         table = self._study.evals
         return table[table["trial"] == self.number].reset_index(drop=True)
 
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        """One row a tracked example and evaluation."""
+        table = self._study.predictions
+        return table[table["trial"] == self.number].reset_index(drop=True)
+
     @property
     def checkpoints(self) -> list[Path]:
         """Folders of the checkpoints on disk, by step."""
@@ -218,7 +251,8 @@ class TrialRecord:
         """Return the best evaluation by `select` (P4.5); NaN never wins, ties go to the earliest step."""
         select, mode = self.config["select"], self.config["select_mode"]
         split, metric = select.split("/", 1)
-        rows = self.evals[(self.evals["split"] == split) & (self.evals["metric"] == metric)]
+        evals = periodic_rows(self.evals)
+        rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
         best = select_best(rows["step"].tolist(), rows["value"].tolist(), mode=mode)
         if best is None:
             raise RecordError(f"trial {self.number} has no finite {select!r} yet; evaluated: {_evaluated(self.evals)}.")
@@ -229,6 +263,11 @@ class TrialRecord:
         """Return number, state and learning rate."""
         config = self.config
         return f"TrialRecord({self.number}, {self.state}, lr={config['peak_lr']:g}, steps={config['total_steps']})"
+
+
+def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that training wrote itself: what live curves and retrospective selection are made of (P2.3, P4.5)."""
+    return evals[evals["setting"] == "periodic"] if "setting" in evals else evals
 
 
 def select_best(steps: list[int], values: list[float], *, mode: str) -> tuple[int, float] | None:

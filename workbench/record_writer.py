@@ -38,6 +38,7 @@ class StudyWriter:
         created: whether it was begun by this call.
         steps: parts of the table of steps.
         evals: parts of the table of evaluations.
+        predictions: parts of the table of tracked predictions.
     """
 
     def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
@@ -46,6 +47,7 @@ class StudyWriter:
         self.created = created
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
+        self.predictions = PartWriter(path / "predictions")
 
     @classmethod
     def open(
@@ -112,6 +114,16 @@ class StudyWriter:
             write_atomic(path / "study.json", dumps(study).encode())
         return cls(path, held, created=created)
 
+    @classmethod
+    def reopen(cls, path: Path) -> StudyWriter:
+        """Open a study that is there, to add rows to it.
+
+        Raises:
+            RecordError: there is no study, or another process is writing it.
+        """
+        read_json(path / "study.json")
+        return cls(path, lock(path))
+
     @property
     def record(self) -> StudyRecord:
         """The study as a reader sees it now, everything flushed."""
@@ -161,9 +173,8 @@ class StudyWriter:
 
     def flush(self) -> None:
         """Write all collected rows to disk."""
-        self.steps.flush()
-        self.evals.flush()
-        for parts in (self.steps, self.evals):
+        for parts in (self.steps, self.evals, self.predictions):
+            parts.flush()
             if parts.written > MAX_PARTS:
                 parts.merge()
 
@@ -185,8 +196,8 @@ class StudyWriter:
             self.lock.close()
             return
         try:
-            self.steps.merge()
-            self.evals.merge()
+            for parts in (self.steps, self.evals, self.predictions):
+                parts.merge()
             try:
                 ledger.index(self.path)
             except RecordError as error:  # an index can be made again; what was trained must not seem lost
@@ -243,7 +254,8 @@ class TrialWriter:
 
     def rewind(self, step: int) -> None:
         """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
-        for parts, last in ((self.study.steps, step - 1), (self.study.evals, step)):
+        tables = self.study.steps, self.study.evals, self.study.predictions
+        for parts, last in zip(tables, (step - 1, step, step), strict=True):
             parts.merge(keep=partial(_before, trial=self.number, last=last))
 
 

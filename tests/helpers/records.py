@@ -180,6 +180,6 @@ def _steps(number: int, config: TrainConfig, loss: np.ndarray) -> pd.DataFrame:
 
 def _evals(number: int, at: np.ndarray, values: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(
-        {"trial": number, "step": at, "split": "validation", "setting": "online", "metric": "loss", "value": values,
+        {"trial": number, "step": at, "split": "validation", "setting": "periodic", "metric": "loss", "value": values,
          "num_examples": 100, "num_correct": np.nan, "seconds": 0.01}
     )  # fmt: skip

@@ -21,6 +21,7 @@ EXPECTED = {
     "04_clipping",
     "05_optimizers",
     "06_architecture",
+    "07_evaluation",
     "08_evaluation_sample",
     "09_checkpoints",
     "10_tracking",

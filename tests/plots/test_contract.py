@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import workbench.plots as plots
+from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
 from tests.helpers.simulated_batches import batches
 from workbench.config import TrainConfig
@@ -53,6 +54,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_early_stopping": lambda r, d, ax: plots.plot_early_stopping(r, d, ax=ax),
     "plot_comparison": lambda r, d, ax: plots.plot_comparison(r, r, r, d, ax=ax),
     "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
+    "plot_evaluation": lambda r, d, ax: plots.plot_evaluation(with_offline(r), d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),
     "plot_grad_norm_histogram": lambda r, d, ax: plots.plot_grad_norm_histogram(r, d, ax=ax),
     "plot_periodicity": lambda r, d, ax: plots.plot_periodicity(r, d, ax=ax),
@@ -70,6 +72,8 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_evaluation_sample": lambda r, d, ax: plots.plot_evaluation_sample(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_selection_gap": lambda r, d, ax: plots.plot_selection_gap(GAPS, ax=ax),
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
+    "plot_predictions": lambda r, d, ax: plots.plot_predictions(predicted(), ax=ax),
+    "plot_timed_evaluations": lambda r, d, ax: plots.plot_timed_evaluations(paused(), ax=ax),
     "plot_tuned_lr": lambda r, d, ax: plots.plot_tuned_lr(BATCHES, ax=ax),
     "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
     "plot_studies": lambda r, d, ax: plots.plot_studies(TABLE, ax=ax),

@@ -14,6 +14,7 @@ from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds, memo
 from workbench.diagnostics.same_config import trials_with
 from workbench.diagnostics.selection import selected_by_seed
 from workbench.diagnostics.trials import RecordLike
+from workbench.record import periodic_rows
 
 __all__ = ["regularisation_finding"]
 
@@ -87,7 +88,8 @@ def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
     fields = _chosen(record, arm) | {"weight_decay": record.config["weight_decay"]}
     numbers = [n for n in trials_with(record, fields) if str(n) in known]
     rows = record.trials.set_index("trial")
-    evals = record.evals[(record.evals["split"] == "validation") & (record.evals["metric"] == "loss")]
+    evals = periodic_rows(record.evals)
+    evals = evals[(evals["split"] == "validation") & (evals["metric"] == "loss")]
     gaps = []
     for number in numbers:
         at = evals[(evals["trial"] == number) & (evals["step"] == rows.loc[number, "best_step"])]["value"]

@@ -16,6 +16,7 @@ from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import BestLR, lr_best, unstable_bracket
 from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
 from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.record import periodic_rows
 
 __all__ = ["CODES", "diagnose_instability"]
 
@@ -267,7 +268,9 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
         evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == "probe"), lead)
-        seen = None if probed is None else seen_at_interval(probed.item, study.record.evals, usual_interval)
+        seen = (
+            None if probed is None else seen_at_interval(probed.item, periodic_rows(study.record.evals), usual_interval)
+        )
         evidence["seen_at_interval"] = seen
     return evidence
 

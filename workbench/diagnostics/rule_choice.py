@@ -17,6 +17,7 @@ from workbench.diagnostics.proof import prove
 from workbench.diagnostics.rule_ranges import RuleRange
 from workbench.diagnostics.selection import compare_selected
 from workbench.diagnostics.trials import RecordLike, read_curves
+from workbench.record import periodic_rows
 
 __all__ = ["Contest", "contest", "rival", "wider_than"]
 
@@ -152,7 +153,7 @@ def _selected_trial(record: RecordLike, found: RuleRange) -> int:
 def _learned(record: RecordLike, own: RuleRange, other: RuleRange) -> float:
     """Return what the better of two rules learned of the selected metric, from the initial model on."""
     split, metric = str(record.config["select"]).split("/", 1)
-    evals = record.evals
+    evals = periodic_rows(record.evals)
     rows = evals[
         (evals["trial"] == _selected_trial(record, own))
         & (evals["split"] == split)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.luck import FEWEST_TO_SEE_NOISE, wobble
 from workbench.diagnostics.trials import RecordLike
+from workbench.record import periodic_rows
 
 __all__ = ["compare_selected", "selected", "selected_by_seed"]
 
@@ -104,7 +105,7 @@ def _sign(record: RecordLike) -> float:
 def _selectable(record: RecordLike, number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the finite values that selection compares for one trial, and their steps."""
     split, metric = str(record.config["select"]).split("/", 1)
-    evals = record.evals
+    evals = periodic_rows(record.evals)
     rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
     rows = rows[np.isfinite(rows["value"].to_numpy(dtype=np.float64))]
     return rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)

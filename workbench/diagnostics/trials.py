@@ -41,6 +41,8 @@ OTHER_STAGES = frozenset(
         "fix",
         "warmup",
         "warmup_full",
+        "evaluation",
+        "evaluation_pause",
         "clipping",
         "clipping_control",
         "proof",

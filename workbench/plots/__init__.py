@@ -7,12 +7,14 @@ from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
 from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
 from workbench.plots.clipping import plot_clipping
 from workbench.plots.comparison import plot_comparison
+from workbench.plots.evaluation import plot_evaluation, plot_timed_evaluations
 from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
 from workbench.plots.periodicity import plot_periodicity
+from workbench.plots.predictions import plot_predictions
 from workbench.plots.proof import plot_proof
 from workbench.plots.schedule import plot_schedule
 from workbench.plots.tracking import plot_studies
@@ -27,6 +29,7 @@ __all__ = [
     "plot_comparison",
     "plot_confirm",
     "plot_early_stopping",
+    "plot_evaluation",
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
@@ -34,12 +37,14 @@ __all__ = [
     "plot_lr_sweep",
     "plot_optimizers",
     "plot_periodicity",
+    "plot_predictions",
     "plot_probe",
     "plot_proof",
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
     "plot_studies",
+    "plot_timed_evaluations",
     "plot_tuned_lr",
     "plot_warmup",
 ]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.trials import RecordLike as Record
 from workbench.plots._style import number
+from workbench.record import periodic_rows
 
 __all__ = [
     "Record",
@@ -42,6 +43,7 @@ def evaluations(record: Record, trial: int, *, split: str, metric: str) -> tuple
     table = record.evals
     if "trial" not in table or table.empty:
         return np.empty(0), np.empty(0)
+    table = periodic_rows(table)
     rows = table[(table["trial"] == trial) & (table["split"] == split) & (table["metric"] == metric)]
     rows = rows.drop_duplicates("step", keep="last").sort_values("step", kind="stable")
     return rows["step"].to_numpy(dtype=np.float64), rows["value"].to_numpy(dtype=np.float64, na_value=np.nan)

@@ -68,15 +68,28 @@ class Session:
         """Run one trial, or return it from the folder where it is complete already."""
         return self.trials([config], stage=stage)[0]
 
-    def trials(self, configs: Sequence[TrainConfig], *, stage: str) -> list[TrialRecord]:
-        """Run trials that do not depend on each other, and return their records in the order of `configs`."""
+    def trials(
+        self, configs: Sequence[TrainConfig], *, stage: str, trainer: Trainer | None = None
+    ) -> list[TrialRecord]:
+        """Run trials that do not depend on each other, and return their records in the order of `configs`.
+
+        Args:
+            configs: of the trials.
+            stage: what they are for.
+            trainer: None is the study's.
+        """
         if not configs:
             return []
         lrs = [config.peak_lr for config in configs]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
         self._bar.status(f"{stage} lr={span}")
         records = self.executor.run(
-            self.workload, configs, self.writer, stage=stage, trainer=self.trainer, progress=self._bar.advance
+            self.workload,
+            configs,
+            self.writer,
+            stage=stage,
+            trainer=trainer or self.trainer,
+            progress=self._bar.advance,
         )
         self._seen |= {record.number for record in records}
         return records

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import CountedStream, IndexedDataset, item_error
+from workbench.workloads.indexed import CountedStream, IndexedDataset, in_its_own_order, item_error
 
 __all__ = ["eval_batches", "to_device", "train_batches"]
 
@@ -39,7 +39,7 @@ def train_batches(
     data = workload.train_data
     dtype = _dtype(config.precision)
     first = start_step * config.accumulate_steps
-    if _in_its_own_order(data):
+    if in_its_own_order(data):
         batches = _iterable(workload, micro, first, seed=config.per_host_seed)
     elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
         batches = _tensors(data, micro, config, first, device)
@@ -59,7 +59,7 @@ def eval_batches(
     """Yield every example of a split once, in order; the last batch may be smaller."""
     data, dtype = workload.data(split), _dtype(precision)
     batches: Iterator[Any]
-    if _in_its_own_order(data):
+    if in_its_own_order(data):
         batches = iter(DataLoader(CountedStream(data, split=split), batch_size=batch_size, collate_fn=workload.collate))
     elif isinstance(data, TensorDataset) and workload.collate is None:
         batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
@@ -87,10 +87,6 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device, dtype) for value in batch)
     return batch
-
-
-def _in_its_own_order(data: Any) -> bool:
-    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
 
 
 def _dtype(precision: str | None) -> torch.dtype | None:

@@ -20,6 +20,7 @@ from workbench.train.known_choices import recall, remember, stack_kind
 from workbench.train.lane_memory import room_for_calls
 from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.cannot_batch import CannotBatch
 from workbench.train.traced.vmap_gradients import VmapGradients, verify
@@ -73,14 +74,16 @@ class Chosen:
             self._why = {"reason": str(error)}
             return self._loop(batches)
 
-    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+    def evaluate(
+        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
+    ) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`."""
         if self.evaluated_alone is None:
             try:
-                return self.gradients.evaluate(split, batch_size, rows=rows)
+                return self.gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
             except CannotBatch as error:
                 self.evaluated_alone = str(error)
-        return self._loop.evaluate(split, batch_size, rows=rows)
+        return self._loop.evaluate(split, batch_size, rows=rows, tracked=tracked)
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done, and why, as JSON values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -10,14 +11,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches
 from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
+from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
+from workbench.workloads.predictions import label_of, prediction_of
 
-__all__ = ["Evaluation", "eval_mode", "evaluate", "evaluate_each", "on_host", "weighted_means"]
+__all__ = [
+    "Evaluation",
+    "check_first",
+    "eval_mode",
+    "evaluate",
+    "evaluate_each",
+    "example_values",
+    "on_host",
+    "weighted_means",
+]
 
 
 class Evaluation(NamedTuple):
@@ -64,8 +77,44 @@ def evaluate_each(
     device: torch.device,
     precision: str | None,
     within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
+    tracked: TrackedExamples | None = None,
 ) -> list[list[Evaluation]]:
     """Return what `evaluate` does for each of several models, of which each batch is loaded and moved once.
+
+    The arguments are those of `example_values`.
+    """
+    start = time.perf_counter()
+    hosted = example_values(
+        workload,
+        models,
+        split=split,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        within=within,
+        tracked=tracked,
+    )
+    seconds = (time.perf_counter() - start) / len(models)
+    found = []
+    for columns, weights in hosted:
+        if workload.weights is not None:
+            check_weights(weights, where=f"the {split} split")
+        found.append([weighted_means(name, v.unsqueeze(0), weights, seconds)[0] for name, v in columns.items()])
+    return found
+
+
+def example_values(
+    workload: Workload,
+    models: Sequence[nn.Module],
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    precision: str | None,
+    within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
+    tracked: TrackedExamples | None = None,
+) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
     Args:
         workload: what is evaluated.
@@ -75,37 +124,55 @@ def evaluate_each(
         device: where to compute.
         precision: of the config.
         within: the context in which a model is called, by its place.
+        tracked: takes what is said of the examples that it tracks.
     """
-    start = time.perf_counter()
     seen = 0
     values: list[dict[str, list[Tensor]]] = [{} for _ in models]
     weights: list[list[Tensor]] = [[] for _ in models]
+    if tracked is not None:
+        tracked.begin()
     with torch.no_grad(), isolated_rng(), ExitStack() as modes:
         for model in models:
             modes.enter_context(eval_mode(model))
         for batch, examples in eval_batches(workload, split, batch_size, device, precision):
-            for row, model in enumerate(models):
+            rows = [] if tracked is None else tracked.rows(seen, examples)
+            if tracked is not None and rows:
+                labels = label_of(workload.loss, batch, examples)
+                tracked.add_labels(labels, rows)
+            for lane, model in enumerate(models):
                 with (
                     explained(workload, f"in the batch of the {split} split that begins with example {seen}"),
-                    within(row),
+                    within(lane),
                 ):
                     with autocast(device, precision):
                         outputs, losses, weight = per_example(workload, model, batch, examples)
-                    values[row].setdefault("loss", []).append(losses)
-                    weights[row].append(torch.ones_like(losses) if weight is None else weight)
+                    values[lane].setdefault("loss", []).append(losses)
+                    weights[lane].append(torch.ones_like(losses) if weight is None else weight)
                     for name, metric in workload.metrics.items():
-                        values[row].setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
+                        values[lane].setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
+                if rows:
+                    assert tracked is not None
+                    tracked.add(lane, prediction_of(outputs, labels, examples, rows), losses[rows])
             seen += examples
-    found = []
-    hosted = [
+    return [
         ({name: on_host(parts) for name, parts in v.items()}, on_host(w)) for v, w in zip(values, weights, strict=True)
     ]
-    seconds = (time.perf_counter() - start) / len(models)
-    for columns, weight_all in hosted:
-        if workload.weights is not None:
-            check_weights(weight_all, where=f"the {split} split")
-        found.append([weighted_means(name, v.unsqueeze(0), weight_all, seconds)[0] for name, v in columns.items()])
-    return found
+
+
+def check_first(workload: Workload, split: str, found: Sequence[Evaluation]) -> None:
+    """Check the evaluation of an untrained model: a metric that is NaN there will not become a number by training.
+
+    Raises:
+        WorkloadError: a metric is NaN, and the loss is not.
+    """
+    values = {evaluation.metric: evaluation.value for evaluation in found}
+    for name, value in values.items():
+        if math.isnan(value) and math.isfinite(values["loss"]):
+            raise WorkloadError(
+                f"workload {workload.name!r}: metric {name!r} is NaN on the {split} split before training, though the loss is "
+                "finite. Look for a division by zero or a logarithm of 0 in it, and give an example that it does not apply to "
+                "the weight 0."
+            )
 
 
 def _metric(name: str, value: Tensor, examples: int) -> Tensor:

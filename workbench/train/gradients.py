@@ -12,6 +12,7 @@ from torch import Tensor
 from workbench.train.evaluation import Evaluation, evaluate_each
 from workbench.train.forward import autocast, per_example
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 
@@ -39,7 +40,9 @@ class Gradients(Protocol):
         """
         ...
 
-    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+    def evaluate(
+        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
+    ) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`; the stack is left as it is."""
         ...
 
@@ -76,7 +79,9 @@ class LoopGradients:
         loss, squared_se = zip(*parts, strict=True)
         return LaneLoss(torch.stack(loss), torch.stack(squared_se))
 
-    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int]) -> list[list[Evaluation]]:
+    def evaluate(
+        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
+    ) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`, made one after the other."""
         stack = self._stack
         random = [stack.rng.state(row) for row in rows]
@@ -89,6 +94,7 @@ class LoopGradients:
                 device=stack.device,
                 precision=stack.precision,
                 within=lambda place: stack.rng.lane(rows[place]),
+                tracked=tracked,
             )
         finally:
             for row, state in zip(rows, random, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.record import select_best
+from workbench.record import periodic_rows, select_best
 from workbench.record_writer import TrialWriter
 from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
@@ -80,7 +80,7 @@ class Lane:
         self.evaluated_at = self.start.step if self.start.meta["evaluated"] else -1
         self.writer.rewind(self.start.step)
         split, metric = self.config.select.split("/", 1)
-        evals = self.writer.record.evals
+        evals = periodic_rows(self.writer.record.evals)
         rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
         self.selected = dict(zip(rows["step"].astype(int).tolist(), rows["value"].tolist(), strict=True))
         self.writer.event("resumed", state="running", step=self.start.step, **how)
@@ -101,14 +101,21 @@ class Lane:
         every = (self.config.eval_interval, self.config.checkpoint_interval)
         return min(self.config.total_steps, *(interval * (step // interval + 1) for interval in every))
 
-    def rows(self, step: int, split: str, results: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    def rows(self, step: int, split: str, results: Sequence[Evaluation], *, subset: str = "") -> list[dict[str, Any]]:
         """Return the rows of `.evals` for one evaluated split, and remember what selection compares."""
         for result in results:
             if f"{split}/{result.metric}" == self.config.select:
                 self.selected[step] = result.value
         self.evaluated_at = step
         return [
-            {"trial": self.number, "step": step, "split": split, "setting": "periodic", **result._asdict()}
+            {
+                "trial": self.number,
+                "step": step,
+                "split": split,
+                "setting": "periodic",
+                **result._asdict(),
+                "subset": subset,
+            }
             for result in results
         ]
 

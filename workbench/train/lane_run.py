@@ -27,15 +27,19 @@ from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
+from workbench.train.evaluation import check_first
 from workbench.train.explain import explained
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, padded_lrs
 from workbench.train.lane_log import LaneLog
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import SPLIT as TRACKED_SPLIT
+from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
+from workbench.workloads.subset import subset_of
 
 __all__ = ["LaneRun"]
 
@@ -54,6 +58,7 @@ class LaneRun:
         study: where rows go.
         device: where to train.
         hooks: observers.
+        tracked: examples whose predictions are kept at every evaluation; None is none.
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
         splits: evaluated beside the one that selection compares.
@@ -67,6 +72,7 @@ class LaneRun:
         study: StudyWriter,
         device: torch.device,
         hooks: Sequence[Hook],
+        tracked: TrackedExamples | None,
         choose: Choose,
         progress: Progress | None,
         splits: Sequence[str] = (),
@@ -74,7 +80,7 @@ class LaneRun:
         self.workload, self.study, self.device = workload, study, device
         self.lanes, self.hooks, self.progress = list(lanes), hooks, progress
         self._splits = {"validation", *splits}
-        self._choose = choose
+        self._choose, self._tracked = choose, tracked
         self.step = lanes[0].start_step
         seeds = sorted({lane.config.per_host_seed for lane in lanes})
         configs = [lane.config for lane in lanes]
@@ -231,10 +237,17 @@ class LaneRun:
         rows = [self.lanes.index(lane) for lane in lanes]
         selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
         for split in sorted(self._splits | selected):
-            results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows)
+            part = subset_of(self.workload.data(split))
+            subset = "" if part is None else part.id
+            tracked = self._tracked if split == TRACKED_SPLIT else None
+            results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows, tracked=tracked)
+            if tracked is not None:
+                self.study.predictions.add(tracked.columns([lane.number for lane in lanes], self.step))
             for lane, found in zip(lanes, results, strict=True):
+                if self.step == 0:
+                    check_first(self.workload, split, found)
                 if split in {*self._splits, lane.config.select.split("/", 1)[0]}:
-                    found_rows += lane.rows(self.step, split, found)
+                    found_rows += lane.rows(self.step, split, found, subset=subset)
         if self._gradients.evaluated_alone != noted:
             for lane in self.lanes:
                 lane.writer.event("evaluated alone", step=self.step, why=self._gradients.evaluated_alone)

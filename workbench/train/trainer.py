@@ -28,6 +28,7 @@ from workbench.train.lane_memory import FREE_SHARE, STATE_SHARE, available_bytes
 from workbench.train.lane_run import LaneRun
 from workbench.train.lane_stacks import train_stacks
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import TrackedExamples, check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -55,6 +56,8 @@ class Trainer:
         hooks: observers, in addition to `Norms` and `Timing`, which every run has.
         evaluate_also: splits that are evaluated beside "validation" and the one that selection compares, such as "test"; no
             decision looks at them.
+        track: examples of the validation split whose predictions every evaluation writes down (P2.12): so many, evenly spaced,
+            or their ids; 0 is none.
     """
 
     device: str = "auto"
@@ -62,6 +65,7 @@ class Trainer:
     hooks: Sequence[Hook] = ()
     memory_gb: float | None = None
     evaluate_also: Sequence[str] = ()
+    track: int | Sequence[int] = 8
 
     def __post_init__(self) -> None:
         """Check the arguments that need no machine."""
@@ -73,6 +77,7 @@ class Trainer:
                 f"memory_gb={self.memory_gb!r} must be above 0: the memory that a stack of lanes may take, in units of 1e9 "
                 "bytes. None takes what is free."
             )
+        check_track(self.track)
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 raise ConfigError(f"hooks must hold workbench.Hook instances, not {type(hook).__name__}: {hook!r}.")
@@ -107,6 +112,7 @@ class Trainer:
         device = resolve_device(self.device)
         check_data(workload, config)
         check_selection(workload, config)
+        tracked_examples(workload, self.track)
         study = StudyWriter.open(
             None if out is None else Path(out),
             kind="trial",
@@ -165,6 +171,7 @@ class Trainer:
         device = resolve_device(self.device)
         self._check_splits(workload)
         sizes = check_lanes(workload, configs)
+        tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         with isolated_rng():
             lanes = []
@@ -173,7 +180,7 @@ class Trainer:
                     with _noted(writer):
                         lanes.append(Lane(config, writer))
             for group in group_lanes(lanes):
-                train = partial(self._train, workload, study, device, progress)
+                train = partial(self._train, workload, study, device, tracked=tracked, progress=progress)
                 with _noted(*(lane.writer for lane in group)):
                     fit = self._fit(workload, group, device)
                 train_stacks(group, train, fit=fit)
@@ -206,8 +213,10 @@ class Trainer:
         workload: Workload,
         study: StudyWriter,
         device: torch.device,
-        progress: Progress | None,
         lanes: Sequence[Lane],
+        *,
+        tracked: TrackedExamples | None,
+        progress: Progress | None,
     ) -> None:
         with _noted(*(lane.writer for lane in lanes)):
             run = LaneRun(
@@ -216,6 +225,7 @@ class Trainer:
                 study=study,
                 device=device,
                 hooks=self._all_hooks(),
+                tracked=tracked,
                 choose=partial(choose_gradients, wanted=self.gradients, memory=self._memory),
                 progress=progress,
                 splits=self.evaluate_also,

@@ -9,7 +9,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from workbench.errors import DataError
 
-__all__ = ["CountedStream", "IndexedDataset", "item_error"]
+__all__ = ["CountedStream", "IndexedDataset", "in_its_own_order", "item_error"]
+
+
+def in_its_own_order(data: Any) -> bool:
+    """Tell whether a dataset can only be read from its beginning on, not by index."""
+    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
 
 
 class IndexedDataset(Dataset[Any]):

@@ -13,7 +13,7 @@ __all__ = ["Advanced", "Dropped", "Ended", "Event", "Facts", "Message", "Rewind"
 class Rows:
     """A block of rows for one of the study's tables, column by column."""
 
-    table: Literal["steps", "evals"]
+    table: Literal["steps", "evals", "predictions"]
     columns: Mapping[str, Any]
 
 

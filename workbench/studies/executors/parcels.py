@@ -62,7 +62,8 @@ def pack_chunk(study: StudyWriter, numbers: Sequence[int], *, stage: str, config
     rows: dict[str, Mapping[str, Any]] = {}
     if any(parcel.kept for parcel in parcels):  # without a checkpoint a trial begins anew
         record = StudyRecord(study.path, frozenset(numbers))
-        rows = {"steps": _columns(record.steps), "evals": _columns(record.evals)}
+        tables = {"steps": record.steps, "evals": record.evals, "predictions": record.predictions}
+        rows = {name: _columns(table) for name, table in tables.items()}
     return Chunk(stage, configs, (study.path / "study.json").read_bytes(), parcels, rows)
 
 

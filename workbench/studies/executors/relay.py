@@ -23,6 +23,7 @@ class RelayStudy:
         path: the worker's folder.
         steps: takes rows of the table of steps.
         evals: takes rows of the table of evaluations.
+        predictions: takes rows of the table of tracked predictions.
 
     Args:
         inner: the writer of the worker's folder.
@@ -33,6 +34,7 @@ class RelayStudy:
     def __init__(self, inner: StudyWriter, send: Send, where: Mapping[str, Any]) -> None:
         self.path = inner.path
         self.steps, self.evals = _Rows("steps", inner.steps, send), _Rows("evals", inner.evals, send)
+        self.predictions = _Rows("predictions", inner.predictions, send)
         self._inner, self._send, self._where = inner, send, where
         self._sent: dict[int, set[str]] = {}
 
@@ -73,7 +75,7 @@ class RelayStudy:
 class _Rows:
     """Takes the rows of one table."""
 
-    def __init__(self, table: Literal["steps", "evals"], inner: PartWriter, send: Send) -> None:
+    def __init__(self, table: Literal["steps", "evals", "predictions"], inner: PartWriter, send: Send) -> None:
         self._table, self._inner, self._send = table, inner, send
 
     def add(self, columns: Mapping[str, Any]) -> None:

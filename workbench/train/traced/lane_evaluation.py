@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.train.batches import eval_batches
 from workbench.train.evaluation import Evaluation, on_host, weighted_means
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.batch import BatchLayout, split_batch
 from workbench.train.traced.cache import LanePrograms
@@ -22,6 +23,7 @@ from workbench.train.traced.program import CallResult, LaneProgram
 from workbench.train.traced.step import lane_tensors
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
+from workbench.workloads.predictions import label_of
 
 __all__ = ["evaluate_lanes"]
 
@@ -37,6 +39,7 @@ def evaluate_lanes(
     lanes_per_call: int,
     room: int | None = None,
     rows: Sequence[int] | None = None,
+    tracked: TrackedExamples | None = None,
 ) -> list[list[Evaluation]]:
     """Return for each lane what `evaluate` returns for its model, to rounding; the stack is left as it is.
 
@@ -50,6 +53,7 @@ def evaluate_lanes(
         lanes_per_call: lanes in one call, at most.
         room: bytes that the calls in progress may take; None is no bound.
         rows: lanes to evaluate; None is all.
+        tracked: takes what is said of the examples that it tracks.
 
     Raises:
         CannotBatch: the lanes cannot be computed together.
@@ -59,6 +63,9 @@ def evaluate_lanes(
     found: dict[str, list[Tensor]] = {name: [] for name in ("loss", *workload.metrics)}
     weights: list[Tensor] = []
     calls: list[slice] = []
+    seen = 0
+    if tracked is not None:
+        tracked.begin()
     with torch.no_grad(), isolated_rng():
         for batch, examples in eval_batches(workload, split, batch_size, stack.device, stack.precision):
             tensors, layout = split_batch(batch, examples)
@@ -69,13 +76,20 @@ def evaluate_lanes(
             columns = zip(*((result.losses, *result.metrics) for result in results), strict=True)
             for name, parts in zip(found, columns, strict=True):
                 found[name].append(torch.cat([part.view(-1, examples) for part in parts]))
+            seen_rows = [] if tracked is None else tracked.rows(seen, examples)
+            if tracked is not None and seen_rows:
+                tracked.add_labels(label_of(workload.loss, batch, examples), seen_rows)
+                said, losses = _said(results, examples), found["loss"][-1]
+                for lane, place in enumerate(_places(calls, rows)):
+                    one = said[place]
+                    tracked.add(lane, None if one is None else one[seen_rows], losses[place][seen_rows])
+            seen += examples
             given = results[0].weights
             weights.append(torch.ones_like(found["loss"][-1][0]) if given is None else given.view(-1, examples)[0])
     weight = on_host(weights)
     if workload.weights is not None:
         check_weights(weight, where=f"the {split} split")
-    computed = [row for piece in calls for row in range(piece.start, piece.stop)]
-    wanted = [computed.index(row) for row in rows]
+    wanted = _places(calls, rows)
     hosted = {name: on_host(parts)[wanted] for name, parts in found.items()}
     seconds = (time.perf_counter() - start) / len(rows)
     means = [weighted_means(name, values, weight, seconds) for name, values in hosted.items()]
@@ -86,6 +100,26 @@ def _calls(lanes: int, rows: Sequence[int], lanes_per_call: int) -> list[slice]:
     """Return the rows of each call that holds a wanted one."""
     pieces = [slice(first, min(first + lanes_per_call, lanes)) for first in range(0, lanes, lanes_per_call)]
     return [piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows)]
+
+
+def _places(calls: Sequence[slice], rows: Sequence[int]) -> list[int]:
+    """Return where each wanted row lies among those that the calls compute."""
+    computed = [row for piece in calls for row in range(piece.start, piece.stop)]
+    return [computed.index(row) for row in rows]
+
+
+def _said(results: Sequence[CallResult], examples: int) -> list[Tensor | None]:
+    """Return what each computed lane predicted on one batch, shape (examples, ...), or None."""
+    lanes: list[Tensor | None] = []
+    for result in results:
+        alone = result.losses.dim() == 1
+        count = 1 if alone else len(result.losses)
+        if result.prediction is None:
+            lanes += [None] * count
+        else:
+            lanes += [result.prediction] if alone else list(result.prediction)
+    assert all(said is None or len(said) == examples for said in lanes)
+    return lanes
 
 
 def _batch(

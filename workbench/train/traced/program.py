@@ -44,6 +44,7 @@ class CallResult(NamedTuple):
         weights: per example, or None.
         metrics: per example, one for each metric of the workload, in evaluation.
         buffers: one for each buffer; None where it is unchanged.
+        prediction: per example, in evaluation; None where the outputs say nothing that a table could hold.
     """
 
     grads: Sequence[Tensor | None]
@@ -51,6 +52,7 @@ class CallResult(NamedTuple):
     weights: Tensor | None
     metrics: Sequence[Tensor]
     buffers: Sequence[Tensor | None]
+    prediction: Tensor | None
 
 
 class LaneProgram:
@@ -79,7 +81,7 @@ class LaneProgram:
         self.lanes, self.draws, self.peak_bytes = lanes, draws, lowered.peak_bytes
         self.bind, self.prepare, self._call = lowered.bind, lowered.prepare, lowered.call
         self._grads, self._metrics = counts
-        losses, buffers = results[self._grads], results[self._grads + 2 + self._metrics :]
+        losses, buffers = results[self._grads], results[self._grads + 2 + self._metrics : -1]
         assert losses is not None
         self.loss_dtype = losses.dtype
         self.changes = [place for place, buffer in enumerate(buffers) if buffer is not None]
@@ -94,7 +96,7 @@ class LaneProgram:
         """
         flat = self._call(*bound, *prepared, generators) if self.draws else self._call(*bound, *prepared)
         g, m = self._grads, self._grads + 2 + self._metrics
-        return CallResult(flat[:g], flat[g], flat[g + 1], flat[g + 2 : m], flat[m:])
+        return CallResult(flat[:g], flat[g], flat[g + 1], flat[g + 2 : m], flat[m:-1], flat[-1])
 
 
 def build_program(
@@ -146,14 +148,15 @@ def _program(recorded: Recorded, single: Recorded, *, lanes: int, device: torch.
         lowered, results = lower(graph, inputs, example)
     if not draws or lanes == 1:  # several lanes drew from one generator while they were recorded
         _check(recorded, results)
-    grads, _, _, metrics, _ = recorded.results
+    grads, _, _, metrics, _, _ = recorded.results
     return LaneProgram(lowered, results, lanes=lanes, draws=draws, clean=clean, counts=(len(grads), len(metrics)))
 
 
 def _check(recorded: Recorded, results: Sequence[Tensor | None]) -> None:
     """Check that the program returns what the step returned while it was recorded."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    for expected, found in zip(tree_leaves(recorded.results), results, strict=True):
+    leaves = tree_leaves(recorded.results)[:-1]  # not the prediction: rounding decides between two equal logits
+    for expected, found in zip(leaves, results[:-1], strict=True):
         if expected is not None and found is not None:
             pairs.append((expected, found))
     grads = sum(g is not None for g in recorded.results[0])

@@ -15,6 +15,7 @@ from workbench.train.lanes import LaneStack
 from workbench.train.traced.batch import BatchLayout
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
+from workbench.workloads.predictions import label_of, prediction_of
 
 __all__ = ["LaneStep", "LaneTensors", "Objective", "lane_tensors"]
 
@@ -70,7 +71,7 @@ class LaneStep(nn.Module):
         return [*self.model.parameters(), *self.model.buffers()]
 
     def run(self, lane: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
-        """Return (losses, weights, metrics, buffers) of one lane."""
+        """Return (losses, weights, metrics, buffers, predictions) of one lane."""
         return functional_call(self, dict(zip(self._names, lane, strict=True)), (self._layout.rebuild(leaves),))
 
     def forward(self, batch: Any) -> Any:
@@ -81,13 +82,16 @@ class LaneStep(nn.Module):
         examples = self._layout.examples
         with autocast(self._device, self._precision):
             outputs, losses, weights = per_example(self._workload, self.model, batch, examples)
-        metrics = {}
+        metrics: dict[str, Tensor] = {}
+        predictions: tuple[Tensor, ...] = ()
         if self.objective == "evaluate":
             metrics = {name: metric(outputs, batch) for name, metric in self._workload.metrics.items()}
             for name, value in metrics.items():
                 check_loss_shape(value, examples, what=f"metric {name!r}")
+            prediction = prediction_of(outputs, label_of(self._workload.loss, batch, examples), examples)
+            predictions = () if prediction is None else (prediction,)
         buffers = [self.model.get_buffer(name) for name in self._buffer_names]
-        return losses, () if weights is None else (weights,), tuple(metrics.values()), buffers
+        return losses, () if weights is None else (weights,), tuple(metrics.values()), buffers, predictions
 
     def differentiate(self, losses: Tensor, weights: tuple[Tensor, ...], trained: list[Tensor]) -> list[Tensor | None]:
         """Return the gradients, with the arithmetic of `LoopGradients`; lanes do not mix, so their sum gives each its own."""

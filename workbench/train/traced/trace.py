@@ -36,8 +36,8 @@ __all__ = ["Recorded", "record"]
 class Recorded:
     """A recorded step.
 
-    The graph returns (gradients, losses, weights, metrics, buffers): one gradient for each trained parameter, None for one
-    that the loss does not reach; losses, weights (None without) and metrics per example; each buffer, None where unchanged.
+    The graph returns (gradients, losses, weights, metrics, buffers, prediction): one gradient for each trained parameter, None for one
+    that the loss does not reach; losses, weights (None without) and metrics per example; each buffer, None where unchanged; what was predicted, None without.
 
     Attributes:
         graph: the operations.
@@ -129,9 +129,10 @@ def _record(step: LaneStep, inputs: LaneTensors, leaves: list[Tensor], *, lanes:
         function: Any = step.run
         if lanes > 1:
             function = vmap(step.run, in_dims=(0, 0 if stacked else None), randomness="different")
-        losses, weights, metrics, after = function([*trained, *inputs.frozen, *buffers], leaves)
+        losses, weights, metrics, after, predictions = function([*trained, *inputs.frozen, *buffers], leaves)
         grads = step.differentiate(losses, weights, trained)
-    results = (grads, losses, weights[0] if weights else None, list(metrics), list(after))
+    prediction = predictions[0] if predictions else None
+    results = (grads, losses, weights[0] if weights else None, list(metrics), list(after), prediction)
     nodes = tree_map(lambda t: None if t is None else recorder.node_of(t), results)
     touched = _check_writes(recorder, [*lane_nodes, *batch_nodes])
     for place, clone in enumerate(clones):

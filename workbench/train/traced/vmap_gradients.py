@@ -16,6 +16,7 @@ from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import LaneLoss, MicroBatches
 from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.lanes import LaneStack
+from workbench.train.predictions import TrackedExamples
 from workbench.train.traced.batch import split_batch
 from workbench.train.traced.cache import LanePrograms
 from workbench.train.traced.call import LaneCall, Prepared
@@ -94,7 +95,14 @@ class VmapGradients:
         with _failures_explained():
             self._ready(batches)
 
-    def evaluate(self, split: str, batch_size: int, *, rows: Sequence[int] | None = None) -> list[list[Evaluation]]:
+    def evaluate(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        rows: Sequence[int] | None = None,
+        tracked: TrackedExamples | None = None,
+    ) -> list[list[Evaluation]]:
         """Return the evaluations of each lane in `rows`, or of all; the stack is left as it is.
 
         Raises:
@@ -111,6 +119,7 @@ class VmapGradients:
                 lanes_per_call=self._largest_call(),
                 room=self._room,
                 rows=rows,
+                tracked=tracked,
             )
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,268 @@
+"""`check_evaluation` on evaluation functions as people write them, each with one planted fault (P2.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from tests.helpers.workloads import small_workload
+from workbench.diagnostics.evaluation import diagnose_evaluation_cases
+from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
+from workbench.studies.evaluation_check import check_evaluation, collect_own_evaluation
+from workbench.train.evaluation import evaluate
+from workbench.train.shards import evaluate_shard, join_shards
+from workbench.workloads.base import Workload
+
+Evaluate = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+def workload_of(examples: int = 120, **fields: Any) -> Workload:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(examples, 3, generator=generator)
+    y = torch.randn(examples, generator=generator) * torch.linspace(0.1, 5, examples)
+    return small_workload(validation_data=TensorDataset(x, y), config={"precision": None}, **fields)
+
+
+def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x).squeeze(-1), y, reduction="none")
+
+
+def right(model: Any, data: Any, batch_size: int) -> float:
+    return sum(float(losses(model, x, y).sum()) for x, y in DataLoader(data, batch_size=batch_size)) / len(data)
+
+
+def batch_means(model: Any, data: Any, batch_size: int) -> float:
+    loader = DataLoader(data, batch_size=batch_size)
+    return sum(float(losses(model, x, y).mean()) for x, y in loader) / len(loader)
+
+
+def drops_last(model: Any, data: Any, batch_size: int) -> float:
+    total, count = 0.0, 0
+    for x, y in DataLoader(data, batch_size=batch_size, drop_last=True):
+        total, count = total + float(losses(model, x, y).sum()), count + len(y)
+    return total / count
+
+
+def padded(copies: bool, masked: bool) -> Evaluate:
+    def evaluated(model: Any, data: Any, batch_size: int) -> float:
+        total, count = 0.0, 0.0
+        for x, y in DataLoader(data, batch_size=batch_size):
+            missing = batch_size - len(y)
+            fill_x = x[-1:].expand(missing, -1) if copies else x.new_zeros(missing, x.shape[1])
+            fill_y = y[-1:].expand(missing) if copies else y.new_zeros(missing)
+            mask = torch.ones(batch_size)
+            if masked:
+                mask[len(y) :] = 0
+            total += float((mask * losses(model, torch.cat([x, fill_x]), torch.cat([y, fill_y]))).sum())
+            count += float(mask.sum())
+        return total / count
+
+    return evaluated
+
+
+def sampled(model: Any, data: Any, batch_size: int, hosts: int) -> dict[str, float]:
+    total, count = 0.0, 0
+    for rank in range(hosts):
+        sampler: Any = DistributedSampler(data, hosts, rank, shuffle=False)
+        for x, y in DataLoader(data, batch_size=batch_size, sampler=sampler):
+            total, count = total + float(losses(model, x, y).sum()), count + len(y)
+    return {"loss": total / count, "other": 0.0}
+
+
+HEALTHY: dict[str, Evaluate] = {
+    "right": right,
+    "masked zeros": padded(False, True),
+    "masked copies": padded(True, True),
+}
+FAULTS: dict[str, tuple[Evaluate, str, str]] = {
+    "batch means": (batch_means, "weighting", "mean of batch means"),
+    "padding of zeros": (padded(False, False), "weighting", "counted padding"),
+    "padding of copies": (padded(True, False), "weighting", "counted padding"),
+    "drop_last": (drops_last, "coverage", "rows seen"),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_right_function_is_left_alone(name: str) -> None:
+    found = check_evaluation(HEALTHY[name], workload_of())
+    assert [f.status for f in found] == ["ok", "ok"], found
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named_with_its_bias(name: str) -> None:
+    function, code, fault = FAULTS[name]
+    found = check_evaluation(function, workload_of())
+    other = {"weighting": "coverage", "coverage": "weighting"}[code]
+    assert (found[f"evaluation.{code}"].status, found[f"evaluation.{other}"].status) == ("fail", "ok"), found
+    for case in found[f"evaluation.{code}"].evidence["cases"]:
+        healthy = case["batch_size"] in (1, 103)
+        assert case["fault"] == ("exact" if healthy else fault) or case["batch_size"] == 128, case
+        if case["error"] is None:
+            assert case["bias"] == pytest.approx(case["predicted_bias"], abs=1e-4)
+            assert healthy or case["batch_size"] == 128 or abs(case["bias"]) > 1e-3
+
+
+def test_a_sampler_that_pads_is_found_on_as_many_hosts_as_it_takes() -> None:
+    found = check_evaluation(sampled, workload_of(), hosts=(1, 2, 4))
+    assert found["evaluation.weighting"].status == "ok"
+    coverage = found["evaluation.coverage"]
+    assert coverage.status == "fail"
+    assert {case["hosts"]: case["repeated"] for case in coverage.evidence["cases"]} == {1: 0, 2: 1, 4: 1}
+    assert "hosts" in coverage.summary
+
+
+def ours_on_hosts(workload: Workload) -> Evaluate:
+    def evaluated(model: Any, data: Any, batch_size: int, hosts: int) -> float:
+        given = workload.replace(validation_data=data)
+        parts = [evaluate_shard(given, model, shard, hosts, batch_size=batch_size) for shard in range(hosts)]
+        return join_shards(parts)[0].value
+
+    return evaluated
+
+
+def test_our_own_evaluation_passes_its_own_check_on_1_2_and_4_hosts() -> None:
+    workload = workload_of()
+    found = check_evaluation(ours_on_hosts(workload), workload, hosts=(1, 2, 4))
+    assert [f.status for f in found] == ["ok", "ok"], found
+    assert len(found["evaluation.coverage"].evidence["cases"]) == 12
+
+
+def test_weights_count_and_ignoring_them_is_found() -> None:
+    workload = workload_of(weights=lambda batch: batch[1].abs())
+
+    def weighted(model: Any, data: Any, batch_size: int) -> float:
+        return evaluate(workload.replace(validation_data=data), model, batch_size=batch_size)[0].value
+
+    assert [f.status for f in check_evaluation(weighted, workload)] == ["ok", "ok"]
+    found = check_evaluation(right, workload)["evaluation.weighting"]
+    assert found.evidence["cases"][0]["fault"] == "weights ignored"
+
+
+def test_a_model_that_looks_at_the_batch_is_found_without_a_function() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x - x.mean(0))
+
+    healthy = diagnose_evaluation_cases(collect_own_evaluation(workload_of(), CPU))
+    assert [f.status for f in healthy] == ["ok", "ok"]
+    sick = diagnose_evaluation_cases(collect_own_evaluation(workload_of(build_model=Centred), CPU))
+    assert sick["evaluation.weighting"].status == "fail"
+    assert "differs by" in sick["evaluation.weighting"].summary
+
+
+def returns(value: Any) -> Evaluate:
+    def evaluated(model: Any, data: Any, batch_size: int) -> Any:
+        for x, _ in DataLoader(data, batch_size=batch_size):
+            model(x)
+        return value(len(data), batch_size) if callable(value) else value
+
+    return evaluated
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (float("nan"), r"batch_size=10\) returned nan, though the loss of each example is finite"),
+        (lambda n, b: torch.ones(-(-n // b)), r"one value per batch \(shape \(11,\)\)"),
+        (lambda n, b: [0.0] * n, r"one value per example \(shape \(103,\)\)"),
+        (lambda n, b: torch.ones(2, 2), r"several values \(shape \(2, 2\)\)"),
+        ({"lost": 1.0}, r"mapping without 'loss'.*Did you mean 'lost'"),
+        ("good", r"returned str \(good\), but must return one number"),
+        (None, r"must return one number|returned nan"),
+    ],
+)
+def test_what_is_no_metric_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check_evaluation(returns(value), workload_of(), batch_sizes=(10,))
+
+
+def test_an_error_of_the_function_is_told_with_the_call() -> None:
+    def broken(model: Any, data: Any, batch_size: int) -> float:
+        raise KeyError("mask")
+
+    with pytest.raises(WorkloadError, match=r"103 examples, batch_size=10\) raised KeyError: 'mask'"):
+        check_evaluation(broken, workload_of(), batch_sizes=(10,))
+
+
+def test_a_set_smaller_than_a_batch_is_fine_and_an_empty_one_an_error() -> None:
+    assert [f.status for f in check_evaluation(right, workload_of(5), batch_sizes=(10,))] == ["ok", "ok"]
+    found = check_evaluation(drops_last, workload_of(5), batch_sizes=(10,))["evaluation.coverage"]
+    assert "5 of 5 examples are never evaluated at batch size 10 (it raised ZeroDivisionError" in found.summary
+    with pytest.raises(DataError, match="0 examples"):
+        check_evaluation(right, workload_of(0))
+
+
+def test_an_example_without_a_finite_value_is_named() -> None:
+    workload = workload_of(20)
+    workload.validation_data.tensors[1][7] = float("nan")
+    with pytest.raises(WorkloadError, match="the loss of example 7 of the validation split is nan"):
+        check_evaluation(right, workload)
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    workload = workload_of(10)
+    with pytest.raises(UnknownNameError, match="no metric 'los'"):
+        check_evaluation(right, workload, metric="los")
+    with pytest.raises(UsageError, match="no argument named hosts"):
+        check_evaluation(right, workload, hosts=(2,))
+    with pytest.raises(UsageError, match="batch_sizes"):
+        check_evaluation(right, workload, batch_sizes=(0,))
+    with pytest.raises(UsageError, match="must be a function"):
+        check_evaluation(3, workload)  # type: ignore[arg-type]
+
+
+def test_a_metric_and_a_function_that_never_calls_the_model() -> None:
+    workload = workload_of()
+    found = check_evaluation(lambda model, data, batch_size: 0.5, workload, metric="close", batch_sizes=(10,))
+    assert found["evaluation.coverage"].status == "not_measured"
+    assert found["evaluation.weighting"].status == "fail"
+
+
+def test_model_and_random_state_are_left_as_they_were() -> None:
+    workload = workload_of()
+    model = workload.build_model().train()
+    state = torch.get_rng_state()
+    check_evaluation(right, workload, model=model)
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert not model._forward_pre_hooks
+
+
+def test_where_nothing_can_be_seen_diagnose_goes_on() -> None:
+    class Stream(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            return iter([(torch.zeros(3), torch.tensor(0.0))] * 4)
+
+    broken = workload_of(20)
+    broken.validation_data.tensors[1][7] = float("inf")
+    for workload in (workload_of().replace(validation_data=Stream()), broken):
+        facts = collect_own_evaluation(workload, CPU)
+        assert facts == {}
+        assert [f.status for f in diagnose_evaluation_cases(facts)] == ["not_measured"] * 2
+
+
+def test_bfloat16_rounds_and_is_no_fault() -> None:
+    workload = workload_of()
+    workload = workload.replace(config=workload.config.replace(precision="bfloat16"))
+    found = diagnose_evaluation_cases(collect_own_evaluation(workload, CPU))
+    assert [f.status for f in found] == ["ok", "ok"], found
+
+
+def test_examples_of_weight_zero_are_not_asked_for() -> None:
+    workload = workload_of(weights=lambda batch: (batch[1] > 1).float())
+    facts = collect_own_evaluation(workload, CPU)
+    assert min(facts["weights"]) == 1

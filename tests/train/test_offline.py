@@ -1,0 +1,224 @@
+"""Offline and online rows beside the periodic ones, and checkpoints that give their metric in another process (P2.1 to P2.3, P2.13)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.errors import CheckpointError, RecordError, UnknownNameError, UsageError, WorkloadError
+from workbench.record import TrialRecord, open_record, periodic_rows
+from workbench.record_folder import lock
+from workbench.train.artifacts import export_program, load_trained
+from workbench.train.evaluation import evaluate
+from workbench.train.offline import evaluate_offline
+from workbench.train.replay import serve_requests
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.subset import periodic_subset
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return small_workload(config={"total_steps": 20, "eval_every_steps": 5, "keep_best": 9})
+
+
+@pytest.fixture(scope="module")
+def trained(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> TrialRecord:
+    return Trainer(track=0).run(
+        periodic_subset(workload, [0, 3, 7, 9]), out=tmp_path_factory.mktemp("offline") / "study"
+    )
+
+
+@pytest.fixture
+def trial(trained: TrialRecord, tmp_path: Path) -> TrialRecord:
+    import shutil
+
+    shutil.copytree(trained.path, tmp_path / "study")
+    return TrialRecord(tmp_path / "study", 0)
+
+
+def test_periodic_rows_name_their_subset(trained: TrialRecord) -> None:
+    evals = trained.evals
+    assert evals["subset"].str.fullmatch("chosen-[0-9a-f]{8}").all()
+    assert set(evals["setting"]) == {"periodic"}
+    assert set(evals["num_examples"]) == {4}
+
+
+def test_every_checkpoint_is_evaluated_on_the_whole_split_once(trial: TrialRecord, workload: Workload) -> None:
+    record = evaluate_offline(workload, trial)
+    assert isinstance(record, TrialRecord)
+    offline = record.evals[record.evals["setting"] == "offline"]
+    assert offline[offline["metric"] == "loss"]["step"].tolist() == [0, 5, 10, 15, 20]
+    assert set(offline["num_examples"]) == {13}
+    assert (offline["subset"] == "").all()
+    assert (offline["seconds"] > 0).all()
+    for path in record.checkpoints:
+        model = load_trained(workload, path)
+        (loss, _) = evaluate(workload, model, batch_size=4, precision="float64")
+        row = offline[(offline["step"] == int(path.name[-8:])) & (offline["metric"] == "loss")]
+        assert row["value"].item() == pytest.approx(loss.value, rel=1e-12)
+    again = evaluate_offline(workload, record.path)
+    assert len(again.evals) == len(record.evals)
+
+
+def test_selection_and_resume_look_at_periodic_rows_alone(trial: TrialRecord, workload: Workload) -> None:
+    best = trial.best()
+    record = evaluate_offline(workload, trial, batch_size=3)
+    assert record.best() == best  # type: ignore[union-attr]
+    assert len(periodic_rows(record.evals)) == len(trial.evals)
+    assert set(periodic_rows(record.evals)["setting"]) == {"periodic"}
+
+
+def test_what_cannot_be_evaluated_offline_says_why(trial: TrialRecord, workload: Workload) -> None:
+    with pytest.raises(UnknownNameError, match="no split 'test'"):
+        evaluate_offline(workload, trial, splits=["test"])
+    with pytest.raises(RecordError, match="study of 'small', not of 'other'"):
+        evaluate_offline(workload.replace(name="other"), trial)
+    with pytest.raises(UsageError, match="batch_size=0"):
+        evaluate_offline(workload, trial, batch_size=0)
+    with lock(trial.path), pytest.raises(RecordError, match="another process is writing"):
+        evaluate_offline(workload, trial)
+    for path in trial.checkpoints:
+        __import__("shutil").rmtree(path)
+    with pytest.raises(RecordError, match="no checkpoint is there in trials 0"):
+        evaluate_offline(workload, trial)
+
+
+def test_a_checkpoint_of_another_model_is_refused(trial: TrialRecord, workload: Workload) -> None:
+    wide = workload.replace(build_model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1)))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_trained(wide, trial)
+    with pytest.raises(CheckpointError, match="is no checkpoint of a study"):
+        load_trained(workload, trial.path)
+
+
+FRESH = """
+import json, sys
+import workbench as wb
+workload = wb.load_workload("digits_mlp")
+model = wb.load_trained(workload, sys.argv[1])
+print(json.dumps({e.metric: e.value for e in wb.evaluate(workload, model, batch_size=int(sys.argv[2]))}))
+"""
+
+
+def test_a_fresh_process_gives_the_logged_metric(tmp_path: Path) -> None:
+    digits = wb.load_workload("digits_mlp")
+    config = digits.config.replace(total_steps=20, shared_seed=3)
+    record = Trainer().run(digits, config, out=tmp_path / "study")
+    best = record.best()
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(best.checkpoint), "50"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["loss"] == pytest.approx(best.value, rel=1e-6)
+    rows = record.evals[(record.evals["step"] == best.step) & (record.evals["metric"] == "accuracy")]
+    assert found["accuracy"] == pytest.approx(rows["value"].item(), rel=1e-12)
+
+
+# served requests
+
+REQUESTS = [(0.000, 5), (0.001, 2), (0.002, 5), (0.050, 12), (0.051, 0), (0.052, 1), (0.053, 3)]
+
+
+def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workload: Workload) -> None:
+    served = serve_requests(workload, trial, REQUESTS, max_batch=3, max_wait_s=0.01, label_delay_s=2.0)
+    assert served["batch"].tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert served["served_s"].tolist() == pytest.approx([0.002] * 3 + [0.052] * 3 + [0.063])
+    assert served["label_s"].tolist() == pytest.approx([t + 2 for t, _ in REQUESTS])
+    model = load_trained(workload, trial)
+    x, y = (t[[e for _, e in REQUESTS]] for t in workload.validation_data.tensors)
+    with torch.no_grad():
+        exact = (model(x.double()).squeeze(-1) - y.double()).square().numpy()
+    np.testing.assert_allclose(served["loss"], exact, rtol=1e-12)
+    online = open_record(trial.path).evals.query("setting == 'online'")
+    assert online["num_examples"].tolist() == [7, 7]
+    assert online["step"].tolist() == [trial.best().step] * 2
+    assert online[online["metric"] == "loss"]["value"].item() == pytest.approx(exact.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("max_batch", "max_wait_s"), [(1, 0.0), (7, 1.0), (4, 0.001)])
+def test_how_requests_are_batched_does_not_move_the_metric(
+    trial: TrialRecord, workload: Workload, max_batch: int, max_wait_s: float
+) -> None:
+    served = serve_requests(workload, trial, REQUESTS, step=10, max_batch=max_batch, max_wait_s=max_wait_s)
+    online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss' and step == 10")
+    assert online["value"].item() == pytest.approx(served["loss"].mean(), rel=1e-12)
+
+
+def test_a_label_that_comes_later_does_not_count_yet(trial: TrialRecord, workload: Workload) -> None:
+    served = serve_requests(workload, trial, REQUESTS, label_delay_s=1.0, until_s=1.01)
+    online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss'")
+    assert online["num_examples"].item() == 3
+    assert online["value"].item() == pytest.approx(served["loss"][:3].mean(), rel=1e-12)
+    with pytest.raises(UsageError, match="no label came until 0.5 s"):
+        serve_requests(workload, trial, REQUESTS, label_delay_s=1.0, until_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        ([], "requests is empty"),
+        ([(1.0, 0), (0.5, 1)], r"requests\[1\] comes at 0.5 s"),
+        ([(0.0, 13)], r"requests\[0\] asks for example 13; there are 0 to 12"),
+        ([(float("nan"), 1)], r"requests\[0\]"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(
+    trial: TrialRecord, workload: Workload, requests: list[tuple[float, int]], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        serve_requests(workload, trial, requests)
+
+
+# exported programs
+
+
+def test_an_exported_program_returns_what_the_model_returns(
+    trial: TrialRecord, workload: Workload, tmp_path: Path
+) -> None:
+    model = load_trained(workload, trial).train()
+    path = export_program(workload, model, tmp_path / "best.pt2")
+    assert model.training
+    program = torch.export.load(path).module()
+    x = workload.train_data.tensors[0][:11].double()
+    torch.testing.assert_close(program(x), model.eval()(x))
+
+
+def test_a_model_that_cannot_be_exported_says_why(tmp_path: Path, workload: Workload) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if float(x.sum()) > 0 else -self.layer(x)
+
+    with pytest.raises(WorkloadError, match=r"Branches cannot be exported \(.*load_trained"):
+        export_program(workload.replace(build_model=Branches), Branches().double(), tmp_path / "x.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_is_nan_before_training_is_refused(tmp_path: Path) -> None:
+    broken = small_workload(metrics={"ratio": lambda outputs, batch: 0 * batch[1] / 0})
+    for gradients in ("loop", "vmap"):
+        with pytest.raises(WorkloadError, match="metric 'ratio' is NaN on the validation split before training"):
+            Trainer(gradients=gradients).run(broken, out=tmp_path / gradients)
+
+
+def test_a_metric_of_one_value_per_batch_is_refused(tmp_path: Path) -> None:
+    broken = small_workload(metrics={"mean": lambda outputs, batch: (outputs.squeeze(-1) - batch[1]).abs().mean()})
+    with pytest.raises(WorkloadError, match=r"metric 'mean' has shape \(\).*averaged already"):
+        Trainer().run(broken, out=tmp_path / "study")

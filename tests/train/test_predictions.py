@@ -1,0 +1,200 @@
+"""Tracked predictions: what each evaluation says of the same few examples, for one trial and for lanes (P2.12)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.helpers.workloads import small_workload
+from workbench.errors import ConfigError, UsageError
+from workbench.record import StudyRecord, TrialRecord, open_record
+from workbench.record_writer import StudyWriter
+from workbench.train.checkpoint import load_model
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.helpers import classification, language_model
+from workbench.workloads.predictions import MAX_VALUES, label_of, prediction_of
+from workbench.workloads.subset import periodic_subset
+
+CLASSES = 4
+
+
+def classes(examples: int = 23, **config: Any) -> Workload:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(64, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(CLASSES, (64,), generator=generator)
+    settings = {"precision": "float64", "total_steps": 12, "eval_every_steps": 4, "keep_best": 9, "eval_batch_size": 8}
+    small = small_workload(config=settings | config)
+    return classification(
+        name="classes",
+        build_model=lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
+        train_data=TensorDataset(x, y),
+        validation_data=TensorDataset(x[:examples], y[:examples]),
+        config=small.config,
+    )
+
+
+def expected(workload: Workload, record: TrialRecord, step: int, ids: list[int]) -> tuple[Any, Any, Any]:
+    """What the checkpoint of that step says, by the formulas themselves."""
+    model = load_model(workload.build_model().double(), record.folder / "checkpoints" / f"step-{step:08d}").eval()
+    x, y = (t[ids] for t in workload.validation_data.tensors)
+    with torch.no_grad():
+        logits = model(x)
+    losses = logits.logsumexp(1) - logits[torch.arange(len(ids)), y]
+    return logits.max(1).indices.numpy(), y.numpy(), losses.numpy()
+
+
+@pytest.mark.parametrize("gradients", ["loop", "vmap"])
+def test_the_table_holds_what_each_checkpoint_says(tmp_path: Path, gradients: Any) -> None:
+    workload, ids = classes(), [2, 7, 8, 22]  # 7 and 8 lie on two sides of a batch's border
+    record = Trainer(gradients=gradients, track=[22, 7, 2, 8]).run(workload, out=tmp_path)
+    table = record.predictions
+    assert list(table.columns) == ["trial", "step", "split", "example", "prediction", "label", "loss"]
+    assert table.groupby("step")["example"].apply(list).to_dict() == dict.fromkeys((0, 4, 8, 12), ids)
+    for step, rows in table.groupby("step"):
+        prediction, label, loss = expected(workload, record, int(step), ids)
+        assert rows["prediction"].tolist() == prediction.tolist()
+        assert rows["label"].tolist() == label.tolist()
+        np.testing.assert_allclose(rows["loss"], loss, rtol=1e-9)
+
+
+def test_lanes_write_what_each_trial_writes_alone(tmp_path: Path) -> None:
+    workload = classes()
+    configs = [workload.config.replace(peak_lr=lr, total_steps=n) for lr, n in ((0.02, 12), (0.2, 8), (0.5, 12))]
+    tables = []
+    for name, trainer in {"vmap": Trainer(gradients="vmap"), "loop": Trainer(gradients="loop")}.items():
+        study = StudyWriter.open(tmp_path / name, kind="lanes", workload="classes", config=workload.config.to_dict())
+        trainer.run_trials(workload, configs, study, stage="lr_sweep")
+        study.close()
+        tables.append(StudyRecord(tmp_path / name).predictions)
+    alone = [
+        Trainer(gradients="loop").run(workload, c, out=tmp_path / f"alone{i}").predictions
+        for i, c in enumerate(configs)
+    ]
+    for table in tables:
+        assert table.groupby("trial")["step"].max().tolist() == [12, 8, 12]
+        for number, one in enumerate(alone):
+            mine = table[table["trial"] == number].reset_index(drop=True)
+            assert mine["prediction"].tolist() == one["prediction"].tolist()
+            assert mine["example"].tolist() == one["example"].tolist()
+            np.testing.assert_allclose(mine["loss"], one["loss"], rtol=1e-8)
+
+
+def test_a_number_tracks_that_many_evenly_spaced_and_zero_none(tmp_path: Path) -> None:
+    record = Trainer(track=4).run(classes(), out=tmp_path / "four")
+    assert record.predictions["example"].unique().tolist() == [0, 5, 11, 17]
+    assert Trainer(track=99).run(classes(), out=tmp_path / "all").predictions["example"].nunique() == 23
+    none = Trainer(track=0).run(classes(), out=tmp_path / "none")
+    assert none.predictions.empty
+    assert list(none.predictions.columns) == list(record.predictions.columns)
+
+
+@pytest.mark.parametrize("track", [-1, True, "3", 1.5, [1, "a"], None])
+def test_what_is_no_number_and_no_list_of_ids_is_refused(track: Any) -> None:
+    with pytest.raises(ConfigError, match=r"track=.* must be a number of examples"):
+        Trainer(track=track)
+
+
+def test_an_example_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"example 23, which is not evaluated.*23 examples, ids 0 to 22"):
+        Trainer(track=[3, 23]).run(classes(), out=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_ids_of_a_subset_are_those_of_the_whole_split(tmp_path: Path) -> None:
+    part = periodic_subset(classes(), [20, 3, 11])
+    record = Trainer(track=[20, 3]).run(part, out=tmp_path / "study")
+    last = record.predictions[record.predictions["step"] == 12].set_index("example")
+    labels = classes().validation_data.tensors[1]
+    assert sorted(last.index) == [3, 20]
+    assert last["label"].to_dict() == {3: int(labels[3]), 20: int(labels[20])}
+    with pytest.raises(UsageError, match=r"example 4, which is not evaluated.*of a subset: 20, 3, 11"):
+        Trainer(track=[4]).run(part, out=tmp_path / "other")
+
+
+def test_a_resumed_trial_writes_each_evaluation_once(tmp_path: Path) -> None:
+    whole = Trainer(gradients="loop").run(classes(), out=tmp_path / "whole").predictions
+    workload = classes()
+    study = StudyWriter.open(tmp_path / "cut", kind="trial", workload="classes", config=workload.config.to_dict())
+    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    for late in sorted((study.path / "trials" / "0" / "checkpoints").glob("step-*"))[2:]:
+        __import__("shutil").rmtree(late)
+    study.trial(workload.config.to_dict(), stage="trial", train_examples=64).event("ended", state="stopped")
+    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    study.close()
+    cut = open_record(tmp_path / "cut").predictions
+    assert cut.drop(columns="loss").equals(whole.drop(columns="loss"))
+    np.testing.assert_allclose(cut["loss"], whole["loss"])
+
+
+def test_training_is_bitwise_the_same_with_and_without(tmp_path: Path) -> None:
+    records = [Trainer(track=n).run(classes(), out=tmp_path / str(n)) for n in (0, 16)]
+    assert records[0].steps["loss"].tolist() == records[1].steps["loss"].tolist()
+    assert records[0].evals["value"].tolist() == records[1].evals["value"].tolist()
+
+
+def test_regression_keeps_numbers_and_a_language_model_lists(tmp_path: Path) -> None:
+    numbers = Trainer(track=[5]).run(small_workload(config={"total_steps": 4}), out=tmp_path / "r").predictions
+    error = (numbers["prediction"] - numbers["label"]) ** 2
+    np.testing.assert_allclose(error, numbers["loss"])
+    tokens = torch.randint(7, (20, 6), generator=torch.Generator().manual_seed(0))
+    workload = language_model(
+        name="tokens",
+        build_model=lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)),
+        train_data=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
+        validation_data=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
+        config=small_workload(config={"total_steps": 4, "precision": None}).config,
+    )
+    for gradients in ("loop", "vmap"):
+        table = Trainer(track=[5, 9], gradients=gradients).run(workload, out=tmp_path / gradients).predictions
+        row = table[(table["example"] == 9) & (table["step"] == 4)].iloc[0]
+        assert row["label"].tolist() == tokens[9, 1:].tolist()
+        assert row["prediction"].shape == (5,)
+        assert set(row["prediction"]) <= set(range(7))
+
+
+class Plain:
+    """A loss that knows nothing of targets."""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "said"),
+    [
+        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([0, 0]), [1, 0]),
+        (torch.tensor([[0.1], [0.8]]), torch.tensor([0.0, 1.0]), [0.1, 0.8]),
+        (torch.tensor([[0.1], [0.8]]), torch.tensor([0, 1]), [0.1, 0.8]),
+        (torch.tensor([0.1, 0.8]), torch.tensor([0.0, 1.0]), [0.1, 0.8]),
+        (torch.tensor([[[1.0, 0, 5], [2, 0, 0]]]), torch.tensor([[1, 1, 0]]), [[1, 0, 0]]),  # classes on axis 1
+        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.zeros(2, 2), [[0.1, 0.9], [0.8, 0.2]]),
+    ],
+)
+def test_what_counts_as_a_prediction(outputs: Tensor, labels: Tensor, said: Any) -> None:
+    known = label_of(Plain(), (None, labels), len(outputs))
+    for rows in (None, [len(outputs) - 1]):
+        found = prediction_of(outputs, known, len(outputs), rows)
+        assert found is not None
+        np.testing.assert_allclose(found.numpy(), np.array(said if rows is None else said[-1:]), rtol=1e-6)
+
+
+def test_outputs_that_no_table_can_hold_are_left_out(tmp_path: Path) -> None:
+    assert prediction_of({"logits": torch.ones(2)}, torch.ones(2), 2) is None
+    assert prediction_of(torch.ones(3), torch.ones(2), 2) is None
+    assert prediction_of(torch.ones(2, MAX_VALUES + 1), None, 2) is None
+    assert label_of(Plain(), torch.ones(2), 2) is None
+    named = small_workload(
+        config={"total_steps": 2},
+        forward=lambda model, batch: {"y": model(batch[0])},
+        loss=lambda outputs, batch: (outputs["y"].squeeze(-1) - batch[1]) ** 2,
+        metrics={},
+    )
+    table = Trainer(track=[1]).run(named, out=tmp_path).predictions
+    assert table["prediction"].isna().all()
+    assert np.isfinite(table["loss"]).all()
+    assert re.fullmatch("float64", str(table["prediction"].dtype))

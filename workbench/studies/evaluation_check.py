@@ -1,0 +1,269 @@
+"""`check_evaluation`: calls somebody's own evaluation function where its faults show, and names them (P2.11)."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.evaluation import TOLERANCE, diagnose_evaluation_cases
+from workbench.errors import DataError, UnknownNameError, UsageError, WorkbenchError, WorkloadError, nearest
+from workbench.studies.evaluation_watch import ChosenItems, ExampleNames, WatchedCall
+from workbench.train.evaluation import eval_mode, evaluate, example_values
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+from workbench.workloads.indexed import in_its_own_order
+
+__all__ = ["check_evaluation", "collect_cases", "collect_own_evaluation"]
+
+Evaluate = Callable[..., Any]
+
+
+def check_evaluation(
+    evaluate: Evaluate,
+    workload: Workload,
+    *,
+    model: nn.Module | None = None,
+    metric: str = "loss",
+    split: str = "validation",
+    examples: int = 103,
+    batch_sizes: Sequence[int] = (1, 10, 103, 128),
+    hosts: Sequence[int] = (),
+    tolerance: float = TOLERANCE,
+) -> Diagnosis:
+    """Tell whether an evaluation function gives each example its weight and counts each once, and if not, which fault it has.
+
+    The function is called on a set of examples whose values fall from the first to the last, so that a short last batch, a
+    repeated or a missing example moves the result. What each fault predicts is computed from the values of the examples, and
+    the prediction that comes true names it: mean of batch means, counted padding, repeated or dropped examples.
+
+    Args:
+        evaluate: `(model, data, batch_size) -> number`, or a mapping that has `metric`. `data` is a map-style dataset with the
+            items of the split. With `hosts` it is called with `hosts=` as well, and plays all hosts itself.
+        workload: says what the metric of an example is, and its weight.
+        model: what to evaluate, on the CPU; None builds one.
+        metric: "loss" or a name of the workload's metrics; a loss shows more than an accuracy, which has two values.
+        split: where the examples are from.
+        examples: at most so many; 103 is a prime number, so that a last batch is short.
+        batch_sizes: one after the other.
+        hosts: numbers of hosts to play.
+        tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
+
+    Returns:
+        `evaluation.weighting` and `evaluation.coverage`; the cases, with the bias found and the bias predicted, are evidence.
+
+    Raises:
+        WorkloadError: `evaluate` raised, or returned NaN, a value per batch or per example, or no number; or the metric of an
+            example is not finite.
+        DataError: the split is empty.
+    """
+    facts = collect_cases(
+        evaluate,
+        workload,
+        model=model,
+        metric=metric,
+        split=split,
+        examples=examples,
+        batch_sizes=batch_sizes,
+        hosts=hosts,
+    )
+    return diagnose_evaluation_cases(facts, workload=workload.name, tolerance=tolerance)
+
+
+def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:
+    """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
+
+    Empty where that cannot be seen: the split cannot be indexed, or a loss is not finite, of which training has more to say.
+
+    Args:
+        workload: to look at.
+        device: where.
+        examples: of the validation split, at most; the price is four small forward passes.
+    """
+
+    def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
+        part = workload.replace(validation_data=data)
+        return evaluate(part, model, batch_size=batch_size, precision=workload.config.precision)[0].value
+
+    try:
+        with isolated_rng():
+            model = build_model(workload, workload.config, device)
+        sizes = (max(2, examples // 3), examples)
+        return collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
+    except WorkbenchError:
+        return {}
+
+
+def collect_cases(
+    evaluate: Evaluate,
+    workload: Workload,
+    *,
+    model: nn.Module | None = None,
+    metric: str = "loss",
+    split: str = "validation",
+    examples: int = 103,
+    batch_sizes: Sequence[int] = (1, 10, 103, 128),
+    hosts: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return what an evaluation function gave in each case, and which examples the model saw in which batches, as JSON values.
+
+    The arguments and errors are those of `check_evaluation`.
+    """
+    _check_arguments(evaluate, workload, metric, examples=examples, batch_sizes=batch_sizes, hosts=hosts)
+    with isolated_rng():
+        model = model or build_model(workload, workload.config, torch.device("cpu"))
+        with eval_mode(model):
+            chosen, values, weights, dependence = _examples(workload, model, metric, split, examples)
+            data = ChosenItems(workload.data(split), chosen)
+            names = ExampleNames(workload, model, data)
+            cases = []
+            for size in batch_sizes:
+                for count in hosts or (1,):
+                    arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
+                    observed, batches, error = _call(evaluate, model, data, names, metric=metric, arguments=arguments)
+                    cases.append(
+                        {"batch_size": size, "hosts": count, "observed": observed, "batches": batches, "error": error}
+                    )
+    return {
+        "metric": metric,
+        "examples": chosen,
+        "values": values.tolist(),
+        "weights": weights.tolist(),
+        "batch_dependence": dependence,
+        "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
+        "observed_batches": any(case["batches"] or case["error"] for case in cases),
+        "cases": cases,
+    }
+
+
+def _call(
+    evaluate: Evaluate,
+    model: nn.Module,
+    data: ChosenItems,
+    names: ExampleNames,
+    *,
+    metric: str,
+    arguments: dict[str, int],
+) -> tuple[float | None, list[list[int]], str | None]:
+    """Return the number that came back, what the model saw, and the error where no batch was full."""
+    watch = WatchedCall(model, lambda: evaluate(model, data, **arguments))
+    batches = names.batches(watch.rows)
+    where = f"evaluate(model, data of {len(data)} examples, {', '.join(f'{k}={v}' for k, v in arguments.items())})"
+    if watch.error is not None:
+        if not batches and max(arguments["batch_size"] * arguments.get("hosts", 1), 0) > len(data):
+            return None, [], f"it raised {type(watch.error).__name__}, for no batch was full"
+        raise WorkloadError(
+            f"{where} raised {type(watch.error).__name__}: {str(watch.error).rstrip('.')}. It is called with a model, a dataset "
+            "and batch_size=..., and returns one number."
+        ) from watch.error
+    value = _number(watch.result, metric, where, batches=len(batches), examples=len(data))
+    if not math.isfinite(value):
+        if batches:
+            raise WorkloadError(
+                f"{where} returned {value}, though the {metric} of each example is finite. Look for a division by zero, and for "
+                "a value that is computed from an empty or a padded batch."
+            )
+        return None, [], f"it returned {value}, for no batch was full"
+    return value, batches, None
+
+
+def _number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
+    """Return the one number in a result."""
+    if isinstance(result, dict):
+        if metric not in result:
+            raise WorkloadError(f"{where} returned a mapping without {metric!r}.{nearest(metric, map(str, result))}")
+        result = result[metric]
+    try:
+        array = np.asarray(result.detach().cpu() if isinstance(result, Tensor) else result, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"{where} returned {type(result).__name__} ({str(result)[:60]}), but must return one number, or a mapping with {metric!r}."
+        ) from error
+    if array.size == 1:
+        return float(array.reshape(()))
+    what = (
+        "one value per batch"
+        if array.size == batches
+        else "one value per example"
+        if array.size == examples
+        else "several values"
+    )
+    raise WorkloadError(
+        f"{where} returned {what} (shape {array.shape}), but must return one number: the sum of weight times value over all "
+        "examples, divided once by the sum of the weights."
+    )
+
+
+def _examples(
+    workload: Workload, model: nn.Module, metric: str, split: str, count: int
+) -> tuple[list[int], np.ndarray, np.ndarray, float]:
+    """Return examples whose values fall, their values and weights, and how far values differ between two batch sizes."""
+    device = next(model.parameters()).device
+    precision = workload.config.precision
+    data = workload.data(split)
+    if not len(data):
+        raise DataError(
+            f"workload {workload.name!r}: the {split} split has 0 examples, so there is nothing to evaluate."
+        )
+    if in_its_own_order(data):
+        raise DataError(
+            f"workload {workload.name!r}: check_evaluation picks examples by index, and the {split} split is iterable only."
+        )
+    if len(data) > 10 * count:  # a sample is enough to choose from
+        places = np.linspace(0, len(data) - 1, 10 * count).astype(int).tolist()
+    else:
+        places = list(range(len(data)))
+    part = workload.replace(**{f"{split}_data": ChosenItems(data, places)})
+
+    def at(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        ((columns, weights),) = example_values(
+            part, [model], split=split, batch_size=batch_size, device=device, precision=precision
+        )
+        return columns[metric].numpy(), weights.numpy()
+
+    values, weights = at(len(places))
+    bad = np.flatnonzero(~np.isfinite(values) & (weights > 0))
+    if bad.size:
+        raise WorkloadError(
+            f"workload {workload.name!r}: the {metric} of example {places[bad[0]]} of the {split} split is {values[bad[0]]}. Repair the "
+            "metric, or give the example the weight 0."
+        )
+    dependence = float(np.abs(at(max(1, len(places) // 3))[0] - values).max()) if len(places) > 1 else 0.0
+    counted = np.flatnonzero(weights > 0)
+    order = counted[np.argsort(-values[counted], kind="stable")]
+    kept = order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
+    return [places[i] for i in kept], values[kept], weights[kept], dependence
+
+
+def _check_arguments(
+    evaluate: Any, workload: Any, metric: str, *, examples: Any, batch_sizes: Sequence[Any], hosts: Sequence[Any]
+) -> None:
+    if not callable(evaluate):
+        raise UsageError(
+            f"evaluate must be a function (model, data, batch_size) -> number, not {type(evaluate).__name__}."
+        )
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload must be a Workload, not {type(workload).__name__}: it says what the metric of an example is."
+        )
+    if metric not in ("loss", *workload.metrics):
+        raise UnknownNameError(
+            f"workload {workload.name!r} has no metric {metric!r}.{nearest(metric, ['loss', *workload.metrics])}"
+        )
+    numbers = {"examples": [examples], "batch_sizes": batch_sizes, "hosts": hosts}
+    for name, given in numbers.items():
+        for number in given:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise UsageError(f"{name}={given!r} must hold integers of at least 1.")
+    if not batch_sizes:
+        raise UsageError("batch_sizes=() must hold at least one; leave it out for 1, 10, 103 and 128.")
+    if hosts and "hosts" not in inspect.signature(evaluate).parameters:
+        raise UsageError(f"hosts={tuple(hosts)!r} asks to play hosts, but evaluate takes no argument named hosts.")
