@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.utils.data import Subset
 
 import workbench as wb
 from workbench.diagnostics.base import Diagnosis
@@ -27,9 +29,15 @@ OPENS = 10.0  # times the baseline's peak lr
 
 
 def post_norm() -> Workload:
-    """A deep transformer with norms after the additions, without a warmup, at the lr of its kind with norms before them."""
+    """A deep transformer with norms after the additions, without a warmup, at the lr of its kind with norms before them.
+
+    Validated on 512 windows of the text: the probe evaluates at each of its 500 steps (F1.11).
+    """
     workload = wb.load_workload("source_text_post_norm")
-    return workload.replace(config=workload.config.replace(peak_lr=4e-3))
+    few = torch.randperm(len(workload.validation_data), generator=torch.Generator().manual_seed(0))[:512]
+    return workload.replace(
+        validation_data=Subset(workload.validation_data, few.tolist()), config=workload.config.replace(peak_lr=4e-3)
+    )
 
 
 def resnet_stride1() -> Workload:
