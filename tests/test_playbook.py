@@ -351,12 +351,13 @@ def test_the_command_of_a_workload_from_a_file_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
     first = wb.diagnose("mine.py:workload", out="s", steps=15, device="cpu", **settings)
-    (tmp_path / "s").rename(tmp_path / "first")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "s").rename(tmp_path / "kept" / "first")  # beside each other two studies may not have one name
     words = shlex.split(str(first.command))
     assert words[0] == "python"
     done = subprocess.run([sys.executable, *words[1:]], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    one, other = open_record(tmp_path / "first"), open_record(tmp_path / "s")
+    one, other = open_record(tmp_path / "kept" / "first"), open_record(tmp_path / "s")
     assert other.trials["peak_lr"].tolist() == one.trials["peak_lr"].tolist()
     assert other.steps["loss"].tolist() == one.steps["loss"].tolist()
 
