@@ -104,7 +104,7 @@ def _said(facts: Facts, bounds: SizeBounds, wanted: _Wanted, n: int, detectable:
             True,
         )
     if wanted.what == "what was decided by":
-        tell = f"{n} examples tell these two models apart from a difference of {_short(wanted.shows_from)} in {facts['metric']} on"
+        tell = f"{n} examples tell these two models apart where their {facts['metric']} differs by {_short(wanted.shows_from)} or more"
         return f"{tell}; the decision was by {_short(wanted.difference)}.", enough
     return f"{shows}; {_short(wanted.difference)} would be {wanted.what}.", enough
 
