@@ -147,7 +147,9 @@ def test_a_lock_that_is_given_back_in_time_is_only_waited_for(tmp_path: Path) ->
     connection.execute("BEGIN IMMEDIATE")
     timer = threading.Timer(0.7, lambda: connection.execute("COMMIT"))
     timer.start()
+    began = time.monotonic()
     index(tmp_path / "one", wait_s=30.0)
+    assert time.monotonic() - began >= 0.5, "it waited for the lock"
     timer.join()
     connection.close()
 

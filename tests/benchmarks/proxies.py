@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import workbench as wb
 from tests.helpers.evaluations import evaluated
 from workbench.diagnostics.evaluation import diagnose_evaluation
-from workbench.train.evaluation import example_values
+from workbench.train.evaluation import values_each
 
 DRAWS = 200
 RUNS = (("digits_mlp", 0.05, 400), ("digits_mlp", 0.01, 400), ("digits_cnn", 0.05, 200), ("breast_cancer", 0.05, 600))
@@ -34,7 +34,7 @@ def losses(name: str, lr: float, steps: int) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
         trial = wb.Trainer(track=0).run(workload, config, out=Path(folder) / "run")
         models = [wb.load_trained(workload, path) for path in trial.checkpoints]
-        found = example_values(
+        found = values_each(
             workload, models, split="validation", batch_size=256, device=torch.device("cpu"), precision=None
         )
     return np.stack([columns["loss"].numpy() for columns, _ in found])

@@ -94,7 +94,7 @@ def test_a_decay_that_helps_the_large_batch_only():
 
 
 def test_a_decay_that_does_nothing_is_called_chance():
-    """Over many studies the best of two idle decays helps by mistake about as often as is allowed."""
+    """One decay does nothing, the other one hurts: neither is advised."""
     found = diagnose_batch_size(batches({16: 0.1, 256: 0.1, 64: 0.1}, decays=(1e-4, 1e-3), decayed={(256, 1e-3): 1.2}))
     assert found[REGULARISE].status == "ok"
     assert not found[REGULARISE].advice

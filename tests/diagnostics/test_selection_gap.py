@@ -9,21 +9,12 @@ import pytest
 
 from workbench.diagnostics.selection_gap import (
     climbing_gap,
-    expected_maximum,
     selection_gap,
     selection_gaps,
     simulate_climbing,
     simulate_selection,
 )
 from workbench.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("k", "truth"),
-    [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi)), (10, 1.538753), (100, 2.507594)],
-)
-def test_expected_maximum_of_normal_draws(k: int, truth: float) -> None:
-    assert expected_maximum(k) == pytest.approx(truth, abs=2e-6)
 
 
 @pytest.mark.parametrize(("n", "trials", "spread"), [(100, 10, 0.0), (300, 100, 0.0), (1000, 30, 0.0), (300, 30, 0.02)])
@@ -70,8 +61,8 @@ def test_the_table_holds_simulation_and_closed_form_side_by_side() -> None:
 
 
 def test_bad_input_is_explained() -> None:
-    with pytest.raises(ConfigError, match=r"k=0 must be an integer of at least 1"):
-        expected_maximum(0)
+    with pytest.raises(ConfigError, match=r"draws=0 must be an integer of at least 1"):
+        selection_gap(10, 0, sd=0.1)
     with pytest.raises(ConfigError, match=r"n=0 must be above 0"):
         selection_gap(0, 5, sd=0.1)
     with pytest.raises(ConfigError, match=r"disagreement=0.5 must be above 0 and at most 0.18"):

@@ -93,6 +93,8 @@ def test_some_values_that_are_not_finite_still_render() -> None:
     record.predictions.loc[0, "loss"] = np.inf
     plot_predictions(record, 3, ax=(ax := blank()))
     ax.get_figure(root=True).savefig(io.BytesIO())
+    assert why_not_measured(ax) is None
+    assert ax.lines
 
 
 @pytest.mark.parametrize("record", [SimpleNamespace(), SimpleNamespace(predictions=pd.DataFrame())])

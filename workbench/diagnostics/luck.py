@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from workbench.errors import ConfigError
+
 __all__ = ["FEWEST_TO_SEE_NOISE", "expected_maximum", "wobble"]
 
 FEWEST_TO_SEE_NOISE = 4
@@ -23,7 +25,12 @@ def expected_maximum(draws: int) -> float:
 
     Args:
         draws: at least 1.
+
+    Raises:
+        ConfigError: there is none.
     """
+    if isinstance(draws, bool) or not isinstance(draws, (int, np.integer)) or draws < 1:
+        raise ConfigError(f"draws={draws!r} must be an integer of at least 1.")
     x = np.linspace(-12.0, 12.0, 4001)
     density = draws * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) * ndtr(x) ** (draws - 1)
     return float(np.trapezoid(x * density, x))

@@ -17,11 +17,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from workbench.diagnostics.luck import expected_maximum
 from workbench.errors import ConfigError
 
 __all__ = [
     "climbing_gap",
-    "expected_maximum",
     "selection_gap",
     "selection_gaps",
     "simulate_climbing",
@@ -31,20 +31,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 FEWEST_SHARED = 1e-12
 BEST, CLIMB = "best of equal models", "rounds that build on each other"
-
-
-def expected_maximum(k: int) -> float:
-    """Return the expected maximum of `k` independent standard normal draws, to six digits.
-
-    Args:
-        k: at least 1.
-    """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ConfigError(f"k={k!r} must be an integer of at least 1.")
-    x = np.linspace(0.0, 12.0, 10_001)
-    above = -np.expm1(k * stats.norm.logcdf(x))
-    below = np.exp(k * stats.norm.logcdf(-x))
-    return float(np.trapezoid(above - below, x))  # E max = integral of P(max > x) - P(max < -x)
 
 
 def selection_gap(n: float, trials: int, *, sd: float, spread: float = 0.0) -> float:

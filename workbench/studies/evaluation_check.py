@@ -16,7 +16,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.evaluation import TOLERANCE, diagnose_evaluation_cases
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkbenchError, WorkloadError, nearest
 from workbench.studies.evaluation_watch import ChosenItems, ExampleNames, WatchedCall
-from workbench.train.evaluation import eval_mode, evaluate, example_values
+from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -224,7 +224,7 @@ def _examples(
     part = workload.replace(**{f"{split}_data": ChosenItems(data, places)})
 
     def at(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        ((columns, weights),) = example_values(
+        ((columns, weights),) = values_each(
             part, [model], split=split, batch_size=batch_size, device=device, precision=precision
         )
         return columns[metric].numpy(), weights.numpy()

@@ -27,8 +27,8 @@ __all__ = [
     "eval_mode",
     "evaluate",
     "evaluate_each",
-    "example_values",
     "on_host",
+    "values_each",
     "weighted_means",
 ]
 
@@ -81,10 +81,10 @@ def evaluate_each(
 ) -> list[list[Evaluation]]:
     """Return what `evaluate` does for each of several models, of which each batch is loaded and moved once.
 
-    The arguments are those of `example_values`.
+    The arguments are those of `values_each`.
     """
     start = time.perf_counter()
-    hosted = example_values(
+    hosted = values_each(
         workload,
         models,
         split=split,
@@ -103,7 +103,7 @@ def evaluate_each(
     return found
 
 
-def example_values(
+def values_each(
     workload: Workload,
     models: Sequence[nn.Module],
     *,
@@ -113,6 +113,7 @@ def example_values(
     precision: str | None,
     within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
     tracked: TrackedExamples | None = None,
+    observe: Callable[[Any, Any, int], None] | None = None,
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
@@ -125,6 +126,7 @@ def example_values(
         precision: of the config.
         within: the context in which a model is called, by its place.
         tracked: takes what is said of the examples that it tracks.
+        observe: called with each batch, what a model returned for it, and its number of examples.
     """
     seen = 0
     values: list[dict[str, list[Tensor]]] = [{} for _ in models]
@@ -150,6 +152,8 @@ def example_values(
                     weights[lane].append(torch.ones_like(losses) if weight is None else weight)
                     for name, metric in workload.metrics.items():
                         values[lane].setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
+                if observe is not None:
+                    observe(batch, outputs, examples)
                 if rows:
                     assert tracked is not None
                     tracked.add(lane, prediction_of(outputs, labels, examples, rows), losses[rows])

@@ -9,13 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workbench.train.batches import eval_batches
-from workbench.train.evaluation import eval_mode, on_host
-from workbench.train.explain import explained
-from workbench.train.forward import autocast, per_example
-from workbench.train.rng import isolated_rng
+from workbench.train.evaluation import values_each
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
 from workbench.workloads.losses import CrossEntropy, classes_of
 
 __all__ = ["ExampleValues", "example_values", "float_tensors"]
@@ -71,32 +66,24 @@ def example_values(
         precision: of the config.
         max_features: columns of the inputs that are kept, spread evenly over them; 0 keeps none.
     """
-    values: dict[str, list[Tensor]] = {}
-    weights: list[Tensor] = []
     labels: list[Tensor] = []
     features: list[Tensor] = []
     classes: int | None = None
-    seen = 0
-    with torch.no_grad(), isolated_rng(), eval_mode(model):
-        for batch, examples in eval_batches(workload, split, batch_size, device, precision):
-            where = f"in the batch of the {split} split that begins with example {seen}"
-            with explained(workload, where):
-                with autocast(device, precision):
-                    outputs, losses, weight = per_example(workload, model, batch, examples)
-                found = {"loss": losses} | {name: metric(outputs, batch) for name, metric in workload.metrics.items()}
-                for name, value in found.items():
-                    check_loss_shape(value, examples, what=f"metric {name!r}")
-                    values.setdefault(name, []).append(value)
-            weights.append(torch.ones_like(losses) if weight is None else weight)
-            classes = classes_of(workload.loss, outputs)
-            if isinstance(workload.loss, CrossEntropy):
-                labels.append(workload.loss.targets(batch))
-            if max_features:
-                features.append(_columns(batch, examples, max_features))
-            seen += examples
+
+    def observe(batch: Any, outputs: Any, examples: int) -> None:
+        nonlocal classes
+        classes = classes_of(workload.loss, outputs)
+        if isinstance(workload.loss, CrossEntropy):
+            labels.append(workload.loss.targets(batch))
+        if max_features:
+            features.append(_columns(batch, examples, max_features))
+
+    ((columns, weights),) = values_each(
+        workload, [model], split=split, batch_size=batch_size, device=device, precision=precision, observe=observe
+    )
     return ExampleValues(
-        columns={name: on_host(parts).numpy() for name, parts in values.items()},
-        weights=on_host(weights).numpy(),
+        columns={name: values.numpy() for name, values in columns.items()},
+        weights=weights.numpy(),
         labels=torch.cat(labels).cpu().numpy().astype(np.int64) if labels else None,
         classes=classes if labels else None,
         features=torch.cat(features).numpy() if features and features[0].shape[1] else None,

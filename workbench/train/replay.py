@@ -17,7 +17,7 @@ from workbench.errors import DataError, UsageError
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.artifacts import best_checkpoint, load_trained, trained_with
-from workbench.train.evaluation import Evaluation, example_values, weighted_means
+from workbench.train.evaluation import Evaluation, values_each, weighted_means
 from workbench.train.offline import add_rows
 from workbench.workloads.base import Workload
 from workbench.workloads.indexed import in_its_own_order
@@ -82,7 +82,7 @@ def serve_requests(
     served, weights = [], []
     for number, (first, end, at) in enumerate(_batches(times, max_batch=max_batch, max_wait_s=max_wait_s)):
         part = full.replace(**{f"{split}_data": Subset(data, examples[first:end])})
-        ((columns, weight),) = example_values(
+        ((columns, weight),) = values_each(
             part, [model], split=split, batch_size=end - first, device=torch.device("cpu"), precision=precision
         )
         rows = {"time_s": times[first:end], "example": examples[first:end], "batch": number, "served_s": at}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from workbench.errors import DataError, UsageError
-from workbench.train.evaluation import Evaluation, example_values
+from workbench.train.evaluation import Evaluation, values_each
 from workbench.workloads.base import Workload
 from workbench.workloads.indexed import in_its_own_order
 
@@ -78,7 +78,7 @@ def evaluate_shard(
         return []
     part = workload.replace(**{f"{split}_data": Subset(data, places)})
     device = device or next(model.parameters()).device
-    ((columns, weights),) = example_values(
+    ((columns, weights),) = values_each(
         part, [model], split=split, batch_size=batch_size, device=device, precision=precision
     )
     kept = weights > 0
