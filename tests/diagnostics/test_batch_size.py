@@ -10,8 +10,9 @@ import pytest
 from tests.helpers.simulated_batches import CHOOSING, LRS, OWN_LR, batches, level
 from tests.helpers.simulated_records import record, trial
 from workbench.diagnostics.batch_size import CODES, diagnose_batch_size
-from workbench.diagnostics.batch_size_arms import memory_field, next_points, read_arms
+from workbench.diagnostics.batch_size_arms import next_points, read_arms
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
+from workbench.diagnostics.trials import memory_field
 from workbench.plain import dumps
 
 TUNED, RETUNE, EQUAL, NOISE, REGULARISE = CODES

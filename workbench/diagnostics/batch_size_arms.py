@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import selected_by_seed
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.trials import RecordLike, memory_field
 
-__all__ = ["MEMORY", "BatchArm", "Tuned", "choosing_seeds", "memory_field", "next_points", "read_arms"]
+__all__ = ["BatchArm", "Tuned", "choosing_seeds", "next_points", "read_arms"]
 
-MEMORY = {"momentum": "momentum", "nesterov": "momentum", "rmsprop": "momentum", "adam": "beta1", "nadam": "beta1", "adamw": "beta1"}  # fmt: skip
-"""The field that says how long each update rule averages gradients; rules without one are left out."""
 _TUNED = ("peak_lr", "momentum", "beta1")
 _FOLLOWS = (
     "batch_size", "total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "eval_batch_size",
@@ -80,11 +78,6 @@ class BatchArm:
         best = self.best
         lrs = [p.lr for p in self.points if best is not None and math.isclose(p.memory, best.memory)]
         return best is not None and best.lr in (min(lrs), max(lrs))
-
-
-def memory_field(optimizer: Any) -> str | None:
-    """Return the config field of a rule's memory, None where it has none that is known."""
-    return MEMORY.get(optimizer) if isinstance(optimizer, str) else None
 
 
 def read_arms(record: RecordLike) -> list[BatchArm]:

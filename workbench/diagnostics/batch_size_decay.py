@@ -10,10 +10,10 @@ import numpy as np
 from scipy import stats
 
 from workbench.diagnostics.base import Finding
-from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds, memory_field
+from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds
 from workbench.diagnostics.same_config import trials_with
 from workbench.diagnostics.selection import selected_by_seed
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.trials import RecordLike, memory_field
 from workbench.record import periodic_rows
 
 __all__ = ["regularisation_finding"]

@@ -15,9 +15,22 @@ from numpy.typing import NDArray
 from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.curves import CurveVerdict, classify_curve
 
-__all__ = ["RecordLike", "TrialCurve", "TrialVerdict", "full_length", "judge", "read_curves", "study_scale"]
+__all__ = [
+    "RecordLike",
+    "TrialCurve",
+    "TrialVerdict",
+    "full_length",
+    "judge",
+    "memory_field",
+    "read_curves",
+    "study_scale",
+]
 
 FloatArray = NDArray[np.float64]
+
+_MEMORY = dict.fromkeys(("momentum", "nesterov", "rmsprop"), "momentum") | dict.fromkeys(
+    ("adam", "nadam", "adamw"), "beta1"
+)
 
 FREE_FIELDS = frozenset(
     [
@@ -112,11 +125,8 @@ class TrialCurve:
     def memory(self) -> float:
         """Momentum or beta1 of the optimizer; 0.9 for an optimizer of the user's own."""
         name = str(self.config.get("optimizer", "sgd"))
-        if name == "sgd":
-            return 0.0
-        field = {"adam": "beta1", "adamw": "beta1", "nadam": "beta1"}.get(name, "momentum")
-        known = name in ("momentum", "nesterov", "rmsprop", "adam", "adamw", "nadam")
-        return float(self.config.get(field, 0.9)) if known else 0.9
+        field = memory_field(name)
+        return (0.0 if name == "sgd" else 0.9) if field is None else float(self.config.get(field, 0.9))
 
     @property
     def diverged(self) -> bool:
@@ -140,6 +150,11 @@ class TrialVerdict:
         """Tell whether the run did not come back; above lr* a run that never trained counts as well."""
         never = self.verdict.high and lr_star is not None and self.curve.lr > lr_star
         return self.verdict.is_lasting or never
+
+
+def memory_field(optimizer: Any) -> str | None:
+    """Return the config field that says how long an update rule averages gradients, None where it has none that is known."""
+    return _MEMORY.get(optimizer) if isinstance(optimizer, str) else None
 
 
 def read_curves(record: RecordLike) -> list[TrialCurve]:

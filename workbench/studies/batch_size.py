@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import Subset
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds, memory_field, next_points, read_arms
+from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds, next_points, read_arms
+from workbench.diagnostics.trials import memory_field
 from workbench.errors import ConfigError, UsageError
 from workbench.studies.base import Study
 from workbench.studies.lr_sweep import seeded
