@@ -242,7 +242,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     joined = before + after
     recommendation = recommend(record, joined)
     if "evaluation_sample" in record.facts:
-        joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"])
+        refused = bool((recommendation.get("examples") or {}).get("refused"))
+        joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
     joined = replace(
         joined, cost=cost_of(record), recommendation=recommendation, path=record.path, command=record.command
     )

@@ -10,6 +10,7 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clip_ladder import masks
 from workbench.diagnostics.clipped_runs import clipped_runs
+from workbench.diagnostics.example_chance import example_chance
 from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.proof import prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
@@ -52,16 +53,19 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     }
 
 
-def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason and proof.
+def recommend(record: RecordLike, diagnosis: Diagnosis, *, false_adoption: float = 0.1) -> dict[str, Any]:
+    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, proof and examples.
 
     The best candidate of `screen` is adopted where it wins over seeds (`prove`); where it was trained with a single seed, where
-    it is better by more than its noise. What training with it gives, under the seed that chose it, is `chosen`. The config
-    has the length of the workload's own; a study of shorter trials says so, because short runs prefer larger learning rates.
+    it is better by more than its noise; in both cases only where other examples would hardly take the gain back
+    (`example_chance`, as far as the two were compared example by example). What training with it gives, under the seed that
+    chose it, is `chosen`. The config has the length of the workload's own; a study of shorter trials says so, because short
+    runs prefer larger learning rates.
 
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
         diagnosis: with `lr.best`.
+        false_adoption: a gain that chance gives as often as this, by the seeds or by the examples, is none (rule of thumb).
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
@@ -71,7 +75,7 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         chosen = comparison["recommended"]
         candidate = config_of(record, chosen["trials"][0])
         comparison["chosen"] = {"trial": chosen["trials"][0], str(fields["select"]): chosen[str(fields["select"])]}
-        comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate)
+        comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate, false_adoption=false_adoption)
         if proof is not None:
             comparison |= {
                 "baseline": selected(record, trials_with(record, fields, seeds=proof["seeds"])),
@@ -79,6 +83,7 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
                 "adopted": proof["wins"],
                 "reason": f"Candidate: {comparison['candidate']}. {proof['reason']}",
             }
+        comparison |= _held_by_examples(record, comparison, false_adoption)
         if comparison["adopted"]:
             changes = _changes(candidate, fields, own)
     elif comparison["baseline"] and diagnosis["lr.best"].value is None:
@@ -91,6 +96,24 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
             "whole run is likely lower."
         )
     return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
+
+
+def _held_by_examples(record: RecordLike, comparison: Mapping[str, Any], allowed: float) -> dict[str, Any]:
+    """Return examples, and what follows: a gain that these examples may give by chance is refused."""
+    proof = comparison["proof"]
+    gain = comparison["gain"] if proof is None else min(arm["gain"] for arm in proof["arms"])
+    found = example_chance(record, candidate=comparison["recommended"]["trials"], gain=gain)
+    if found is None:
+        return {"examples": None}
+    if not comparison["adopted"] or found["chance"] < allowed:
+        return {"examples": found | {"refused": False}}
+    unadopted = comparison["reason"].split(" Adopted")[0]
+    return {
+        "examples": found | {"refused": True},
+        "adopted": False,
+        "reason": f"{unadopted} Not adopted: better on these {found['examples']} examples, and with others of the same kind "
+        f"that may be chance ({found['chance']:.0%}, allowed are {allowed:.0%}).",
+    }
 
 
 def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:

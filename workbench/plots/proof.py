@@ -60,12 +60,20 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
         axes.set_xlim(-0.4, places[-1] + 0.6)
         axes.set_ylabel(str(proof.get("select", "selected metric")), parse_math=False)
         axes.set_xlabel("config")
-        axes.set_title("Better over seeds" if proof.get("wins") else "Not better beyond chance")
+        axes.set_title(_title(recommendation, proof))
         if min(float(values.min()) for _, values in arms) > 0:
             log_scale(axes, "y")
         axes.margins(y=0.2)
         legend(axes)
     return axes
+
+
+def _title(recommendation: Mapping[str, Any], proof: Mapping[str, Any]) -> str:
+    if not proof.get("wins"):
+        return "Not better beyond chance"
+    examples = recommendation.get("examples") or {}
+    refused = f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"
+    return refused if examples.get("refused") else "Better over seeds"
 
 
 def _recommendation(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:

@@ -1,0 +1,93 @@
+"""A gain that the examples of the validation set may give by chance: closed form, false adoptions, and what is unknown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.example_chance import example_chance
+from workbench.diagnostics.recommendation import recommend
+
+NOTHING = Diagnosis(findings=(Finding(code="lr.best", status="not_measured", summary="planted"),))
+
+
+def facts(
+    sd: float | None, *, examples: int = 100, trials: tuple[tuple[int, int | None], ...] = ((1, 5),)
+) -> dict[str, Any]:
+    pair = {"difference_sd": sd, "trials": [list(numbers) for numbers in trials]}
+    return {"evaluation_sample": {"examples": examples, "pair": pair}}
+
+
+def won_over_seeds(found: dict[str, Any]) -> Any:
+    """Seeds 0 to 3 of a baseline at 1.0 and of a candidate that gains 0.1 under each, give or take a hundredth."""
+    loss = np.linspace(2, 1, 100)
+    runs = [(trial(loss, 0.1, seed=s, stage="baseline"), 1.0 + 0.01 * s) for s in range(4)]
+    runs += [
+        (trial(loss, 0.3, seed=s, stage="fix" if s == 0 else "proof", max_grad_norm=1.0), 0.9 + 0.011 * s)
+        for s in range(4)
+    ]
+    evals = [row for k, (_, value) in enumerate(runs) for row in evaluations(k, [50], [value], split="validation")]
+    return record([run for run, _ in runs], evals=evals, total_steps=100, facts=found)
+
+
+@pytest.mark.parametrize(("sd", "adopted"), [(0.5, True), (1.0, False), (0.0, True), (None, True)])
+def test_a_gain_within_the_luck_of_the_examples_is_refused(sd: float | None, adopted: bool) -> None:
+    """0.1 is 2 standard errors of 100 examples at a spread of 0.5, and one at a spread of 1."""
+    found = recommend(won_over_seeds(facts(sd)), NOTHING)
+    assert found["proof"]["wins"] is True
+    assert found["adopted"] is adopted
+    assert bool(found["changed"]) is adopted
+    if adopted:
+        assert found["reason"].count("dopted") == 1
+    else:
+        assert found["examples"]["refused"] is True
+        assert "on these 100 examples" in found["reason"]
+        assert " Adopted" not in found["reason"]
+
+
+def test_chance_is_that_of_a_t_test_on_the_differences() -> None:
+    differences = np.random.default_rng(0).normal(0.2, 1.0, 60)
+    known = example_chance(
+        record([trial(np.ones(3), 0.1)], facts=facts(float(differences.std(ddof=1)), examples=60)),
+        candidate=[5, 6],
+        gain=float(differences.mean()),
+    )
+    assert known is not None
+    expected = stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue
+    assert known["chance"] == pytest.approx(expected)
+
+
+def test_models_that_are_alike_are_taken_for_better_as_often_as_is_allowed() -> None:
+    rng, count, allowed = np.random.default_rng(1), 2000, 0.1
+    made = record([trial(np.ones(3), 0.1)])
+    wins = 0
+    for _ in range(count):
+        differences = rng.normal(0.0, 1.0, 40)
+        made.facts = facts(float(differences.std(ddof=1)), examples=40)
+        known = example_chance(made, candidate=[5], gain=float(differences.mean()))
+        assert known is not None
+        wins += known["chance"] < allowed
+    assert abs(wins - allowed * count) < 3 * math.sqrt(allowed * count)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{}, facts(None), facts(0.5, examples=1), facts(0.5, trials=((1, 9),)), facts(0.5, trials=())],
+    ids=["no facts", "not finite", "one example", "other models", "no pair"],
+)
+def test_what_was_not_compared_example_by_example_is_not_known(known: dict[str, Any]) -> None:
+    assert example_chance(record([trial(np.ones(3), 0.1)], facts=known), candidate=[5], gain=0.1) is None
+
+
+def test_no_difference_on_any_example_leaves_nothing_to_chance() -> None:
+    made = record([trial(np.ones(3), 0.1)], facts=facts(0.0))
+    for gain, expected in ((0.1, 0.0), (0.0, 1.0)):
+        known = example_chance(made, candidate=[5], gain=gain)
+        assert known is not None
+        assert known["chance"] == expected

@@ -1,0 +1,41 @@
+"""`example_chance`: how likely the examples of a validation set alone give a gain; seeds cannot tell, they share them (P3.4, P4.7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from scipy import stats
+
+from workbench.diagnostics.trials import RecordLike
+
+__all__ = ["example_chance"]
+
+
+def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float) -> dict[str, Any] | None:
+    """Return how often other examples of the same kind would give such a gain where nothing is gained.
+
+    From the spread of the difference from example to example (Student's t, one-sided). It was measured on the selected
+    checkpoints of the same seeds, perhaps on a part of the set; the gain is that of the whole set.
+
+    Args:
+        record: a study; its facts may hold "evaluation_sample", with the pair of models that were compared.
+        candidate: trial numbers of the candidate.
+        gain: mean of the baseline's selected metric minus the candidate's, or the other way round where more is better.
+
+    Returns:
+        examples, se (of the gain), chance; None where these two models were not compared example by example.
+    """
+    facts = record.facts.get("evaluation_sample") or {}
+    pair = facts.get("pair") or {}
+    compared = {other for _, other in pair.get("trials") or ()}
+    sd = pair.get("difference_sd")
+    if sd is None or not compared or not compared <= set(candidate):
+        return None
+    examples = int(facts["examples"])
+    if examples < 2:
+        return None
+    se = float(sd) / math.sqrt(examples)
+    chance = float(stats.t.sf(gain / se, df=examples - 1)) if se > 0 else float(gain <= 0)
+    return {"examples": examples, "se": se, "chance": chance}
