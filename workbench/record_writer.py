@@ -217,7 +217,13 @@ def _check_name(path: Path, name: str) -> None:
 
 
 class TrialWriter:
-    """Writes the rows and events of one trial."""
+    """Writes the rows and events of one trial.
+
+    Attributes:
+        writes: whether what it is given reaches the disk; of many hosts one writes (P7.2).
+    """
+
+    writes = True
 
     def __init__(self, study: StudyWriter, number: int) -> None:
         self.study = study

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.evaluation import diagnose_evaluation_cases
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
+from workbench.hosts.shards import evaluate_shard, join_shards
 from workbench.studies.evaluation_check import check_evaluation, collect_own_evaluation
 from workbench.train.evaluation import evaluate
-from workbench.train.shards import evaluate_shard, join_shards
 from workbench.workloads.base import Workload
 
 Evaluate = Callable[..., Any]

@@ -12,6 +12,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.diagnostics.chance import chance_loss
 from workbench.errors import UsageError, WorkbenchError
+from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
@@ -138,6 +139,7 @@ def open_session(
         WorkloadError: the workload cannot be trained.
         RecordError: the folder cannot be used.
     """
+    check_alone("a study")
     runner = make_executor(executor, address)
     if not isinstance(workload, Workload):
         raise UsageError(

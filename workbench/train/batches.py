@@ -2,14 +2,15 @@
 
 Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch.
 An iterable dataset is read in its own order, and by one worker process at most, whatever `num_workers` says: two
-would both read all of it, unless it deals its items out among them itself, and nobody can tell from outside.
+would both read all of it, unless it deals its items out among them itself, and nobody can tell from outside. Many hosts
+read all of it, each, and keep their shares, for the same reason.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import CountedStream, IndexedDataset, in_its_own_order, item_error
+from workbench.workloads.indexed import CountedStream, HostShare, IndexedDataset, in_its_own_order, item_error
 
 __all__ = ["eval_batches", "to_device", "train_batches"]
 
@@ -28,24 +29,35 @@ Batch = tuple[Any, int]
 
 
 def train_batches(
-    workload: Workload, config: TrainConfig, device: torch.device, *, start_step: int = 0
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    start_step: int = 0,
+    rank: int = 0,
+    hosts: int = 1,
 ) -> Iterator[list[Batch]]:
     """Yield for every step from `start_step` on the micro-batches of one update, as (batch, examples) pairs.
 
+    Of many hosts each gets its share of every micro-batch: disjoint, and together what one host alone would read (P7.4).
     Random preprocessing inside the dataset repeats bit for bit on resume with `num_workers=0`; worker processes are
     seeded anew.
     """
-    micro = config.batch_size // config.accumulate_steps
+    whole = config.batch_size // config.accumulate_steps
+    micro = whole // hosts
+    share = _Share(whole, slice(rank * micro, (rank + 1) * micro))
     data = workload.train_data
     dtype = _dtype(config.precision)
     first = start_step * config.accumulate_steps
     if in_its_own_order(data):
-        batches = _iterable(workload, micro, first, seed=config.per_host_seed)
+        stream = CountedStream(data) if hosts == 1 else HostShare(CountedStream(data), share.places, whole)
+        batches = _iterable(workload, stream, micro, first, seed=config.per_host_seed)
     elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
-        batches = _tensors(data, micro, config, first, device)
+        batches = _tensors(data, share, config, first, device)
     else:
-        order = _order(len(data), micro, config, first)
-        batches = _loader(workload, "train", data, order, seed=config.per_host_seed + 1_000_003 * start_step)
+        order = _order(len(data), share, config, first)
+        seed = config.per_host_seed + 1_000_003 * start_step + 999_983 * rank
+        batches = _loader(workload, "train", data, order, seed=seed)
     while True:
         chunk = list(itertools.islice(batches, config.accumulate_steps))
         if len(chunk) < config.accumulate_steps:
@@ -100,28 +112,50 @@ def _epoch_order(examples: int, config: TrainConfig, epoch: int) -> Tensor:
     return torch.randperm(examples, generator=generator)
 
 
-def _positions(examples: int, micro: int, config: TrainConfig, first: int) -> Iterator[tuple[Tensor, int]]:
-    """Yield (order of the epoch, first micro-batch of it to use), for ever."""
-    per_epoch = (examples // config.batch_size) * (config.batch_size // micro)
+class _Share(NamedTuple):
+    """What one host reads of every micro-batch.
+
+    Attributes:
+        whole: examples in a micro-batch of all hosts.
+        places: which of them are this host's.
+    """
+
+    whole: int
+    places: slice
+
+
+def _positions(examples: int, share: _Share, config: TrainConfig, first: int) -> Iterator[Tensor]:
+    """Yield for each epoch the examples of this host, shape (micro-batches, examples of one), for ever.
+
+    Args:
+        examples: of the dataset.
+        share: of the host.
+        config: of the trial.
+        first: the micro-batch to begin with.
+    """
+    whole = share.whole
+    per_epoch = (examples // config.batch_size) * (config.batch_size // whole)
     epoch, offset = divmod(first, per_epoch)
     while True:
-        yield _epoch_order(examples, config, epoch)[: per_epoch * micro], offset
+        order = _epoch_order(examples, config, epoch)[: per_epoch * whole].view(-1, whole)
+        yield order[offset:, share.places]
         epoch, offset = epoch + 1, 0
 
 
-def _order(examples: int, micro: int, config: TrainConfig, first: int) -> Iterator[list[int]]:
-    for order, offset in _positions(examples, micro, config, first):
-        yield from order[offset * micro :].view(-1, micro).tolist()
+def _order(examples: int, share: _Share, config: TrainConfig, first: int) -> Iterator[list[int]]:
+    for order in _positions(examples, share, config, first):
+        yield from order.tolist()
 
 
 def _tensors(
-    data: TensorDataset, micro: int, config: TrainConfig, first: int, device: torch.device
+    data: TensorDataset, share: _Share, config: TrainConfig, first: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
     """Gather many batches at once and hand out views: one copy of each example per epoch, hardly any calls."""
+    micro = share.places.stop - share.places.start
     row_bytes = sum(t[0].numel() * t.element_size() for t in data.tensors)
     chunk = micro * max(1, GATHER_BYTES // max(1, micro * row_bytes))
-    for order, offset in _positions(len(data), micro, config, first):
-        for indices in torch.split(order[offset * micro :], chunk):
+    for order in _positions(len(data), share, config, first):
+        for indices in torch.split(order.reshape(-1), chunk):
             moved = (t[indices.to(t.device)].to(device, non_blocking=True) for t in data.tensors)
             gathered = [torch.split(t, micro) for t in moved]
             for parts in zip(*gathered, strict=True):
@@ -133,9 +167,8 @@ def _loader(workload: Workload, split: str, data: Any, order: Iterator[list[int]
     yield from _loaded(workload, data, workload.num_workers, seed=seed, batch_sampler=order)
 
 
-def _iterable(workload: Workload, micro: int, skip: int, *, seed: int) -> Iterator[Any]:
+def _iterable(workload: Workload, data: Dataset[Any], micro: int, skip: int, *, seed: int) -> Iterator[Any]:
     """Yield the batches of one epoch after the other, the first `skip` left out."""
-    data = CountedStream(workload.train_data)
     for epoch in itertools.count():
         empty = True
         workers = min(1, workload.num_workers)

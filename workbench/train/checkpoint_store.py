@@ -1,17 +1,63 @@
-"""`CheckpointStore`: the checkpoints of one trial; what is superseded within seconds never reaches the disk."""
+"""`CheckpointStore`: the checkpoints of one trial; what is superseded within seconds never reaches the disk.
+
+`SilentStore` is that of a host that trains along while another one writes (P7.2).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from workbench.train.checkpoint import Checkpoint, best_steps, latest_checkpoint, prune, save_checkpoint
 
-__all__ = ["CheckpointStore"]
+__all__ = ["CheckpointStore", "SilentStore", "Store"]
 
 WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
 WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
+
+
+class Store(Protocol):
+    """Where the checkpoints of one trial go."""
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint."""
+        ...
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to `write`."""
+        ...
+
+    def add(self, checkpoint: Checkpoint, evaluated: Mapping[int, float]) -> None:
+        """Take one checkpoint."""
+        ...
+
+    def write(self, evaluated: Mapping[int, float]) -> None:
+        """Bring what was taken to the disk."""
+        ...
+
+
+class SilentStore:
+    """Keeps nothing but the step of the newest checkpoint.
+
+    Args:
+        latest: step of the one that the trial goes on from.
+    """
+
+    due = False
+
+    def __init__(self, latest: int | None = None) -> None:
+        self.latest = latest
+
+    def add(self, checkpoint: Checkpoint, evaluated: Mapping[int, float]) -> None:  # noqa: ARG002
+        """Remember the step."""
+        self.latest = checkpoint.step
+
+    def write(self, evaluated: Mapping[int, float]) -> None:
+        """Write nothing."""
 
 
 class CheckpointStore:

@@ -20,7 +20,7 @@ __all__ = ["DataStream"]
 
 
 class DataStream:
-    """Batches by step, with random state of their own: what augmentation draws depends on `per_host_seed` alone (P7.6).
+    """Batches by step, with random state of their own: what augmentation draws depends on `per_host_seed` and rank (P7.6).
 
     Attributes:
         wait_s: how long the last batch took to come.
@@ -34,17 +34,18 @@ class DataStream:
         *,
         start_step: int = 0,
         state: Mapping[str, Tensor] | None = None,
+        rank: int = 0,
+        hosts: int = 1,
     ) -> None:
         self._draws = not (isinstance(workload.train_data, TensorDataset) and workload.collate is None)
         self._state: dict[str, Tensor] = {}
         if self._draws:
             with isolated_rng():
-                seed_all(
-                    config.per_host_seed, 0, 0
-                )  # unlike the words that seed the model's initialisation and dropout
+                # unlike the words that seed the model's initialisation and dropout
+                seed_all(config.per_host_seed, 0, rank)
                 self._state = capture_rng()
             self._state |= state or {}
-        self._batches = train_batches(workload, config, device, start_step=start_step)
+        self._batches = train_batches(workload, config, device, start_step=start_step, rank=rank, hosts=hosts)
         self._ahead: deque[tuple[MicroBatches, dict[str, Tensor]]] = deque()
         self.wait_s = 0.0
 

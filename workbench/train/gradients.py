@@ -23,10 +23,17 @@ MicroBatches = Sequence[tuple[Any, int]]
 
 
 class LaneLoss(NamedTuple):
-    """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape (lanes,)."""
+    """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape (lanes,).
+
+    Attributes:
+        loss: the means.
+        squared_se: their squared standard errors.
+        weight: sum of the examples' weights; None where every example weighs one.
+    """
 
     loss: Tensor
     squared_se: Tensor
+    weight: Tensor | None = None
 
 
 class Gradients(Protocol):
@@ -76,8 +83,9 @@ class LoopGradients:
             with stack.rng.lane(self.lane):
                 plain = len(micro_batches) == 1 and self._workload.weights is None
                 parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
-        loss, squared_se = zip(*parts, strict=True)
-        return LaneLoss(torch.stack(loss), torch.stack(squared_se))
+        loss, squared_se, weight = zip(*parts, strict=True)
+        weighted = self._workload.weights is not None
+        return LaneLoss(torch.stack(loss), torch.stack(squared_se), torch.stack(weight) if weighted else None)
 
     def evaluate(
         self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
@@ -116,15 +124,15 @@ class LoopGradients:
         grads = torch.autograd.grad(value, self._stack.parameters[self.lane], allow_unused=True)
         self._stack.collect(self.lane, grads, add=add)
 
-    def _single(self, batch: Any, examples: int) -> tuple[Tensor, Tensor]:
+    def _single(self, batch: Any, examples: int) -> tuple[Tensor, Tensor, Tensor | None]:
         losses, _ = self._forward(batch, examples)
         loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
         self._differentiate(loss, add=False)
         detached = losses.detach()
         spread = detached.float().var() if detached.dtype == torch.bfloat16 else _variance(detached, examples)
-        return loss.detach(), spread / examples
+        return loss.detach(), spread / examples, None
 
-    def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor]:
+    def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor, Tensor | None]:
         kept: list[tuple[Tensor, Tensor]] = []
         for number, (batch, examples) in enumerate(micro_batches):
             losses, given = self._forward(batch, examples)
@@ -140,7 +148,7 @@ class LoopGradients:
         loss = (weights * losses).sum() / total
         n = losses.numel()
         squared_se = ((weights * (losses - loss)) ** 2).sum() / total**2 * (n / (n - 1) if n > 1 else math.nan)
-        return loss, squared_se
+        return loss, squared_se, total
 
 
 def _variance(losses: Tensor, examples: int) -> Tensor:

@@ -12,7 +12,7 @@ from workbench.record import periodic_rows, select_best
 from workbench.record_writer import TrialWriter
 from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
-from workbench.train.checkpoint_store import CheckpointStore
+from workbench.train.checkpoint_store import CheckpointStore, SilentStore, Store
 from workbench.train.evaluation import Evaluation
 
 __all__ = ["Lane"]
@@ -34,13 +34,16 @@ class Lane:
     def __init__(self, config: TrainConfig, writer: TrialWriter) -> None:
         self.config, self.writer = config, writer
         self.lrs = lr_values(config)
-        self.checkpoints = CheckpointStore(
-            writer.folder / "checkpoints", keep_best=config.keep_best, mode=config.select_mode
+        folder = writer.folder / "checkpoints"
+        self.checkpoints: Store = (
+            CheckpointStore(folder, keep_best=config.keep_best, mode=config.select_mode)
+            if writer.writes
+            else SilentStore()
         )
         self.selected: dict[int, float] = {}
         self.seconds = 0.0
         self.evaluated_at = -1
-        path = latest_checkpoint(self.checkpoints.folder)
+        path = latest_checkpoint(folder) if writer.writes else None
         self.start = None if path is None else load_checkpoint(path)
         """The checkpoint that the trial goes on from."""
 
@@ -79,12 +82,15 @@ class Lane:
         self.seconds = float(self.start.meta["seconds"])
         self.evaluated_at = self.start.step if self.start.meta["evaluated"] else -1
         self.writer.rewind(self.start.step)
+        self.selected = self._selected_before() if self.writer.writes else {}
+        self.writer.event("resumed", state="running", step=self.start.step, **how)
+        self.start = None
+
+    def _selected_before(self) -> dict[int, float]:
         split, metric = self.config.select.split("/", 1)
         evals = periodic_rows(self.writer.record.evals)
         rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
-        self.selected = dict(zip(rows["step"].astype(int).tolist(), rows["value"].tolist(), strict=True))
-        self.writer.event("resumed", state="running", step=self.start.step, **how)
-        self.start = None
+        return dict(zip(rows["step"].astype(int).tolist(), rows["value"].tolist(), strict=True))
 
     def evaluation_due(self, step: int) -> bool:
         """Whether the trial is evaluated at this step: at fixed numbers of steps, the first and the last (P2.8)."""

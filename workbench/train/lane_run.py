@@ -21,13 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
+from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts
+from workbench.hosts.process_group import ALONE, HostGroup
+from workbench.hosts.resume import gather_states, own_state
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
-from workbench.train.evaluation import check_first
+from workbench.train.evaluation import Evaluation, check_first
 from workbench.train.explain import explained
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
@@ -37,6 +40,7 @@ from workbench.train.lanes import LaneStack
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
+from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.subset import subset_of
@@ -62,6 +66,7 @@ class LaneRun:
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
         splits: evaluated beside the one that selection compares.
+        hosts: that train the one lane together, each on its share of the batches.
     """
 
     def __init__(
@@ -76,8 +81,9 @@ class LaneRun:
         choose: Choose,
         progress: Progress | None,
         splits: Sequence[str] = (),
+        hosts: HostGroup = ALONE,
     ) -> None:
-        self.workload, self.study, self.device = workload, study, device
+        self.workload, self.study, self.device, self.hosts = workload, study, device, hosts
         self.lanes, self.hooks, self.progress = list(lanes), hooks, progress
         self._splits = {"validation", *splits}
         self._choose, self._tracked = choose, tracked
@@ -86,6 +92,10 @@ class LaneRun:
         configs = [lane.config for lane in lanes]
         self.stack = LaneStack(workload, configs, device, streams=[seeds.index(c.per_host_seed) for c in configs])
         self.updater = make_updater(configs, self.stack.values, self.stack.parameters)
+        if hosts.rank:  # dropout differs from host to host (P7.6)
+            seed_all(configs[0].shared_seed, configs[0].per_host_seed, hosts.rank)
+            self.stack.rng.load(0, capture_rng())
+        check_same_weights(hosts, self.stack.values, self.stack.names)
         self.streams = [self._stream(seed) for seed in seeds]
         self._load()
         self._set_constants()
@@ -155,7 +165,7 @@ class LaneRun:
         fell_back = False
         self._on_cadence()
         before = time.perf_counter()
-        while self.lanes and not stop.requested:
+        while self.lanes and not self._stopped(stop):
             self.run.step = step = self.step
             batches = [stream.next() for stream in self.streams]
             try:
@@ -168,6 +178,9 @@ class LaneRun:
                 for lane in self.lanes:
                     lane.writer.event("changed", step=step, **gradients.describe())
             values, grad, lr = self.stack.values, self.stack.grad, self._lr[step]
+            if self.hosts.size > 1:
+                share = self.lanes[0].config.batch_size // self.hosts.size
+                batch = average_gradients(self.hosts, grad, batch, examples=share)
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
             if self._thresholds is not None:
@@ -240,7 +253,11 @@ class LaneRun:
             part = subset_of(self.workload.data(split))
             subset = "" if part is None else part.id
             tracked = self._tracked if split == TRACKED_SPLIT else None
-            results = self._gradients.evaluate(split, lanes[0].config.evaluation_batch, rows=rows, tracked=tracked)
+            if self.hosts.size > 1:
+                results = [self._evaluate_together(split, tracked)]
+            else:
+                batch_size = lanes[0].config.evaluation_batch
+                results = self._gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
             if tracked is not None:
                 self.study.predictions.add(tracked.columns([lane.number for lane in lanes], self.step))
             for lane, found in zip(lanes, results, strict=True):
@@ -256,15 +273,34 @@ class LaneRun:
                 hook.on_evaluation(MappingProxyType(row))
         self.study.evals.add(_columns(found_rows))
 
+    def _evaluate_together(self, split: str, tracked: TrackedExamples | None) -> list[Evaluation]:
+        config = self.lanes[0].config
+        with self.stack.untouched():
+            return evaluate_on_hosts(
+                self.hosts, self.workload, self.stack.models[0], split=split, batch_size=config.evaluation_batch,
+                device=self.device, precision=config.precision, tracked=tracked,
+            )  # fmt: skip
+
+    def _stopped(self, stop: StopRequest) -> bool:
+        """Whether to stop now; many hosts stop at the same step, which they agree on when rows are flushed."""
+        if self.hosts.size == 1:
+            return stop.requested
+        if not len(self.log):
+            stop.requested = self.hosts.any(stop.requested)
+            return stop.requested
+        return False
+
     def _checkpoint(self, row: int) -> Checkpoint:
         """Return a copy of everything that lane `row` goes on from."""
         self._account()
         lane = self.lanes[row]
+        data = self.streams[self.stack.streams[row]].state()
+        states = {f"rng/{name}": _copied(t) for name, t in self.stack.rng.state(row).items()}
+        states |= {f"data/{name}": _copied(t) for name, t in data.items()}
+        states = gather_states(self.hosts, states)
         model = {name: _copied(tensor) for name, tensor in self.stack.models[row].state_dict().items()}
         trainer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
-        trainer |= {f"rng/{name}": _copied(t) for name, t in self.stack.rng.state(row).items()}
-        data = self.streams[self.stack.streams[row]].state()
-        trainer |= {f"data/{name}": _copied(t) for name, t in data.items()}
+        trainer |= states
         meta = {
             "evaluated": lane.evaluated_at == self.step,
             "seconds": lane.seconds,
@@ -278,7 +314,7 @@ class LaneRun:
             checkpoint = lane.start
             if checkpoint is None:
                 continue
-            parts = _parts(checkpoint.trainer)
+            parts = self._parts(checkpoint)
             try:
                 self.stack.models[row].load_state_dict(checkpoint.model)
                 self.updater.load(row, parts["optimizer"], checkpoint.meta["optimizer"])
@@ -288,12 +324,21 @@ class LaneRun:
                     f"({str(error).splitlines()[-1].strip()}). The code of the workload has changed since: give a new folder "
                     "with out=..."
                 ) from error
-            self.stack.rng.load(row, parts["rng"])
+            if parts["rng"]:
+                self.stack.rng.load(row, parts["rng"])
+
+    def _parts(self, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+        """Return optimizer, rng and data, of which the last two are this host's own; a host that is new has none."""
+        own = own_state(self.hosts, checkpoint.trainer) or {}
+        return _parts({n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")} | own)
 
     def _stream(self, seed: int) -> DataStream:
         lane = next(lane for lane in self.lanes if lane.config.per_host_seed == seed)
-        state = None if lane.start is None else _parts(lane.start.trainer)["data"]
-        return DataStream(self.workload, lane.config, self.device, start_step=self.step, state=state)
+        state = None if lane.start is None else self._parts(lane.start)["data"]
+        return DataStream(
+            self.workload, lane.config, self.device, start_step=self.step, state=state, rank=self.hosts.rank,
+            hosts=self.hosts.size,
+        )  # fmt: skip
 
     def _leave(self, lanes: Sequence[Lane]) -> None:
         """Take lanes out of the stack and pack the rest together."""

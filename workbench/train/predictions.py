@@ -41,6 +41,12 @@ class TrackedExamples:
         self._found.clear()
         self._labels.clear()
 
+    def alone(self) -> TrackedExamples:
+        """Return these examples for an evaluation that reads nothing else; what it finds is found here."""
+        same = TrackedExamples(self._workload, range(len(self.places)), self.ids)
+        same._found, same._labels = self._found, self._labels
+        return same
+
     def rows(self, first: int, examples: int) -> list[int]:
         """Return the tracked rows of the batch that begins with example `first`."""
         return [place - first for place in self.places if first <= place < first + examples]

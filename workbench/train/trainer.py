@@ -14,6 +14,9 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
+from workbench.hosts.data_parallel import check_shares
+from workbench.hosts.process_group import ALONE, HostGroup, host_group, local_device
+from workbench.hosts.study import begin_together, finished, open_together
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter, TrialWriter
 from workbench.train.choice import choose_gradients
@@ -109,28 +112,38 @@ class Trainer:
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
         config = _checked(workload, config)
-        device = resolve_device(self.device)
+        device = local_device(resolve_device(self.device))
         check_data(workload, config)
         check_selection(workload, config)
         tracked_examples(workload, self.track)
-        study = StudyWriter.open(
-            None if out is None else Path(out),
-            kind="trial",
-            workload=workload.name,
-            config=config.to_dict(),
-            name=name,
-            note=note,
-            call=self._call(workload, config, out),
-        )
-        try:
-            with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
-                study.hold_against(fingerprint(workload, config, device))  # what is broken fails in its trial below
-            with progress_bar(config.total_steps, workload.name, show=progress) as bar:
-                record = self.run_trial(workload, config, study, stage="trial", progress=bar.advance)
-            study.finish()
+        with host_group(device) as hosts:
+            check_shares(config, hosts)
+            opened = partial(
+                StudyWriter.open,
+                None if out is None else Path(out),
+                kind="trial",
+                workload=workload.name,
+                config=config.to_dict(),
+                name=name,
+                note=note,
+                call=self._call(workload, config, out),
+            )
+            study = open_together(hosts, opened)
+            try:
+                if hosts.main:
+                    with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
+                        study.hold_against(
+                            fingerprint(workload, config, device)
+                        )  # what is broken fails in its trial below
+                with progress_bar(config.total_steps, workload.name, show=progress and hosts.main) as bar:
+                    (record,) = self.run_trials(
+                        workload, [config], study, stage="trial", progress=bar.advance, hosts=hosts
+                    )
+                study.finish()
+            finally:
+                study.close()
+            hosts.any(False)  # nobody reads the record before it is whole
             return record
-        finally:
-            study.close()
 
     def run_trial(
         self,
@@ -152,6 +165,7 @@ class Trainer:
         *,
         stage: str,
         progress: Progress | None = None,
+        hosts: HostGroup = ALONE,
     ) -> list[TrialRecord]:
         """Train trials that do not depend on each other as lanes of one program; finished ones are only returned.
 
@@ -161,6 +175,7 @@ class Trainer:
             study: where they are recorded.
             stage: what they are for.
             progress: called with the number of updates made.
+            hosts: that train a single trial together.
 
         Raises:
             UsageError: `configs` is empty.
@@ -168,7 +183,7 @@ class Trainer:
             WorkloadError: model, data or loss are broken; what was saved is kept.
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
-        device = resolve_device(self.device)
+        device = local_device(resolve_device(self.device))
         self._check_splits(workload)
         sizes = check_lanes(workload, configs)
         tracked = tracked_examples(workload, self.track)
@@ -176,11 +191,11 @@ class Trainer:
         with isolated_rng():
             lanes = []
             for config, writer in zip(configs, writers, strict=True):
-                if not writer.finished:
+                if not finished(hosts, writer):
                     with _noted(writer):
-                        lanes.append(Lane(config, writer))
+                        lanes.append(begin_together(hosts, Lane(config, writer)))
             for group in group_lanes(lanes):
-                train = partial(self._train, workload, study, device, tracked=tracked, progress=progress)
+                train = partial(self._train, workload, study, device, tracked=tracked, progress=progress, hosts=hosts)
                 with _noted(*(lane.writer for lane in group)):
                     fit = self._fit(workload, group, device)
                 train_stacks(group, train, fit=fit)
@@ -217,6 +232,7 @@ class Trainer:
         *,
         tracked: TrackedExamples | None,
         progress: Progress | None,
+        hosts: HostGroup,
     ) -> None:
         with _noted(*(lane.writer for lane in lanes)):
             run = LaneRun(
@@ -226,11 +242,16 @@ class Trainer:
                 device=device,
                 hooks=self._all_hooks(),
                 tracked=tracked,
-                choose=partial(choose_gradients, wanted=self.gradients, memory=self._memory),
+                choose=partial(choose_gradients, wanted=self._wanted(hosts), memory=self._memory),
                 progress=progress,
                 splits=self.evaluate_also,
+                hosts=hosts,
             )
         run.train()
+
+    def _wanted(self, hosts: HostGroup) -> Literal["auto", "loop", "vmap"]:
+        """Return the way to the gradients: hosts do not measure, which might lead each to another way."""
+        return "loop" if hosts.size > 1 else self.gradients
 
     def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
         """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from workbench.errors import DataError
 
-__all__ = ["CountedStream", "IndexedDataset", "in_its_own_order", "item_error"]
+__all__ = ["CountedStream", "HostShare", "IndexedDataset", "in_its_own_order", "item_error"]
 
 
 def in_its_own_order(data: Any) -> bool:
@@ -68,6 +68,28 @@ class IndexedDataset(Dataset[Any]):
                 f"{type(error).__name__}: {error}, together but not one by one. Look at its __getitems__."
             ) from error
         return items
+
+
+class HostShare(IterableDataset[Any]):
+    """One host's share of an iterable dataset; all of it has to be read to know which items those are.
+
+    Args:
+        data: the iterable to wrap.
+        share: places of this host's items in each micro-batch of all hosts.
+        whole: items in such a micro-batch; an incomplete last one is dropped.
+    """
+
+    def __init__(self, data: Any, share: slice, whole: int) -> None:
+        self.data, self.share, self.whole = data, share, whole
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this host's items."""
+        waiting: list[Any] = []
+        for item in self.data:
+            waiting.append(item)
+            if len(waiting) == self.whole:
+                yield from waiting[self.share]
+                waiting.clear()
 
 
 class CountedStream(IterableDataset[Any]):

@@ -23,18 +23,18 @@ def filled(*, weighted: bool, dtype: torch.dtype = torch.float64) -> LaneLosses:
 
 
 def test_plain_means() -> None:
-    loss, squared_se = filled(weighted=False).mean()
+    loss, squared_se, _ = filled(weighted=False).mean()
     torch.testing.assert_close(loss, ROWS.mean(1))
     torch.testing.assert_close(squared_se, ROWS.var(1) / 8)
 
 
 def test_weighted_means() -> None:
-    (loss, squared_se), total = filled(weighted=True).weighted()
+    (loss, squared_se, _), total = filled(weighted=True).weighted()
     torch.testing.assert_close(loss, (ROWS * WEIGHTS).sum(1) / 13)
     torch.testing.assert_close(total, torch.full((3,), 13.0, dtype=torch.float64))
     ones = LaneLosses(3, 8, torch.float64, CPU, weighted=True)
     ones.put(slice(0, 3), 0, ROWS, None)
-    (plain, plain_se), _ = ones.weighted()
+    (plain, plain_se, _), _ = ones.weighted()
     torch.testing.assert_close(plain, ROWS.mean(1))
     torch.testing.assert_close(plain_se, ROWS.var(1) / 8)
     assert (squared_se > 0).all()
@@ -44,13 +44,13 @@ def test_one_example_has_no_standard_error() -> None:
     for weighted in (False, True):
         out = LaneLosses(2, 1, torch.float64, CPU, weighted=weighted)
         out.put(slice(0, 2), 0, ROWS[:2, :1], None)
-        loss, squared_se = out.weighted()[0] if weighted else out.mean()
+        loss, squared_se, _ = out.weighted()[0] if weighted else out.mean()
         torch.testing.assert_close(loss, ROWS[:2, 0])
         assert squared_se.isnan().all()
 
 
 def test_means_of_half_precision_are_taken_in_float32() -> None:
-    loss, squared_se = filled(weighted=False, dtype=torch.bfloat16).mean()
+    loss, squared_se, _ = filled(weighted=False, dtype=torch.bfloat16).mean()
     assert loss.dtype == squared_se.dtype == torch.float32
     torch.testing.assert_close(loss, ROWS.mean(1).float(), rtol=0, atol=0.01)
 
@@ -59,5 +59,5 @@ def test_means_of_half_precision_are_taken_in_float32() -> None:
 def test_a_lane_that_is_not_finite_stays_alone(weighted: bool) -> None:
     out = filled(weighted=weighted)
     out.losses[1, 3] = float("inf")
-    loss, squared_se = out.weighted()[0] if weighted else out.mean()
+    loss, squared_se, _ = out.weighted()[0] if weighted else out.mean()
     assert loss.isfinite().tolist() == squared_se.isfinite().tolist() == [True, False, True]

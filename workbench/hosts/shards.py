@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from workbench.errors import DataError, UsageError
 from workbench.train.evaluation import Evaluation, values_each
@@ -76,7 +76,7 @@ def evaluate_shard(
     places = range(shard, len(data), shards)
     if not places:
         return []
-    part = workload.replace(**{f"{split}_data": Subset(data, places)})
+    part = workload.replace(**{f"{split}_data": _part(workload, data, places)})
     device = device or next(model.parameters()).device
     ((columns, weights),) = values_each(
         part, [model], split=split, batch_size=batch_size, device=device, precision=precision
@@ -89,6 +89,13 @@ def evaluate_shard(
         total = float((values[kept] * weights[kept]).sum())
         sums.append(PartialSum(name, total, float(weights[kept].sum()), int(kept.sum()), correct, seconds))
     return sums
+
+
+def _part(workload: Workload, data: Any, places: range) -> Dataset[Any]:
+    """Return the examples at `places`; tensors stay tensors, because those are read without a loader."""
+    if isinstance(data, TensorDataset) and workload.collate is None:
+        return TensorDataset(*(tensor[places.start :: places.step] for tensor in data.tensors))
+    return Subset(data, places)
 
 
 def join_shards(parts: Sequence[Sequence[PartialSum]]) -> list[Evaluation]:

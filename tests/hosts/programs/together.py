@@ -1,0 +1,114 @@
+"""What the hosts of test_together.py train: `python -m torch.distributed.run ... -m tests.hosts.programs.together DIR`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from tests.helpers.workloads import small_net, small_workload
+from workbench.errors import WorkbenchError
+from workbench.hosts.process_group import host_group
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+TENSORS = small_workload().train_data.tensors
+
+
+class Items(Dataset[Any]):
+    """Map-style, so that a loader reads it."""
+
+    def __len__(self) -> int:
+        return len(TENSORS[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[index] for tensor in TENSORS)
+
+
+class Noisy(Items):
+    """Draws what it adds from torch's global generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn(3), y
+
+
+class Stream(IterableDataset[Any]):
+    """The same examples in their own order; the last batch is incomplete."""
+
+    def __len__(self) -> int:
+        return 45
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for index in range(45):
+            yield tuple(tensor[index] for tensor in TENSORS)
+
+
+def cases() -> dict[str, Workload]:
+    """Workloads for which it makes no difference how many hosts train them."""
+    clipped = {"max_grad_norm": 0.3, "warmup_steps": 5, "optimizer": "adam", "peak_lr": 0.01}
+    return {
+        "tensors": small_workload(config=clipped),
+        "weighted": small_workload(
+            train_data=Items(), weights=lambda batch: batch[0].abs().sum(1), config={"accumulate_steps": 2}
+        ),
+        "stream": small_workload(train_data=Stream(), config={"batch_size": 10}),
+    }
+
+
+def drawing() -> Workload:
+    """Dropout and noise, which every host draws for itself."""
+    return small_workload(train_data=Noisy(), build_model=lambda: small_net(0.3), name="drawing")
+
+
+def differing() -> Workload:
+    """A model that is another one on every host."""
+
+    def build() -> nn.Module:
+        net = small_net()
+        with torch.no_grad():
+            net[0].bias.add_(dist.get_rank() if dist.is_initialized() else 0)
+        return net
+
+    return small_workload(build_model=build)
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """What this host says to things that many hosts cannot do."""
+    attempts = {
+        "uneven": lambda: Trainer(device="cpu").run(small_workload(config={"batch_size": 9}), out=folder / "uneven"),
+        "study": lambda: LRSweep(lrs=[0.1], steps=5).run(small_workload(), out=folder / "study"),
+        "weights": lambda: Trainer(device="cpu").run(differing(), out=folder / "weights"),
+        "folder": lambda: Trainer(device="cpu").run(small_workload(), out=Path(__file__)),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except WorkbenchError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def main(folder: Path) -> None:
+    """Train every case under the processes' own folder names, and write down what each host saw."""
+    with host_group(torch.device("cpu")) as hosts:
+        for name, workload in cases().items():
+            Trainer(device="cpu").run(workload, out=folder / name)
+        Trainer(device="cpu").run(drawing(), out=folder / "drawing")
+        again = Trainer(device="cpu").run(drawing(), out=folder / "drawing")
+        seen = {"rank": hosts.rank, "size": hosts.size, "refused": refusals(folder), "steps": len(again.steps)}
+        (folder / f"seen-{hosts.rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

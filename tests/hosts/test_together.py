@@ -1,0 +1,89 @@
+"""One trial on several hosts, real processes over gloo: the same numbers as on one, and one of them writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.torchrun import torchrun
+from tests.hosts.programs.together import cases
+from workbench.record import open_record
+from workbench.train.checkpoint import latest_checkpoint, load_checkpoint
+from workbench.train.trainer import Trainer
+
+HOSTS = 2
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    torchrun("tests.hosts.programs.together", folder, hosts=HOSTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(together: Path) -> list[dict[str, Any]]:
+    return [json.loads((together / f"seen-{rank}.json").read_text()) for rank in range(HOSTS)]
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_losses_and_metrics_are_those_of_one_host(name: str, together: Path, tmp_path: Path) -> None:
+    alone = Trainer(device="cpu", gradients="loop").run(cases()[name], out=tmp_path / name)
+    joined = open_record(together / name)
+    assert len(joined.steps) == len(alone.steps) > 0
+    for column in ("loss", "grad_norm", "lr", "clipped"):
+        np.testing.assert_allclose(joined.steps[column], alone.steps[column], rtol=1e-9, err_msg=column)
+    if name != "weighted":  # there the standard error between hosts is that of equal weights
+        np.testing.assert_allclose(joined.steps["loss_se"], alone.steps["loss_se"], rtol=1e-9)
+    for column in ("step", "num_examples", "num_correct"):
+        np.testing.assert_array_equal(joined.evals[column], alone.evals[column])
+    np.testing.assert_allclose(joined.evals["value"], alone.evals["value"], rtol=1e-9)
+    for column in ("step", "example"):
+        assert joined.predictions[column].tolist() == alone.predictions[column].tolist()
+    np.testing.assert_allclose(joined.predictions["loss"], alone.predictions["loss"], rtol=1e-7)
+
+
+def test_weighted_examples_leave_the_standard_error_in_the_right_place(together: Path, tmp_path: Path) -> None:
+    alone = Trainer(device="cpu", gradients="loop").run(cases()["weighted"], out=tmp_path / "weighted")
+    ratio = open_record(together / "weighted").steps["loss_se"] / alone.steps["loss_se"]
+    assert 0.8 < ratio.median() < 1.25
+
+
+def test_one_host_writes_one_trial_and_all_of_them_return_it(together: Path, seen: list[dict[str, Any]]) -> None:
+    assert [host["rank"] for host in seen] == [0, 1]
+    for name in (*cases(), "drawing"):
+        assert [p.name for p in (together / name / "trials").iterdir()] == ["0"]
+        states = [event["state"] for event in map(json.loads, _events(together / name)) if "state" in event]
+        assert states == ["running", "complete"], "a second writer would have left events of its own"
+    assert [host["steps"] for host in seen] == [40, 40], "the finished trial came from disk on both"
+
+
+def test_hosts_draw_differently_and_start_alike(together: Path) -> None:
+    """Dropout of 0.3 on other examples: the halves of a batch would repeat each other's masks under one seed."""
+    path = latest_checkpoint(together / "drawing" / "trials" / "0" / "checkpoints")
+    assert path is not None
+    stored = load_checkpoint(path).trainer
+    kinds = {name.removeprefix("host1/").split("/")[0] for name in stored}
+    assert kinds == {"optimizer", "rng", "data"}
+    for kind in ("rng/torch", "data/torch"):
+        assert not torch.equal(stored[kind], stored[f"host1/{kind}"])
+
+
+def test_what_many_hosts_cannot_do_is_said_on_all_of_them(seen: list[dict[str, Any]], together: Path) -> None:
+    for host in seen:
+        said = host["refused"]
+        assert said["uneven"].startswith("ConfigError: batch_size=9 is that of all hosts together")
+        assert "Take 8 or 10" in said["uneven"]
+        assert said["study"].startswith("UsageError: a study is run by one process")
+        assert "host 1 differ from those on host 0" in said["weights"]
+        assert said["folder"].startswith("RecordError")
+    assert not (together / "study").exists()
+
+
+def _events(folder: Path) -> list[str]:
+    return (folder / "trials" / "0" / "events.jsonl").read_text().splitlines()
