@@ -19,7 +19,7 @@ from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench import cli
 from workbench.errors import RecordError, UsageError
-from workbench.ledger import LEDGER, index, list_studies
+from workbench.ledger import LEDGER, index, list_studies, rebuild
 from workbench.ledger_storage import lock_holders, shared_url
 from workbench.plain import scrub
 from workbench.train.trainer import Trainer
@@ -181,6 +181,18 @@ def test_a_locked_ledger_is_waited_for_and_its_holder_named(tmp_path: Path, hold
     assert "The study in" in str(caught.value)
     assert "is whole" in str(caught.value)
     assert len(list_studies(tmp_path)) == 1, "the table needs no ledger"
+
+
+def test_a_ledger_that_somebody_writes_is_not_replaced_under_his_hands(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    before = (tmp_path / LEDGER).stat().st_ino
+    with pytest.raises(RecordError, match=rf"is locked by process {holder.pid} .*; waited 0.2 s for it"):
+        rebuild(tmp_path, wait_s=0.2)
+    assert (tmp_path / LEDGER).stat().st_ino == before
+    holder.kill()
+    holder.wait()
+    assert rebuild(tmp_path, wait_s=0.2) == 1
 
 
 def test_a_study_that_ends_meanwhile_is_kept(

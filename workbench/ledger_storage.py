@@ -18,7 +18,7 @@ from typing import Any
 from workbench.errors import RecordError, UsageError
 from workbench.plain import scrub
 
-__all__ = ["LEDGER", "VARIABLE", "lock_holders", "open_storage", "quiet", "shared_url"]
+__all__ = ["LEDGER", "VARIABLE", "lock_holders", "open_storage", "quiet", "shared_url", "wait_for_lock"]
 
 LEDGER = "ledger.db"
 VARIABLE = "WORKBENCH_LEDGER"
@@ -93,6 +93,34 @@ def open_storage(root: Path, ledger: str | None = None, *, wait_s: float | None 
         if said is None:
             raise
         raise RecordError(said) from None
+
+
+def wait_for_lock(path: Path, wait_s: float | None = None) -> None:
+    """Return once no other process writes the file, and at once where it is none, or no database.
+
+    Args:
+        path: of the ledger.
+        wait_s: how long to wait; None is `WAIT_S`.
+
+    Raises:
+        RecordError: it is locked for longer than that; the message names the process.
+    """
+    wait = WAIT_S if wait_s is None else wait_s
+    if not path.exists():
+        return
+    connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise RecordError(
+                f"the ledger {path} is locked by {lock_holders(path)}; waited {wait:g} s for it"
+            ) from None
+    except sqlite3.DatabaseError:  # damaged: what is made anew need not be whole
+        pass
+    finally:
+        connection.close()
 
 
 def _file(path: Path, wait_s: float) -> Any:
