@@ -8,18 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.workloads import small_workload
 from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench import cli
 from workbench.errors import RecordError, UsageError
-from workbench.ledger import LEDGER, index, list_studies
+from workbench.ledger import LEDGER, index, list_studies, rebuild
 from workbench.ledger_storage import lock_holders, shared_url
 from workbench.plain import scrub
+from workbench.train.trainer import Trainer
 
 SECRET = "s3cret/word"
 
@@ -34,6 +37,17 @@ SECRET = "s3cret/word"
         ("train.py --ledger postgresql://me:pw@host/db --lr 1", "train.py --ledger postgresql://me:***@host/db --lr 1"),
         ("PGPASSWORD=pw python train.py", "PGPASSWORD=*** python train.py"),
         ("https://me:token@host/x", "https://me:***@host/x"),
+        ("postgresql://me:pa@ss@host/db", "postgresql://me:***@host/db"),
+        ("mysql://me:p@a/b@host:5432/db", "mysql://me:***@host:5432/db"),
+        ("python x.py 'postgresql://me:two words@host/db' --lr 1", "python x.py 'postgresql://me:***@host/db' --lr 1"),
+        ("https://me:to@ken@host/x", "https://me:***@host/x"),
+        ("PGPASSWORD='two words' python train.py", "PGPASSWORD=*** python train.py"),
+        (
+            "DB_PASSWORD=pw python train.py --db-password pw --lr 1",
+            "DB_PASSWORD=*** python train.py --db-password *** --lr 1",
+        ),
+        ("host=h password = pw user=me", "host=h password = *** user=me"),
+        ("train.py --password --lr 1", "train.py --password --lr 1"),
         ("postgresql://me@host:5432/db", "postgresql://me@host:5432/db"),
         ("https://host:8080/x@v1", "https://host:8080/x@v1"),
         ("pip install git+https://host/x@v1", "pip install git+https://host/x@v1"),
@@ -57,6 +71,44 @@ def test_what_is_no_address_is_refused(monkeypatch: pytest.MonkeyPatch, given: s
     monkeypatch.setenv("WORKBENCH_LEDGER", given)
     with pytest.raises(UsageError, match=r"WORKBENCH_LEDGER=.* is no address of a database\. Write postgresql://"):
         shared_url()
+
+
+@pytest.mark.parametrize(
+    "given", ["postgresql://me:pa@ss@h:1/d", "postgresql://m:p@ss/word@h/d", "postgresql://me@h:1/d?password=pa@ss"]
+)
+def test_a_password_with_a_sign_that_ends_it_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """SQLAlchemy would take what is behind the first @ for the server's name, and name it in its error."""
+    monkeypatch.setenv("WORKBENCH_LEDGER", given)
+    with pytest.raises(UsageError, match=r"has an @ too many: .* as %40") as caught:
+        shared_url()
+    assert "ss" not in str(caught.value).replace("PGPASSWORD", "").replace("password", "").replace(".pgpass", "")
+    assert shared_url("postgresql://me%40corp:p%40ss@h/d") == "postgresql+psycopg://me%40corp:p%40ss@h/d"
+    assert str(shared_url("sqlite:////a@b/c@d.db")).startswith("sqlite:////a"), "a file has no password"
+
+
+@pytest.mark.parametrize("word", ["sec ret", "s3cret#1", "sec%20ret", "s%C3%A9cret", "abc"])
+def test_a_password_in_any_form_is_in_no_message(tmp_path: Path, word: str) -> None:
+    plain = urllib.parse.unquote(word)
+    with pytest.raises(RecordError, match=r"cannot use the ledger .*:\*\*\*@127\.0\.0\.1") as caught:
+        list_studies(tmp_path, ledger=f"postgresql://me:{word}@127.0.0.1:1/none")
+    for form in {word, plain, urllib.parse.quote(plain), urllib.parse.quote_plus(plain)}:
+        assert form not in str(caught.value)
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORKBENCH_LEDGER", "runs/ledger.db")
+    with pytest.raises(UsageError, match="is no address of a database"):
+        Trainer().run(small_workload(), out=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+    monkeypatch.delenv("WORKBENCH_LEDGER")
+    writer = opened(tmp_path / "one", config=CONFIG)
+    monkeypatch.setenv("WORKBENCH_LEDGER", "changed meanwhile")
+    writer.close()
+    assert "is no address of a database" in caplog.text
 
 
 def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +181,18 @@ def test_a_locked_ledger_is_waited_for_and_its_holder_named(tmp_path: Path, hold
     assert "The study in" in str(caught.value)
     assert "is whole" in str(caught.value)
     assert len(list_studies(tmp_path)) == 1, "the table needs no ledger"
+
+
+def test_a_ledger_that_somebody_writes_is_not_replaced_under_his_hands(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    before = (tmp_path / LEDGER).stat().st_ino
+    with pytest.raises(RecordError, match=rf"is locked by process {holder.pid} .*; waited 0.2 s for it"):
+        rebuild(tmp_path, wait_s=0.2)
+    assert (tmp_path / LEDGER).stat().st_ino == before
+    holder.kill()
+    holder.wait()
+    assert rebuild(tmp_path, wait_s=0.2) == 1
 
 
 def test_a_study_that_ends_meanwhile_is_kept(

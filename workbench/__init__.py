@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     )
     from workbench.studies.architecture import ArchitectureStudy
     from workbench.studies.batch_size import BatchSizeStudy
+    from workbench.studies.checkpoint_file import audit_checkpoint
     from workbench.studies.checkpoints import CheckpointStudy
     from workbench.studies.clipping import ClippingStudy
     from workbench.studies.comparison import ComparisonStudy
@@ -164,6 +165,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "audit_checkpoint",
     "audit_data",
     "audit_resume",
     "better_rule",
@@ -377,6 +379,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "studies.architecture": ("ArchitectureStudy",),
     "studies.batch_size": ("BatchSizeStudy",),
+    "studies.checkpoint_file": ("audit_checkpoint",),
     "studies.checkpoints": ("CheckpointStudy",),
     "studies.clipping": ("ClippingStudy",),
     "studies.comparison": ("ComparisonStudy",),

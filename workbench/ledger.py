@@ -120,17 +120,26 @@ def _shared_row(study: Path, *, shared: bool) -> dict[str, Any]:
     return row
 
 
-def rebuild(root: str | Path = "runs", *, ledger: str | None = None) -> int:
+def rebuild(root: str | Path = "runs", *, ledger: str | None = None, wait_s: float | None = None) -> int:
     """Write the ledger anew from the study folders; return how many of them it now holds.
 
     In a shared ledger the studies of other folders stay.
+
+    Args:
+        root: folder of the studies.
+        ledger: see `index`.
+        wait_s: see `index`.
+
+    Raises:
+        RecordError: there is no such folder, or the ledger is out of reach or locked; then it stays as it is.
     """
     folders = study_folders(Path(root))
     if shared_url(ledger) is None:
+        ledger_storage.wait_for_lock(Path(root) / LEDGER, wait_s)
         for suffix in ("", "-wal", "-shm"):
             (Path(root) / f"{LEDGER}{suffix}").unlink(missing_ok=True)
     for folder in folders:
-        index(folder, ledger=ledger)
+        index(folder, ledger=ledger, wait_s=wait_s)
     return len(folders)
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 from workbench.errors import RecordError, UsageError
 from workbench.plain import scrub
 
-__all__ = ["LEDGER", "VARIABLE", "lock_holders", "open_storage", "quiet", "shared_url"]
+__all__ = ["LEDGER", "VARIABLE", "lock_holders", "open_storage", "quiet", "shared_url", "wait_for_lock"]
 
 LEDGER = "ledger.db"
 VARIABLE = "WORKBENCH_LEDGER"
 WAIT_S = 30.0
 """How long to wait for another process that is writing (rule of thumb)."""
+SECRET = 4
+"""A shorter password is looked for in its place alone: as a part of a word it would black out half of a message (rule of thumb)."""
 CONNECT_S = 10
 """How long to wait for a server that does not answer (rule of thumb)."""
 
@@ -51,6 +54,12 @@ def shared_url(ledger: str | None = None) -> str | None:
             f"{source}={scrub(given)!r} is no address of a database. Write postgresql://user@host/name, and keep the password in "
             "PGPASSWORD or ~/.pgpass."
         ) from None
+    many = given.partition("?")[0].count("@") > 1 or ("@" in (url.username or "") and "%40" not in given)
+    if many and url.host:  # what is behind the first would be taken for the name of the server, and shown
+        raise UsageError(
+            f"{source}={scrub(given)!r} has an @ too many: write one that belongs to a name or a password as %40, or keep the "
+            "password in PGPASSWORD or ~/.pgpass."
+        )
     if url.get_backend_name() in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     return url.render_as_string(hide_password=False)
@@ -70,7 +79,7 @@ def open_storage(root: Path, ledger: str | None = None, *, wait_s: float | None 
     """
     wait = WAIT_S if wait_s is None else wait_s
     url = shared_url(ledger)
-    where = str(root / LEDGER) if url is None else scrub(url)
+    where = str(root / LEDGER) if url is None else _without(url, url)
     try:
         with quiet():
             storage = _file(root / LEDGER, wait) if url is None else _database(url, wait)
@@ -80,10 +89,38 @@ def open_storage(root: Path, ledger: str | None = None, *, wait_s: float | None 
             storage.remove_session()
             storage.engine.dispose()
     except Exception as error:
-        said = _explained(error, root / LEDGER if url is None else None, where, wait)
+        said = _explained(error, root / LEDGER if url is None else None, where, wait, url)
         if said is None:
             raise
         raise RecordError(said) from None
+
+
+def wait_for_lock(path: Path, wait_s: float | None = None) -> None:
+    """Return once no other process writes the file, and at once where it is none, or no database.
+
+    Args:
+        path: of the ledger.
+        wait_s: how long to wait; None is `WAIT_S`.
+
+    Raises:
+        RecordError: it is locked for longer than that; the message names the process.
+    """
+    wait = WAIT_S if wait_s is None else wait_s
+    if not path.exists():
+        return
+    connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise RecordError(
+                f"the ledger {path} is locked by {lock_holders(path)}; waited {wait:g} s for it"
+            ) from None
+    except sqlite3.DatabaseError:  # damaged: what is made anew need not be whole
+        pass
+    finally:
+        connection.close()
 
 
 def _file(path: Path, wait_s: float) -> Any:
@@ -113,7 +150,27 @@ def _database(url: str, wait_s: float) -> Any:
     return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
 
 
-def _explained(error: Exception, path: Path | None, where: str, wait_s: float) -> str | None:
+def _without(text: str, url: str | None) -> str:
+    """Return `text` without the password of an address, however it is written there."""
+    import sqlalchemy
+
+    if url is not None:
+        parsed = sqlalchemy.engine.make_url(url)
+        secrets = [parsed.password, *(v for k, v in parsed.query.items() if k.endswith(("password", "passwd", "pwd")))]
+        for secret in {str(s) for s in secrets if s}:
+            for form in (
+                secret,
+                urllib.parse.quote(secret, safe=""),
+                urllib.parse.quote(secret),
+                urllib.parse.quote_plus(secret),
+            ):
+                text = text.replace(f":{form}@", ":***@").replace(f"={form}", "=***")
+                if len(form) >= SECRET:
+                    text = text.replace(form, "***")
+    return scrub(text)
+
+
+def _explained(error: Exception, path: Path | None, where: str, wait_s: float, url: str | None) -> str | None:
     """Return what went wrong with the database, None where it was something else."""
     import sqlalchemy
 
@@ -122,7 +179,7 @@ def _explained(error: Exception, path: Path | None, where: str, wait_s: float) -
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
-    line = scrub(" ".join(str(cause).split("\n[SQL", maxsplit=1)[0].split()))
+    line = _without(" ".join(str(cause).split("\n[SQL", maxsplit=1)[0].split()), url)
     if "locked" in line and path is not None:
         return f"the ledger {where} is locked by {lock_holders(path)}; waited {wait_s:g} s for it"
     if "lock timeout" in line:

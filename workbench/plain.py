@@ -13,13 +13,15 @@ import numpy as np
 
 __all__ = ["dumps", "scrub", "to_json"]
 
-_PASSWORDS = (
-    re.compile(
-        r"(?P<keep>\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*://[^\s:/@]*:)[^\s@]*(?=@)", re.I
-    ),
-    re.compile(r"(?P<keep>\b[\w+.-]+://[^\s:/@]*:)[^\s/@]+(?=@)"),
+_DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
+_QUOTED_OR_WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
+_PASSWORDS = (  # up to the last @ of a word: a password may hold one that nobody wrote as %40
+    re.compile(rf"(?P<keep>(?P<quote>['\"]){_DATABASE}://[^\s:/@]*:)(?:(?!(?P=quote)).)*(?=@)", re.I),
+    re.compile(rf"(?P<keep>{_DATABASE}://[^\s:/@]*:)\S*(?=@)", re.I),
+    re.compile(r"(?P<keep>\b[\w+.-]+://[^\s:/@]*:)[^\s/]+(?=@)"),
     re.compile(r"(?P<keep>[?&](?:password|passwd|pwd|sslpassword)=)[^\s&'\"]+", re.I),
-    re.compile(r"(?P<keep>\b(?:PGPASSWORD|password|passwd)=)[^\s&'\"]+", re.I),
+    re.compile(rf"(?P<keep>(?:password|passwd)\s*=\s*){_QUOTED_OR_WORD}", re.I),
+    re.compile(rf"(?P<keep>--[\w-]*(?:password|passwd)\s+)(?!-){_QUOTED_OR_WORD}", re.I),
 )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +19,8 @@ from typing import IO, Any
 import pandas as pd
 
 from workbench import repro
-from workbench.errors import RecordError, UsageError
+from workbench.errors import RecordError, UsageError, WorkbenchError
+from workbench.ledger_storage import VARIABLE, shared_url
 from workbench.plain import dumps, scrub
 from workbench.record import StudyRecord, TrialRecord, read_events, read_json
 from workbench.record_folder import check_fingerprint, check_folder, default_folder, lock, unfinished
@@ -77,11 +79,13 @@ class StudyWriter:
             call: the same as a Python expression.
 
         Raises:
-            UsageError: the note is empty (P5.4), or another study beside it has its name (P5.2).
+            UsageError: the note is empty (P5.4), another study beside it has its name (P5.2), or WORKBENCH_LEDGER is no address.
             RecordError: not writable, holds other files or another study, or another process is writing it.
         """
         if note is not None and not note.strip():
             raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
+        if os.environ.get(VARIABLE):
+            shared_url()  # before anything is trained, not when its row is to be written
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
         wanted = json.loads(dumps(wanted))
         if path is None:
@@ -200,7 +204,7 @@ class StudyWriter:
                 parts.merge()
             try:
                 ledger.index(self.path)
-            except RecordError as error:  # an index can be made again; what was trained must not seem lost
+            except WorkbenchError as error:  # an index can be made again; what was trained must not seem lost
                 logging.getLogger(__name__).warning("%s", error)
         finally:
             self.lock.close()

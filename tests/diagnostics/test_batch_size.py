@@ -147,6 +147,12 @@ def test_a_gradient_that_drowns_is_a_lower_bound_and_no_number():
     assert "at least 900" in found.summary
 
 
+def test_why_there_is_no_noise_scale_is_told():
+    facts = {"noise_scale": [], "noise_scale_reason": "the sums would take 9 GiB, more than the limit of 4 GiB"}
+    found = diagnose_noise_scale(record([], facts=facts))[NOISE]
+    assert (found.status, found.summary) == ("not_measured", f"Not measured: {facts['noise_scale_reason']}.")
+
+
 @pytest.mark.parametrize("best", [0.1, 0.1 / 16, 0.1 * 32])
 def test_the_search_ends_with_a_worse_neighbour_on_both_sides(best):
     tried = {}

@@ -116,6 +116,30 @@ def test_nobody_looked_and_nobody_saw() -> None:
     assert statuses(facts((3, VALUES.mean(), []), observed_batches=False))[1] == "not_measured"
 
 
+def unknown(observed: float, *batches: list[int]) -> dict[str, Any]:
+    given = facts((3, observed, list(batches)))
+    given["cases"][0]["by_order"] = True
+    return given
+
+
+def test_inputs_in_another_form_count_where_the_value_says_so() -> None:
+    """Two rows were not recognised; the mean is exact, so they are the two examples that are not among the others."""
+    given = facts((3, VALUES.mean(), [[0, 1, -1], [3, 4, -1], [6]]))
+    assert statuses(given) == ("ok", "ok")
+    (case,) = diagnose_evaluation_cases(given)["evaluation.coverage"].evidence["cases"]
+    assert (case["dropped"], case["padding"]) == (0, 0)
+    assert statuses(facts((3, VALUES.mean(), [[0, 1, 2], [3, 4, 5], [-1, -1, -1]]))) == ("ok", "ok")
+    assert statuses(facts((3, VALUES[1:6].mean(), [[1, 2, 3], [4, 5, -1]]), values=VALUES)) == ("ok", "fail"), (
+        "more are missing than there were unknown rows"
+    )
+
+
+def test_an_unknown_form_and_an_unknown_value_leave_coverage_open() -> None:
+    assert statuses(unknown(9.9, [0, 1, 2], [3, 4, 5], [6])) == ("fail", "not_measured")
+    assert statuses(facts((3, 9.9, [[0, 1, -1], [3, 4, -1], [6]]))) == ("fail", "not_measured")
+    assert statuses(unknown(VALUES[:6].mean(), [0, 1, 2], [3, 4, 5])) == ("ok", "fail")
+
+
 def test_every_prediction_is_the_arithmetic_of_its_fault() -> None:
     found = predicted_values(np.array([1.0, 2.0, 6.0]), np.array([1.0, 1.0, 2.0]), [[0, 1], [2, -1]])
     assert found == pytest.approx(

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.records import MemoryRecord, empty, one_trial
 from workbench.diagnostics.base import Finding
 from workbench.diagnostics.order import label_order
+from workbench.diagnostics.period import find_period
 from workbench.diagnostics.periodicity import diagnose_periodicity, periodic_series
 
 CODE = "evaluation.periodic"
@@ -137,6 +138,8 @@ def test_the_false_alarm_rate_is_of_all_curves_together() -> None:
     bounds = [s.found.bound for s in periodic_series(record(), alpha=0.01)]
     halved = [s.found.bound for s in periodic_series(record(), alpha=0.02)]
     assert halved == pytest.approx([2 * b for b in bounds])
+    alone = [find_period(s.steps, s.values, epoch=EPOCH, alpha=0.005).bound for s in periodic_series(record())]
+    assert bounds == pytest.approx(alone), "1 % for two curves is half a per cent for each"
     made = record()
     more = made.evals.assign(metric="accuracy")
     made.evals = type(more)(np.concatenate([made.evals.to_numpy(), more.to_numpy()]), columns=more.columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.evaluation import diagnose_evaluation_cases
@@ -18,6 +19,7 @@ from workbench.hosts.shards import evaluate_shard, join_shards
 from workbench.studies.evaluation_check import check_evaluation, collect_own_evaluation
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
+from workbench.workloads.helpers import classification
 
 Evaluate = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -237,6 +239,145 @@ def test_model_and_random_state_are_left_as_they_were() -> None:
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
     assert not model._forward_pre_hooks
+
+
+def test_items_that_are_drawn_anew_are_no_fault_of_the_evaluation() -> None:
+    class Jittered(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(3), torch.tensor(float(index))
+
+    found = diagnose_evaluation_cases(collect_own_evaluation(workload_of().replace(validation_data=Jittered()), CPU))
+    assert [f.status for f in found] == ["ok", "ok"], found
+
+
+def test_tensors_of_the_chosen_examples_are_theirs() -> None:
+    def by_tensors(model: Any, data: Any, batch_size: int) -> float:
+        x, y = data.tensors
+        assert len(x) == 103
+        return float(
+            torch.cat(
+                [losses(model, *two) for two in zip(x.split(batch_size), y.split(batch_size), strict=True)]
+            ).mean()
+        )
+
+    assert [f.status for f in check_evaluation(by_tensors, workload_of())] == ["ok", "ok"]
+
+
+class Texts(Dataset[Any]):
+    """Token rows of 3 to 20, each padded to the longest of its batch."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(2)
+        sizes = torch.randint(3, 20, (count,), generator=generator).tolist()
+        self.items = [(torch.randint(1, 50, (n,), generator=generator), k % 3) for k, n in enumerate(sizes)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def padded_texts(items: Any, *, left: bool = False) -> Any:
+    rows = [x.flip(0) if left else x for x, _ in items]
+    x = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return x.flip(1) if left else x, torch.tensor([y for _, y in items])
+
+
+class MeanOfTokens(nn.Module):
+    def __init__(self, masked: bool = True) -> None:
+        super().__init__()
+        self.masked, self.embed, self.head = masked, nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x > 0).float().unsqueeze(-1) if self.masked else torch.ones(*x.shape, 1)
+        return self.head((self.embed(x) * mask).sum(1) / mask.sum(1))
+
+
+def texts(collate: Any = padded_texts, **fields: Any) -> Workload:
+    config = small_workload(config={"precision": None}).config
+    fields = {"build_model": MeanOfTokens, "validation_data": Texts(120)} | fields
+    return classification(name="texts", train_data=Texts(30), collate=collate, config=config, **fields)
+
+
+def of_texts(data: Any, batch_size: int, collate: Any, **options: Any) -> Any:
+    return DataLoader(data, batch_size=batch_size, collate_fn=collate, **options)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_rows_that_are_padded_to_the_longest_of_their_batch_are_known(left: bool) -> None:
+    collate = functools.partial(padded_texts, left=left)
+    workload = texts(collate)
+
+    def summed(model: Any, data: Any, batch_size: int) -> float:
+        batches = of_texts(data, batch_size, collate)
+        return sum(float(F.cross_entropy(model(x), y, reduction="sum")) for x, y in batches) / len(data)
+
+    def means(model: Any, data: Any, batch_size: int) -> float:
+        batches = of_texts(data, batch_size, collate)
+        return sum(float(F.cross_entropy(model(x), y)) for x, y in batches) / len(batches)
+
+    def dropping(model: Any, data: Any, batch_size: int) -> float:
+        batches = of_texts(data, batch_size, collate, drop_last=True)
+        return float(torch.cat([F.cross_entropy(model(x), y, reduction="none") for x, y in batches]).mean())
+
+    own = diagnose_evaluation_cases(collect_own_evaluation(workload, CPU))
+    assert [f.status for f in own] == ["ok", "ok"], own
+    assert [f.status for f in check_evaluation(summed, workload)] == ["ok", "ok"]
+    found = check_evaluation(means, workload)
+    assert (found["evaluation.weighting"].status, found["evaluation.coverage"].status) == ("fail", "ok"), found
+    assert {case["fault"] for case in found["evaluation.weighting"].evidence["cases"]} == {
+        "exact",
+        "mean of batch means",
+    }
+    found = check_evaluation(dropping, workload, batch_sizes=(10,))
+    coverage = found["evaluation.coverage"]
+    assert (found["evaluation.weighting"].status, coverage.status) == ("ok", "fail"), found
+    assert "3 of 103 examples are never evaluated" in coverage.summary
+
+
+def test_padding_that_the_model_does_not_mask_is_found() -> None:
+    sick = diagnose_evaluation_cases(collect_own_evaluation(texts(build_model=lambda: MeanOfTokens(masked=False)), CPU))
+    assert sick["evaluation.weighting"].status == "fail"
+    assert "differs by" in sick["evaluation.weighting"].summary
+
+
+def prepared(kind: str) -> Evaluate:
+    """An evaluation that prepares its inputs in its own way: the model never sees a row of the workload's."""
+
+    def evaluated(model: Any, data: Any, batch_size: int) -> float:
+        loader = DataLoader(data, batch_size=batch_size, drop_last=kind == "drop_last")
+        each = [losses(model, x * 1.0000001, y) for x, y in loader]
+        if kind == "batch means":
+            return float(torch.stack([one.mean() for one in each]).mean())
+        return float(torch.cat(each).mean()) + 0.3 * (kind == "unexplained")
+
+    return evaluated
+
+
+@pytest.mark.parametrize(
+    ("kind", "weighting", "coverage"),
+    [
+        ("healthy", "ok", "ok"),
+        ("batch means", "fail", "ok"),
+        ("drop_last", "ok", "fail"),
+        ("unexplained", "fail", "not_measured"),
+    ],
+)
+def test_inputs_that_nobody_recognises_are_taken_in_the_order_of_the_data(
+    kind: str, weighting: str, coverage: str
+) -> None:
+    found = check_evaluation(prepared(kind), workload_of(), batch_sizes=(10, 4))
+    assert found["evaluation.weighting"].status == weighting, found
+    assert found["evaluation.coverage"].status == coverage, found
+    assert all(case["by_order"] for case in found["evaluation.coverage"].evidence["cases"])
+    if kind == "batch means":
+        assert {c["fault"] for c in found["evaluation.weighting"].evidence["cases"]} == {"mean of batch means"}
+    if kind == "drop_last":
+        assert "3 of 103 examples are never evaluated" in found["evaluation.coverage"].summary
 
 
 def test_where_nothing_can_be_seen_diagnose_goes_on() -> None:

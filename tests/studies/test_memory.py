@@ -66,6 +66,24 @@ def test_an_example_costs_less_in_evaluation() -> None:
         assert 0 < found["evaluation_bytes_per_example"] < found["training_bytes_per_example"]
 
 
+@pytest.mark.parametrize("width", [64, 96])
+def test_evaluation_keeps_no_activations_however_deep_the_network(width: int) -> None:
+    """A layer more is an activation more in training, shape (width,) in float32, and none in evaluation."""
+
+    def bytes_of(depth: int) -> dict[str, float]:
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+        workload = small_workload(
+            build_model=lambda: nn.Sequential(nn.Linear(3, width), *layers, nn.Linear(width, 1)),
+            validation_data=TensorDataset(torch.randn(512, 3), torch.randn(512)), config={"precision": None},
+        )  # fmt: skip
+        return memory_per_example(workload, workload.config, CPU, examples=512)
+
+    shallow, deep = bytes_of(2), bytes_of(12)
+    assert deep["evaluation_bytes_per_example"] == shallow["evaluation_bytes_per_example"]
+    more = deep["training_bytes_per_example"] - shallow["training_bytes_per_example"]
+    assert more == 10 * width * 4
+
+
 def test_nothing_is_left_behind() -> None:
     workload = small_workload(validation_data=TensorDataset(torch.randn(2, 3), torch.randn(2)))
     state = torch.get_rng_state()

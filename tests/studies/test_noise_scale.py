@@ -51,7 +51,7 @@ def exact(error: float = ERROR) -> float:
 
 def measure(workload: Workload, **more: Any) -> NoiseScale:
     found = measure_noise_scale(workload, workload.config, CPU, **more)
-    assert found is not None
+    assert isinstance(found, NoiseScale), found
     return found
 
 
@@ -69,7 +69,7 @@ def test_the_interval_holds_the_truth_for_most_seeds() -> None:
     for seed in range(40):
         config = workload.config.replace(per_host_seed=seed)
         found = measure_noise_scale(workload, config, CPU, micro_batches=64, micro_batch=8)
-        assert found is not None
+        assert isinstance(found, NoiseScale)
         inside.append(found.low < exact() < found.high)
     assert sum(inside) >= 34, "95 % intervals; fewer than 34 of 40 has a chance below 2e-3"
 
@@ -95,13 +95,35 @@ def test_identical_examples_have_no_noise() -> None:
     assert found.value == pytest.approx(0.0, abs=1e-6)
 
 
-def test_too_few_examples_and_nan_give_no_number() -> None:
-    assert measure_noise_scale(regression(100), regression(100).config, CPU) is None, (
-        "16 micro-batches of 16 do not fit"
+def test_too_few_examples_and_nan_give_a_reason_and_no_number() -> None:
+    few = regression(100)
+    assert measure_noise_scale(few, few.config, CPU) == (
+        "the training data have 6 micro-batches of 16, and the noise scale takes 16"
     )
     x = torch.full((1_000, DIM), math.nan)
     broken = regression().replace(train_data=TensorDataset(x, torch.zeros(1_000)))
-    assert measure_noise_scale(broken, broken.config, CPU) is None
+    assert measure_noise_scale(broken, broken.config, CPU) == "a gradient is not finite"
+
+
+@pytest.mark.parametrize(("precision", "itemsize"), [(None, 4), ("float64", 8)])
+def test_a_model_too_large_for_the_sums_is_not_measured(precision: str | None, itemsize: int) -> None:
+    workload = regression(2_000)
+    config = workload.config.replace(precision=precision)
+    enough = 8 * DIM * itemsize
+    assert isinstance(measure_noise_scale(workload, config, CPU, max_bytes=enough), NoiseScale)
+    said = measure_noise_scale(workload, config, CPU, max_bytes=enough - 1)
+    assert isinstance(said, str)
+    assert "more than the limit of" in said
+
+
+def test_pieces_of_the_parameters_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = regression(2_000)
+    whole = measure(workload)
+    monkeypatch.setattr("workbench.studies.noise_scale.COLUMNS", 3)
+    assert measure(workload) == pytest.approx(whole, rel=1e-9)
+    double = measure_noise_scale(workload, workload.config.replace(precision="float64"), CPU)
+    assert isinstance(double, NoiseScale)
+    assert whole == pytest.approx(double, rel=1e-4)
 
 
 def test_at_a_checkpoint_and_nothing_of_the_caller_moves(tmp_path: Any) -> None:

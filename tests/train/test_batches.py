@@ -147,6 +147,26 @@ def test_an_epoch_of_iterable_data_repeats_nothing(num_workers: int, dealt: bool
         assert seen == (list(range(20)) * 3)[5 * first : 5 * first + 40]
 
 
+class Counts(Stream):
+    """Says that it has 20 items, and yields another number."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Any:
+        return iter([torch.tensor(float(i)) for i in range(self.count)])
+
+
+@pytest.mark.parametrize(("count", "said"), [(16, "yields 16"), (0, "yields 0"), (19, "yields 19"), (21, "yields more than 20"), (24, "yields more than 20")])  # fmt: skip
+def test_a_split_in_its_own_order_is_evaluated_whole_or_not_at_all(count: int, said: str) -> None:
+    def seen(data: Any) -> list[Any]:
+        return list(eval_batches(small_workload(validation_data=data), "validation", 4, CPU, None))
+
+    assert sum(examples for _, examples in seen(Counts(20))) == 20
+    with pytest.raises(DataError, match=rf"validation split \(Counts.*{said} examples, though its length is 20"):
+        seen(Counts(count))
+
+
 def test_iterable_data_leaves_the_global_random_state_alone() -> None:
     workload = small_workload(train_data=Stream(), config={"batch_size": 5})
     before = torch.get_rng_state()

@@ -71,6 +71,14 @@ def test_103_examples_give_the_same_metric_for_every_batch_size(kind: Any, batch
     assert [e.num_examples for e in evaluate(workload, model, batch_size=batch_size)] == [EXAMPLES] * 2
 
 
+@pytest.mark.parametrize("kind", [Items, Stream])
+def test_the_number_of_workers_moves_nothing(kind: Any) -> None:
+    model = small_net().double()
+    found = [values(workload_of(kind, num_workers=workers), model, 10) for workers in (0, 1, 2)]
+    assert found[0] == found[1] == found[2]
+    assert found[0]["loss"] == pytest.approx(exact(workload_of(kind), model).mean(), rel=1e-13)
+
+
 def test_float32_agrees_to_float_tolerance() -> None:
     workload, model = workload_of(dtype=torch.float32), small_net()
     found = [values(workload, model, size)["loss"] for size in (1, 10, 103, 128)]

@@ -1,4 +1,4 @@
-"""Training and evaluation take turns in one process, and leave a curve and checkpoints to choose from (P2.5, P2.6, P2.8)."""
+"""Training and evaluation take turns in one process, and leave a curve and checkpoints to choose from (P2.5, P2.6, P2.8, P5.8)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+from matplotlib.figure import Figure
+
 from tests.helpers.workloads import small_workload
+from workbench.ledger import list_studies
+from workbench.plots import plot_loss_curves
 from workbench.record import TrialRecord, open_record
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.hooks.pause import Pause
@@ -60,3 +65,42 @@ def test_the_curve_and_the_checkpoints_are_there_for_another_reader(tmp_path: Pa
     curve = record.evals[record.evals["metric"] == "loss"].set_index("step")["value"]
     assert [int(path.name[-8:]) for path in record.checkpoints] == curve.index.tolist() == [0, 5, 10, 15, 20]
     assert record.best().value == curve.min()
+
+
+def test_a_reader_sees_the_curve_grow_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a live picture is made of: the folder, read again; here its rows are written at every step, not every five seconds."""
+    monkeypatch.setattr("workbench.train.lane_run.FLUSH_SECONDS", -1.0)
+    seen: list[tuple[list[int], int]] = []
+
+    class Reader(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index % 5 == 1:
+                record = open_record(tmp_path / "study")
+                evaluated = sorted(set(record.evals["step"]))
+                ax = plot_loss_curves(record, ax=Figure().subplots())
+                seen.append((evaluated, max((len(line.get_xdata()) for line in ax.lines), default=0)))
+
+    Trainer(hooks=[Reader()]).run(small_workload(config=CONFIG), out=tmp_path / "study")
+    assert [steps for steps, _ in seen] == [[0], [0], [0, 5], [0, 5, 10]], (
+        "an evaluation is written with the rows after it"
+    )
+    drawn = [points for _, points in seen]
+    assert drawn == sorted(set(drawn)), "each picture has more points than the one before"
+    assert drawn[-1] == 15
+
+
+def test_the_row_of_a_study_is_there_before_its_first_update(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+
+    class First(Hook):
+        def on_step(self, step: Step) -> None:
+            if not step.index:
+                rows.extend(list_studies(tmp_path, extra=["unfinished"]).to_dict("records"))
+                raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        Trainer(hooks=[First()]).run(small_workload(config=CONFIG), out=tmp_path / "study", note="why")
+    (row,) = rows
+    assert (row["study"], row["note"], row["trials"], row["unfinished"]) == ("study", "why", 1, 1)
+    (after,) = list_studies(tmp_path, extra=["failed"]).to_dict("records")
+    assert (after["trials"], after["failed"]) == (1, 1)

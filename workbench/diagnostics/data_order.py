@@ -64,6 +64,12 @@ def unshuffled(facts: Mapping[str, Any], alpha: float) -> Finding:
             "unshuffled", "warn", f"Training examples come in the order they are stored in; {why}, but time or source may be.",
             advice=(fix,), **numbers,
         )  # fmt: skip
+    in_order = indices is not None and indices["displacement"] < _IN_PLACE
+    if order["examples"] < 2 or in_order or (labels is not None and labels["neighbours"] >= _SORTED):
+        few = (
+            f"Not measured: {order['examples']:,} examples are too few to tell an order that looks sorted from chance."
+        )
+        return data_finding("unshuffled", "not_measured", few, evidence=dict(order))
     return data_finding("unshuffled", "ok", "Training examples do not come sorted.", **numbers)
 
 

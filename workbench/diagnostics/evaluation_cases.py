@@ -103,7 +103,7 @@ def _case(
     strange = counts.pop(-1, 0)
     copies = sum(len(batch) - len(set(batch)) for batch in ([i for i in batch if i >= 0] for batch in batches))
     seen = sum(counts.values())
-    if strange and pad is not None:
+    if strange and pad is not None and seen:
         predicted[PADDING] = (predicted[PADDING] * (seen + strange) + strange * pad) / (seen + strange)
     fault = next((name for name, value in predicted.items() if abs(value - observed) <= allowed), UNEXPLAINED)
     repeated = seen - len(counts)
@@ -112,6 +112,9 @@ def _case(
     elif fault == ROWS and repeated and repeated == copies:  # copies beside their originals fill up a batch
         predicted[PADDING], fault = predicted[ROWS], PADDING
     expected = predicted[EXACT]
+    dropped = len(values) - len(counts)
+    if fault == EXACT and strange >= dropped:  # the model was given these examples in another form, and each counts
+        strange, dropped = strange - dropped, 0
     return {
         "batch_size": case["batch_size"],
         "hosts": case["hosts"],
@@ -120,9 +123,11 @@ def _case(
         "bias": observed - expected,
         "predicted_bias": predicted[fault] - expected if fault in predicted else math.nan,
         "fault": fault,
-        "dropped": len(values) - len(counts),
+        "dropped": dropped,
         "repeated": repeated - copies,
         "padding": strange + copies,
+        "by_order": bool(case.get("by_order")),
+        "recognised": fault != UNEXPLAINED or not (case.get("by_order") or (strange and dropped)),
         "error": case.get("error"),
     }
 
@@ -198,9 +203,17 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> Find
         return _none(
             code, "Not measured: the evaluation never called the model, so nobody saw which examples it took.", evidence
         )
-    dropped = [case for case in cases if case["dropped"]]
-    counted = [case for case in cases if case["repeated"] and case["fault"] != EXACT]
+    known = [case for case in cases if case["recognised"]]
+    dropped = [case for case in known if case["dropped"]]
+    counted = [case for case in known if case["repeated"] and case["fault"] != EXACT]
     if not dropped and not counted:
+        if len(known) < len(cases):
+            return _none(
+                code,
+                f"Not measured: at {_shown([case for case in cases if not case['recognised']])} the model was given inputs that are "
+                "none of the examples as the workload's forward gives them, so nobody saw which examples they are.",
+                evidence,
+            )
         return Finding(
             code=code, status="ok", value=0.0, unit="examples", threshold=0.0, evidence=evidence, clause="P2.11",
             summary=f"Each of {count} examples counts once, at {_shown(cases)}.",

@@ -42,7 +42,8 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     if not rows:
         reason = "the noise scale was not measured"
         if "noise_scale" in record.facts:
-            reason = "the training data are too few for the noise scale, or a gradient is not finite"
+            unknown = "the training data are too few for the noise scale, or a gradient is not finite"
+            reason = record.facts.get("noise_scale_reason") or unknown
         return Finding(code=code, status="not_measured", clause="F6.5", summary=f"Not measured: {reason}.")
     own = int(record.config["batch_size"])
     evidence: dict[str, Any] = {"rows": rows, "batch_size": own}

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.diagnostics.base import Finding
 
-__all__ = ["resume_finding"]
+__all__ = ["checkpoint_finding", "resume_finding"]
 
 CODE, CLAUSE = "checkpoints.resume_jump", "P4.2"
 _ADVICE = {
@@ -60,6 +60,48 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
             "Look for state outside of them: a dataset or an augmentation with random numbers of its own, counters in the model that "
             "are no buffers, worker processes that draw."
         ],
+    )  # fmt: skip
+
+
+def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
+    """Judge what `audit_checkpoint` found of the parts of a training in a checkpoint.
+
+    Args:
+        facts: parts (part, missing, names of what is missing of it, where, other_values), random_state (whether it is there), draws
+            (whether a model has dropout).
+    """
+    rows = list(facts["parts"])
+    missing = [row["part"] for row in rows if row["missing"]]
+    if facts["draws"] and not facts["random_state"]:
+        missing.append("random state")
+    there = [row for row in rows if not row["missing"]]
+    other = [row["part"] for row in there if row["other_values"]]
+    known: dict[str, Any] = {
+        "code": CODE, "clause": CLAUSE, "value": float(len(missing)), "unit": "parts", "threshold": 0.0,
+        "evidence": {**facts, "missing": missing, "other_values": other},
+    }  # fmt: skip
+    if missing:
+        some = {row["part"]: row["names"] for row in rows if row["missing"] and row["where"] is not None}
+        said = [f"{name} ({', '.join(some[name])})" if some.get(name) else name for name in missing]
+        return Finding(
+            status="fail", summary=f"The checkpoint does not hold {', '.join(said)}.", advice=[_advice(name) for name in missing], **known
+        )  # fmt: skip
+    if other and len(other) < len(there):
+        return Finding(
+            status="warn", **known,
+            summary=f"The checkpoint holds other values of {', '.join(other)} than the objects have, though the rest is the same.",
+            advice=["Save all parts at one moment, after the same update, from the objects that training uses."],
+        )  # fmt: skip
+    held = f"The checkpoint holds {', '.join(row['part'] for row in there)}"
+    if not facts["random_state"]:
+        return Finding(
+            status="warn", advice=[_ADVICE["random state"]], **known,
+            summary=f"{held}, but no random state: what is shuffled or drawn after a restart is something else.",
+        )  # fmt: skip
+    older = ", with other values than the objects have: it is of another moment" if other else ""
+    return Finding(
+        status="ok", **known,
+        summary=f"{held} and random state{older}. Whether your code puts all of it back, and the place in the data, audit_resume tells.",
     )  # fmt: skip
 
 

@@ -251,13 +251,18 @@ def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> 
     if "noise_scale" in session.record.facts:
         return
     rows: list[dict[str, Any]] = []
+    reasons: dict[int, str] = {}
     moments = _moments(session)
     latest = moments[1:] if checkpoints is None else moments[max(1, len(moments) - checkpoints) :]
     for step, checkpoint in moments[:1] + latest:
         found = measure_noise_scale(session.workload, session.config, session.device, checkpoint=checkpoint)
-        if found is not None:
+        if isinstance(found, str):
+            reasons[step] = found
+        else:
             rows.append({"step": step} | found.to_dict())
-    session.facts(noise_scale=rows)
+    session.facts(
+        noise_scale=rows, **({} if rows else {"noise_scale_reason": "; ".join(dict.fromkeys(reasons.values()))})
+    )
 
 
 def _moments(session: Session) -> list[tuple[int, Path | None]]:

@@ -25,6 +25,8 @@ from workbench.workloads.indexed import in_its_own_order
 __all__ = ["check_evaluation", "collect_cases", "collect_own_evaluation"]
 
 Evaluate = Callable[..., Any]
+PAIRED = 16
+"""Examples that are looked at two by two (rule of thumb)."""
 
 
 def check_evaluation(
@@ -86,7 +88,7 @@ def collect_own_evaluation(workload: Workload, device: torch.device, *, examples
     Args:
         workload: to look at.
         device: where.
-        examples: of the validation split, at most; the price is four small forward passes.
+        examples: of the validation split, at most; the price is a dozen small forward passes.
     """
 
     def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
@@ -121,17 +123,14 @@ def collect_cases(
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
         with eval_mode(model):
-            chosen, values, weights, dependence = _examples(workload, model, metric, split, examples)
-            data = ChosenItems(workload.data(split), chosen)
+            chosen, data, values, weights, dependence = _examples(workload, model, metric, split, examples)
             names = ExampleNames(workload, model, data)
             cases = []
             for size in batch_sizes:
                 for count in hosts or (1,):
                     arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
-                    observed, batches, error = _call(evaluate, model, data, names, metric=metric, arguments=arguments)
-                    cases.append(
-                        {"batch_size": size, "hosts": count, "observed": observed, "batches": batches, "error": error}
-                    )
+                    case = _call(evaluate, model, data, names, metric=metric, arguments=arguments)
+                    cases.append({"batch_size": size, "hosts": count, **case})
     return {
         "metric": metric,
         "examples": chosen,
@@ -152,14 +151,15 @@ def _call(
     *,
     metric: str,
     arguments: dict[str, int],
-) -> tuple[float | None, list[list[int]], str | None]:
-    """Return the number that came back, what the model saw, and the error where no batch was full."""
+) -> dict[str, Any]:
+    """Return the number that came back, what the model saw, whether that is read off its order, and the error where no batch was full."""
     watch = WatchedCall(model, lambda: evaluate(model, data, **arguments))
-    batches = names.batches(watch.rows)
+    batches, by_order = names.batches(watch.rows)
+    found: dict[str, Any] = {"observed": None, "batches": batches, "by_order": by_order, "error": None}
     where = f"evaluate(model, data of {len(data)} examples, {', '.join(f'{k}={v}' for k, v in arguments.items())})"
     if watch.error is not None:
         if not batches and max(arguments["batch_size"] * arguments.get("hosts", 1), 0) > len(data):
-            return None, [], f"it raised {type(watch.error).__name__}, for no batch was full"
+            return found | {"error": f"it raised {type(watch.error).__name__}, for no batch was full"}
         raise WorkloadError(
             f"{where} raised {type(watch.error).__name__}: {str(watch.error).rstrip('.')}. It is called with a model, a dataset "
             "and batch_size=..., and returns one number."
@@ -171,8 +171,8 @@ def _call(
                 f"{where} returned {value}, though the {metric} of each example is finite. Look for a division by zero, and for "
                 "a value that is computed from an empty or a padded batch."
             )
-        return None, [], f"it returned {value}, for no batch was full"
-    return value, batches, None
+        return found | {"error": f"it returned {value}, for no batch was full"}
+    return found | {"observed": value}
 
 
 def _number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
@@ -204,8 +204,8 @@ def _number(result: Any, metric: str, where: str, *, batches: int, examples: int
 
 def _examples(
     workload: Workload, model: nn.Module, metric: str, split: str, count: int
-) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """Return examples whose values fall, their values and weights, and how far values differ between two batch sizes."""
+) -> tuple[list[int], ChosenItems, np.ndarray, np.ndarray, float]:
+    """Return examples whose values fall, their items, values and weights, and how far values differ between batch sizes."""
     device = next(model.parameters()).device
     precision = workload.config.precision
     data = workload.data(split)
@@ -221,9 +221,11 @@ def _examples(
         places = np.linspace(0, len(data) - 1, 10 * count).astype(int).tolist()
     else:
         places = list(range(len(data)))
-    part = workload.replace(**{f"{split}_data": ChosenItems(data, places)})
 
-    def at(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    items = ChosenItems(data, places)  # read once: a random augmentation is no matter of the batch
+
+    def at(batch_size: int, chosen: ChosenItems = items) -> tuple[np.ndarray, np.ndarray]:
+        part = workload.replace(**{f"{split}_data": chosen})
         ((columns, weights),) = values_each(
             part, [model], split=split, batch_size=batch_size, device=device, precision=precision
         )
@@ -236,11 +238,16 @@ def _examples(
             f"workload {workload.name!r}: the {metric} of example {places[bad[0]]} of the {split} split is {values[bad[0]]}. Repair the "
             "metric, or give the example the weight 0."
         )
-    dependence = float(np.abs(at(max(1, len(places) // 3))[0] - values).max()) if len(places) > 1 else 0.0
+    few = np.linspace(0, len(places) - 1, min(PAIRED, len(places) // 2 * 2)).astype(int)
+    third, pairs = values.copy(), values[few]
+    if len(few):  # a third at a time shows what many neighbours do, two at a time how far a row is padded
+        third, pairs = at(max(1, len(places) // 3))[0], at(2, ChosenItems(items, few.tolist()))[0]
+    apart = np.r_[third - values, pairs - values[few]][np.r_[weights, weights[few]] > 0]
+    dependence = float(np.abs(apart).max(initial=0.0))
     counted = np.flatnonzero(weights > 0)
     order = counted[np.argsort(-values[counted], kind="stable")]
     kept = order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
-    return [places[i] for i in kept], values[kept], weights[kept], dependence
+    return [places[i] for i in kept], ChosenItems(items, kept.tolist()), values[kept], weights[kept], dependence
 
 
 def _check_arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,18 @@ from workbench.workloads.base import Workload
 
 __all__ = ["ChosenItems", "ExampleNames", "WatchedCall"]
 
+ITEM = 4
+"""Bytes of a value in a row: rows are compared as float32."""
+
 
 class ChosenItems(Dataset[Any]):
     """Some items of a dataset, read once; a `TensorDataset` keeps its `tensors`."""
 
+    tensors: tuple[Tensor, ...]
+
     def __init__(self, data: Any, indices: Sequence[int]) -> None:
         self._items = [data[i] for i in indices]
-        if isinstance(data, TensorDataset):
+        if isinstance(data, (TensorDataset, ChosenItems)) and hasattr(data, "tensors"):
             self.tensors = tuple(t[torch.tensor(indices)] for t in data.tensors)
 
     def __len__(self) -> int:
@@ -33,11 +39,12 @@ class ChosenItems(Dataset[Any]):
 
 
 class ExampleNames:
-    """Recognises examples by what the model is given: rows of its first tensor."""
+    """Recognises examples by what the model is given: rows of its first tensor, padded at either end or not."""
 
     def __init__(self, workload: Workload, model: nn.Module, data: ChosenItems) -> None:
         self._model = model
         self._places: dict[bytes, list[int]] = {}
+        self._count = len(data)
         collate = workload.collate or default_collate
         precision = {"float64": torch.float64, "float32": torch.float32}.get(workload.config.precision or "")
         device = next(model.parameters()).device
@@ -45,22 +52,39 @@ class ExampleNames:
             batch = collate([data[place]])
             for row in WatchedCall(model, lambda: workload.forward(model, to_device(batch, device, precision))).rows:  # noqa: B023
                 self._places.setdefault(row[0], []).append(place)
+        self._lengths = sorted({len(row) for row in self._places}, reverse=True)
 
-    def batches(self, rows: Sequence[Sequence[bytes]]) -> list[list[int]]:
-        """Return the examples of each batch, -1 for a row that is none; equal examples are told apart by their order."""
-        met: dict[bytes, int] = {}
-        found = []
-        for batch in rows:
-            places = []
-            for row in batch:
-                known = self._places.get(row)
-                if known is None:
-                    places.append(-1)
-                else:
-                    places.append(known[met.get(row, 0) % len(known)])
-                    met[row] = met.get(row, 0) + 1
-            found.append(places)
-        return found
+    def batches(self, rows: Sequence[Sequence[bytes]]) -> tuple[list[list[int]], bool]:
+        """Return the examples of each batch, -1 for a row that is none; equal examples are told apart by their order.
+
+        Where no row is known, because the function gives the model other inputs than the workload does, rows are taken to come
+        in the order of the data; the second value says so.
+        """
+        known = [[self._known(row) for row in batch] for batch in rows]
+        if rows and not any(places for batch in known for places in batch):
+            number = iter(range(sum(map(len, rows))))
+            return [[place if (place := next(number)) < self._count else -1 for _ in batch] for batch in rows], True
+        met: Counter[int] = Counter()
+        found: list[list[int]] = []
+        for batch in known:
+            found.append([])
+            for places in batch:
+                found[-1].append(places[met[places[0]] % len(places)] if places else -1)
+                if places:
+                    met[places[0]] += 1
+        return found, False
+
+    def _known(self, row: bytes) -> list[int]:
+        """Return the examples that look like this row, or begin or end it where the rest is one value: padding of a batch."""
+        if row in self._places:
+            return self._places[row]
+        for length in self._lengths:
+            rest = len(row) - length
+            if rest > 0:
+                for part, pad in ((row[:length], row[length:]), (row[rest:], row[:rest])):
+                    if part in self._places and pad == pad[:ITEM] * (rest // ITEM):
+                        return self._places[part]
+        return []
 
 
 class WatchedCall:

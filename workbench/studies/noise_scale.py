@@ -25,6 +25,10 @@ __all__ = ["NoiseScale", "measure_noise_scale"]
 
 GROUPS = 8
 """Of micro-batches, each left out once for the interval (rule of thumb)."""
+MAX_BYTES = 4 * 2**30
+"""What the sums of the groups may take; a larger model is not measured (rule of thumb)."""
+COLUMNS = 2**20
+"""Parameters whose products are summed in float64 at a time."""
 
 
 class NoiseScale(NamedTuple):
@@ -57,7 +61,8 @@ def measure_noise_scale(
     checkpoint: Path | None = None,
     micro_batches: int = 64,
     micro_batch: int | None = None,
-) -> NoiseScale | None:
+    max_bytes: int = MAX_BYTES,
+) -> NoiseScale | str:
     """Measure the noise scale B_simple on training data, with the model in training mode.
 
     Unbiased estimates of the squared gradient and of the trace from the spread of micro-batch gradients, its interval by
@@ -71,9 +76,11 @@ def measure_noise_scale(
         checkpoint: weights to load; None is the model at its initialisation.
         micro_batches: how many gradients, at most; fewer where the training data do not last.
         micro_batch: examples in each; None is a quarter of the batch, at least one.
+        max_bytes: that eight sums of gradients may take: 32 bytes a parameter in float32, 64 in float64.
 
     Returns:
-        The measurement, or None where the training data have too few micro-batches, or a gradient is not finite.
+        The measurement, or in words why there is none: the training data have too few micro-batches, a gradient is not finite, or
+        the model is too large.
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1.
     """
@@ -82,45 +89,59 @@ def measure_noise_scale(
     count = min(micro_batches, (len(data) if hasattr(data, "__len__") else micro_batches * size) // size)
     per_group = count // GROUPS
     if per_group < 2:
-        return None
+        return f"the training data have {count} micro-batches of {size}, and the noise scale takes {2 * GROUPS}"
     small = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
     with isolated_rng():
         stack = LaneStack(workload, [small], device)
         if checkpoint is not None:
             load_model(stack.models[0], checkpoint)
         stack.models[0].train()
-        sums, squares = _collect(workload, small, stack, device, per_group)
-    if not (torch.isfinite(sums).all() and torch.isfinite(squares).all()):
-        return None
-    return _estimate(sums, squares, per_group, size)
+        needed = GROUPS * stack.values.shape[1] * _sum_type(stack.grad).itemsize
+        if needed > max_bytes:
+            return (
+                f"the sums of {GROUPS} groups of gradients would take {needed / 2**30:.2g} GiB, more than the limit of "
+                f"{max_bytes / 2**30:.2g} GiB"
+            )
+        products, squares = _collect(workload, small, stack, device, per_group)
+    if not (torch.isfinite(products).all() and torch.isfinite(squares).all()):
+        return "a gradient is not finite"
+    return _estimate(products, squares, per_group, size)
 
 
 def _collect(
     workload: Workload, config: TrainConfig, stack: LaneStack, device: torch.device, per_group: int
 ) -> tuple[Tensor, Tensor]:
-    """Return for each group the sum of its gradients, (groups, parameters), and of their squared lengths, (groups,)."""
+    """Return the products of the groups' sums of gradients, (groups, groups), and the sums of squared lengths, (groups,)."""
     gradients = LoopGradients(workload, stack)
     batches: Iterator[Any] = train_batches(workload, config, device)
-    sums = torch.zeros(GROUPS, stack.values.shape[1], dtype=torch.float64, device=_wide(device))
-    squares = torch.zeros(GROUPS, dtype=torch.float64, device=_wide(device))
+    sums = torch.zeros(GROUPS, stack.values.shape[1], dtype=_sum_type(stack.grad), device=device)
+    squares = torch.zeros(GROUPS, dtype=torch.float64)
     for group in range(GROUPS):
         for _ in range(per_group):
             with explained(workload, "in a gradient of its noise scale"):
                 gradients([next(batches)])
-            one = stack.grad[0].to(sums.device).double()
-            sums[group] += one
-            squares[group] += one.square().sum()
-    return sums.cpu(), squares.cpu()
+            sums[group] += stack.grad[0]
+            for part in torch.split(stack.grad[0], COLUMNS):
+                squares[group] += float(_wide(part).square().sum())
+    products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
+    for part in torch.split(sums, COLUMNS, dim=1):
+        wide = _wide(part)
+        products += (wide @ wide.T).cpu()
+    return products, squares
 
 
-def _wide(device: torch.device) -> torch.device:
-    return torch.device("cpu") if device.type == "mps" else device  # mps has no float64
+def _sum_type(grad: Tensor) -> torch.dtype:
+    return torch.promote_types(grad.dtype, torch.float32)
 
 
-def _estimate(sums: Tensor, squares: Tensor, per_group: int, size: int) -> NoiseScale:
-    total = sums.sum(0)
-    lengths = [float(total.square().sum())]
-    lengths += [float((total - one).square().sum()) for one in sums]
+def _wide(part: Tensor) -> Tensor:
+    return (part.cpu() if part.device.type == "mps" else part).double()  # mps has no float64
+
+
+def _estimate(products: Tensor, squares: Tensor, per_group: int, size: int) -> NoiseScale:
+    """Return the noise scale from what `_collect` returns: all that it needs are squared lengths of sums over groups."""
+    lengths = [float(products.sum())]
+    lengths += [float(products[kept][:, kept].sum()) for kept in (torch.arange(GROUPS) != k for k in range(GROUPS))]
     spread = [float(squares.sum())] + [float(squares.sum() - one) for one in squares]
     counts = [GROUPS * per_group] + [(GROUPS - 1) * per_group] * GROUPS
     found = [_parts(length / n**2, square, n, size) for length, square, n in zip(lengths, spread, counts, strict=True)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-__all__ = ["Part", "parts_of", "same_values", "snapshot"]
+__all__ = ["Part", "has_state", "other_names", "parts_of", "same_values", "snapshot"]
 
 Parts = MutableMapping[str, Any]
 PLAIN = (bool, int, float, str, type(None), Tensor)
@@ -37,9 +37,9 @@ def parts_of(parts: Parts) -> list[Part]:
     for name, value in parts.items():
         if isinstance(value, nn.Module):
             found.append(Part(f"{name} parameters", partial(_weights, name=name, parameters=True)))
-            if _others(value):
+            if other_names(value):
                 found.append(Part(f"{name} buffers", partial(_weights, name=name, parameters=False)))
-        elif _has_state(value):
+        elif has_state(value):
             found.append(Part(name, partial(_state, name=name)))
         elif isinstance(value, torch.Generator):
             found.append(Part(name, partial(_generator, name=name)))
@@ -50,7 +50,7 @@ def parts_of(parts: Parts) -> list[Part]:
 
 def _weights(into: Parts, twin: Parts, *, name: str, parameters: bool) -> None:
     model, other = into[name], twin[name]
-    wanted = {k: v for k, v in other.state_dict().items() if (k not in _others(other)) == parameters}
+    wanted = {k: v for k, v in other.state_dict().items() if (k not in other_names(other)) == parameters}
     model.load_state_dict(copy.deepcopy({**model.state_dict(), **wanted}))
 
 
@@ -74,7 +74,7 @@ def snapshot(parts: Parts) -> dict[str, Any]:
     """Return a copy of the values of every part that has some."""
     found: dict[str, Any] = {}
     for name, value in parts.items():
-        if isinstance(value, nn.Module) or _has_state(value):
+        if isinstance(value, nn.Module) or has_state(value):
             found[name] = copy.deepcopy(dict(value.state_dict()))
         elif isinstance(value, PLAIN):
             found[name] = copy.deepcopy(value)
@@ -102,10 +102,11 @@ def same_values(one: Any, other: Any) -> bool:
     return True  # functions and objects that a state dict may hold: nothing to compare
 
 
-def _has_state(value: Any) -> bool:
+def has_state(value: Any) -> bool:
+    """Whether a part keeps its state as optimizers and schedules do."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _others(model: nn.Module) -> set[str]:
-    """Names in the state dict that are no parameters: batch-norm statistics and other buffers."""
+def other_names(model: nn.Module) -> set[str]:
+    """Return the names in the state dict that are no parameters: batch-norm statistics and other buffers."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}

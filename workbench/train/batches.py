@@ -72,7 +72,8 @@ def eval_batches(
     data, dtype = workload.data(split), _dtype(precision)
     batches: Iterator[Any]
     if in_its_own_order(data):
-        batches = iter(DataLoader(CountedStream(data, split=split), batch_size=batch_size, collate_fn=workload.collate))
+        stream = CountedStream(data, split=split, exact=True)
+        batches = iter(DataLoader(stream, batch_size=batch_size, collate_fn=workload.collate))
     elif isinstance(data, TensorDataset) and workload.collate is None:
         batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
     else:

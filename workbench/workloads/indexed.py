@@ -98,21 +98,27 @@ class CountedStream(IterableDataset[Any]):
     Args:
         data: the iterable to wrap.
         split: named in the error.
+        exact: ask for as many items as its length says; a split is evaluated whole, or not at all.
     """
 
-    def __init__(self, data: Any, *, split: str = "train") -> None:
+    def __init__(self, data: Any, *, split: str = "train", exact: bool = False) -> None:
         self.data = data
         self.split = split
+        self.exact = exact
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items.
 
         Raises:
-            DataError: the wrapped dataset raised; its error is the cause.
+            DataError: the wrapped dataset raised; its error is the cause. Or it is asked for the exact number of items, and has
+                another.
         """
-        place = 0
+        place, more = 0, False
         try:
             for item in self.data:
+                more = self.exact and place == len(self.data)
+                if more:
+                    break
                 yield item
                 place += 1
         except Exception as error:
@@ -120,6 +126,12 @@ class CountedStream(IterableDataset[Any]):
                 f"item {place} of the {self.split} split ({type(self.data).__name__}, in its own order) raised "
                 f"{type(error).__name__}: {error}. Look at it alone: iterate over {self.split}_data."
             ) from error
+        if self.exact and (more or place < len(self.data)):
+            raise DataError(
+                f"the {self.split} split ({type(self.data).__name__}, in its own order) yields {'more than ' * more}{place} examples, "
+                f"though its length is {len(self.data)}. An iterable dataset must yield as many examples as its __len__ says, each "
+                "once: a metric over another number is a metric of other data."
+            )
 
 
 def item_error(error: DataError) -> DataError:

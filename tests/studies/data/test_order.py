@@ -202,8 +202,21 @@ def test_observing_leaves_no_trace() -> None:
     assert all(torch.equal(a[1], b[1]) for a, b in zip(loader, again, strict=True))
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_few_examples_in_order_are_not_called_shuffled(count: int) -> None:
+    diagnosis = said(DataLoader(TensorDataset(X[:count], SORTED.tensors[1][:: N // count][:count])))
+    assert diagnosis["data.unshuffled"].status == "not_measured"
+    assert f"{count} examples are too few" in diagnosis["data.unshuffled"].summary
+    assert diagnosis["data.weak_shuffle"].status != "ok"
+
+
+@pytest.mark.parametrize("count", [12, 30])
+def test_a_dozen_examples_in_order_are_found(count: int) -> None:
+    assert said(DataLoader(TensorDataset(X[:count], MIXED[:count])))["data.unshuffled"].status == "warn"
+
+
 def test_one_example_and_one_class() -> None:
-    assert said(DataLoader(TensorDataset(X[:1], MIXED[:1])))["data.unshuffled"].status in ("ok", "not_measured")
+    assert said(DataLoader(TensorDataset(X[:1], MIXED[:1])))["data.unshuffled"].status == "not_measured"
     same = TensorDataset(X, torch.zeros(N, dtype=torch.int64))
     assert said(shuffled(same))["data.unshuffled"].status == "ok"
     assert said(DataLoader(same))["data.unshuffled"].status == "warn"

@@ -155,6 +155,33 @@ def test_rows_of_other_sizes_are_no_copies() -> None:
     assert found(ragged, ragged)["exact"] == 3
 
 
+def texts(count: int, seed: int, kind: Any = torch.int64) -> list[Any]:
+    """Rows of 3 to 19 tokens, as a dataset of texts has them before a batch pads them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(3, 20, (count,), generator=generator).tolist()
+    return [(torch.randint(1, 50, (n,), generator=generator).to(kind), k % 3) for k, n in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.float32])
+@pytest.mark.parametrize("copies", [[], [4], [4, 9, 30]])
+def test_rows_of_different_sizes_have_exact_copies_only(kind: Any, copies: list[int]) -> None:
+    train, other = texts(200, 0, kind), texts(60, 1, kind)
+    for place in copies:
+        other[place] = train[3 * place]
+    for memory_mb in (0.005, 256.0):
+        facts = find_overlap(Items(train), {"validation": Items(other)}, memory_mb=memory_mb)
+        assert not facts["near"]
+        (side,) = facts["splits"].values()
+        assert (side["exact"], side["near"]) == (len(copies), 0)
+        assert [pair[:2] for pair in sorted(side["pairs"])] == [[place, 3 * place] for place in copies]
+
+
+def test_rows_of_one_size_beside_rows_of_many() -> None:
+    train, other = texts(200, 0), [item for item in texts(200, 0) if len(item[0]) == 7]
+    assert found(Items(train), Items(other))["exact"] == len(other) > 3
+    assert found(Items(other), Items(train))["exact"] == len(other)
+
+
 def test_constant_rows_are_near_nothing_but_themselves() -> None:
     flat = torch.arange(60.0)[:, None].expand(60, 40)
     facts = found(TensorDataset(flat), TensorDataset(flat[:10] + 0.5))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NEAR_VALUES", "NearTables", "exact_hashes", "standardised", "text_of"]
+__all__ = ["NEAR_VALUES", "NearTables", "Numbers", "exact_hashes", "standardised", "text_of"]
 
 Words = NDArray[np.uint64]
 BLOCK_BYTES = (
@@ -19,11 +19,15 @@ NEAR_VALUES = 16  # rule of thumb: rows with fewer values are near each other by
 _SEED = 20_261_122
 
 
+class Numbers(bytes):
+    """The bytes of a row of numbers, where rows are of different sizes: no text, though bytes."""
+
+
 def exact_hashes(rows: NDArray[Any]) -> Words:
     """Return a 64-bit hash of each row, shape (rows,): equal numbers give equal hashes, whatever their type was.
 
-    Numbers are compared as float32, integers above 2**24 as themselves; 0 and -0 are one, so are all NaN. Objects are text or
-    bytes.
+    Numbers are compared as float32, integers above 2**24 as themselves; 0 and -0 are one, so are all NaN. Objects are text,
+    bytes or `Numbers`.
     """
     if rows.dtype == object:
         return np.array([_digest(value) for value in rows], dtype=np.uint64)
@@ -95,7 +99,9 @@ def standardised(rows: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def text_of(value: Any) -> str:
-    """Return text without what copies differ in: case, white space, punctuation."""
+    """Return text without what copies differ in: case, white space, punctuation; rows of numbers keep every digit."""
+    if isinstance(value, Numbers):
+        return value.hex()
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return " ".join(re.sub(r"[\W_]+", " ", text.casefold()).split())
 

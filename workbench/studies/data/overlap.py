@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
-from workbench.studies.data.hashing import NEAR_VALUES, NearTables, exact_hashes, standardised, text_of
-from workbench.studies.data.rows import Rows, fetch_rows, read_rows
+from workbench.studies.data.hashing import NEAR_VALUES, NearTables, Numbers, exact_hashes, standardised, text_of
+from workbench.studies.data.rows import Rows, as_objects, fetch_rows, read_rows
 
 __all__ = ["find_overlap"]
 
 SHOWN = 20
+PEEKED = 64
+"""Rows that tell whether all are of one size, at most."""
 COMPARED = 4096
 """Pairs of one block that share a near hash and are compared number by number, at most."""
 
@@ -33,7 +35,7 @@ def find_overlap(
     Exact: equal inputs. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
     distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
     without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
-    words; near integers (tokens), and near rows of fewer than 16 values, which chance would find as well.
+    words; near integers (tokens), near rows of different sizes, and of fewer than 16 values, which chance would find as well.
 
     Args:
         train: the training split, map-style.
@@ -57,23 +59,26 @@ def find_overlap(
     if not 0 < tolerance < 1:
         raise ConfigError(f"tolerance={tolerance!r} must lie between 0 and 1; unrelated rows differ by 1.4.")
     size = memory_mb / 8  # a block, its copies, and the rows it is compared with
-    first = fetch_rows(train, [0]).inputs
+    first, *rest = (_peeked(data, size, max_rows) for data in (train, *others.values()))
+    if any(rows.shape[1:] != first.shape[1:] for rows in rest if len(rows)):  # those of objects have one axis
+        first = as_objects(first)
     tables = _tables(first) if near else None
     sides = {
         name: _Side(name, data, like=first, tables=tables, size=size, most=max_rows) for name, data in others.items()
     }
     seen: list[NDArray[np.uint64]] = []
     for rows in read_rows(train, memory_mb=size, first=max_rows):
-        hashes = exact_hashes(rows.inputs)
+        alike = rows._replace(inputs=_alike(rows.inputs, first))
+        hashes = exact_hashes(alike.inputs)
         seen.append(hashes)
-        close = _near_hashes(rows.inputs, tables) if near else None
+        close = _near_hashes(alike.inputs, tables) if near else None
         for side in sides.values():
-            side.match(rows, hashes, close, tolerance)
+            side.match(alike, hashes, close, tolerance)
     every = np.concatenate(seen) if seen else np.empty(0, dtype=np.uint64)
     return {
         "train_rows": len(every),
         "train_duplicates": len(every) - len(np.unique(every)),
-        "near": bool(near and (tables is not None or first.dtype == object)),
+        "near": near and (tables is not None or _are_text(first)),
         "splits": {name: side.facts() for name, side in sides.items()},
     }
 
@@ -144,6 +149,14 @@ class _Side:
         }
 
 
+def _peeked(data: Any, size: float, most: int | None) -> NDArray[Any]:
+    """Return the inputs of the first rows, of as many as `size` times 1e6 bytes hold, and `most`."""
+    if not len(data):
+        return np.empty((0, 0))
+    held = max(1, int(size * 1e6) // max(1, fetch_rows(data, [0]).inputs.nbytes))
+    return fetch_rows(data, range(min(PEEKED, held, len(data), most or len(data)))).inputs
+
+
 def _tables(rows: NDArray[Any]) -> NearTables | None:
     """Return tables for rows like these; None for text, tokens and rows of few values."""
     if rows.dtype == object or (rows.dtype.kind in "iu" and rows.dtype.itemsize > 2) or rows.dtype.kind == "b":
@@ -152,17 +165,19 @@ def _tables(rows: NDArray[Any]) -> NearTables | None:
 
 
 def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> NDArray[np.uint64] | None:
-    if rows.dtype == object:
+    if _are_text(rows):
         return exact_hashes(np.array([text_of(value) for value in rows], dtype=object))[:, None]
-    return None if tables is None else tables.hashes(rows)
+    return None if tables is None or rows.dtype == object else tables.hashes(rows)
+
+
+def _are_text(rows: NDArray[Any]) -> bool:
+    return bool(rows.dtype == object and len(rows) and not isinstance(rows[0], Numbers))
 
 
 def _alike(rows: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """Return `rows` in the type of `like`, where one split holds integers and the other does not; sizes have to agree."""
-    if _any_objects(rows, like):
-        return rows if rows.dtype == like.dtype else rows.astype(object)
-    if rows.shape[1] != like.shape[1]:
-        return np.array([row.tobytes() for row in rows], dtype=object)
+    if _any_objects(rows, like) or rows.shape[1] != like.shape[1]:
+        return as_objects(rows)
     return rows.astype(like.dtype) if rows.dtype.kind != like.dtype.kind else rows
 
 
@@ -185,6 +200,7 @@ def _pairs(
 def _distances(a: NDArray[Any], b: NDArray[Any], *, exact: bool) -> NDArray[np.float64]:
     """Return how far rows are apart: 0 for equal ones, else in deviations of a row; infinite for what cannot be compared."""
     if _any_objects(a, b):
+        a, b = as_objects(a), as_objects(b)
         same = [text_of(x) == text_of(y) if not exact else x == y for x, y in zip(a, b, strict=True)]
         return np.where(same, 0.0 if exact else 1e-3, np.inf)
     if exact:

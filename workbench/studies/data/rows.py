@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from workbench.studies.data.hashing import Numbers
 from workbench.workloads.indexed import IndexedDataset
 
-__all__ = ["Rows", "fetch_rows", "read_rows", "split_item"]
+__all__ = ["Rows", "as_objects", "fetch_rows", "read_rows", "split_item"]
 
 _TARGETS = ("label", "labels", "target", "targets", "y", "class")
 
@@ -23,7 +24,7 @@ class Rows(NamedTuple):
 
     Attributes:
         start: index of the first one.
-        inputs: shape (rows, values); of type object where inputs are text or their sizes differ.
+        inputs: shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ.
         labels: shape (rows,); None where an item has no single label.
     """
 
@@ -118,7 +119,16 @@ def _stack(values: list[Any]) -> NDArray[Any]:
     if len(flat) == len(values) and len({a.shape for a in flat}) == 1:
         return np.stack(flat)
     kept = np.empty(len(values), dtype=object)
-    kept[:] = [value if a is None else a.tobytes() for value, a in zip(values, arrays, strict=True)]
+    kept[:] = [value if a is None else Numbers(a.tobytes()) for value, a in zip(values, arrays, strict=True)]
+    return kept
+
+
+def as_objects(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return rows as `_stack` keeps them where their sizes differ, though these are all of one size."""
+    if rows.dtype == object:
+        return rows
+    kept = np.empty(len(rows), dtype=object)
+    kept[:] = [Numbers(row.tobytes()) for row in rows]
     return kept
 
 
