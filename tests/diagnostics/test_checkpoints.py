@@ -193,3 +193,18 @@ def test_a_metric_that_was_never_evaluated_is_named() -> None:
 def test_ties_go_to_the_earliest() -> None:
     found = best_not_last([2.0, 1.0, 0.5, 0.5, 0.9, 1.4, 2.0])
     assert found.evidence["runs"][0]["best_step"] == 2 * TOTAL // 6
+
+
+def test_a_metric_that_is_read_the_wrong_way_round_fails() -> None:
+    """An accuracy that rises, of which the smallest is selected: the untrained model, in every run."""
+    rising = [1 - overfitted(seed=k, rise=0.0) / 2.5 for k in range(3)]
+    found = selection(*rising, metric="share", select="validation/share")
+    assert found.status == "fail"
+    assert found.summary == "validation/share, where smaller is better, selects the untrained model in all 3 runs."
+    assert "select_mode='max'" in found.advice[0]
+    assert selection(*rising, metric="share", select="validation/share", select_mode="max").status == "ok"
+    worse = selection(*rising)
+    assert worse.status == "fail"
+    assert "targets of this split" in worse.advice[0]
+    one_learned = selection(*rising[:2], overfitted(), metric="share", select="validation/share")
+    assert one_learned.status != "fail"

@@ -146,6 +146,11 @@ def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts()
     tiny = said(free | {"pair": pair, "examples": 5})["evaluation.too_small"]
     assert (tiny.status, tiny.threshold) == ("warn", 0.5)
     assert tiny.value == pytest.approx(detectable_difference(5, sd=0.5))
+    alike = pair | {"difference_sd": 1e-4}
+    for examples, status in ((1, "warn"), (29, "warn"), (30, "ok")):
+        few = said(free | {"pair": alike, "examples": examples})["evaluation.too_small"]
+        assert few.status == status, "however alike they are: so few do not show how alike"
+        assert ("not show how far two models differ" in few.summary) is (status == "warn")
     unknown = said(free | {"pair": pair | {"learned": None}})["evaluation.too_small"]
     assert (unknown.status, unknown.threshold) == ("ok", None)
 

@@ -51,6 +51,13 @@ def test_a_gain_within_the_luck_of_the_examples_is_refused(sd: float | None, ado
         assert " Adopted" not in found["reason"]
 
 
+@pytest.mark.parametrize("examples", [1, 29, 30])
+def test_few_examples_choose_no_config_however_sure_they_look(examples: int) -> None:
+    found = recommend(won_over_seeds(facts(1e-6, examples=examples)), NOTHING)
+    assert found["adopted"] is (examples >= 30)
+    assert ("too few to choose a config by; keep 30 or more" in found["reason"]) is (examples < 30)
+
+
 def test_chance_is_that_of_a_t_test_on_the_differences() -> None:
     differences = np.random.default_rng(0).normal(0.2, 1.0, 60)
     known = example_chance(
@@ -78,8 +85,8 @@ def test_models_that_are_alike_are_taken_for_better_as_often_as_is_allowed() -> 
 
 @pytest.mark.parametrize(
     "known",
-    [{}, facts(None), facts(0.5, examples=1), facts(0.5, trials=((1, 9),)), facts(0.5, trials=())],
-    ids=["no facts", "not finite", "one example", "other models", "no pair"],
+    [{}, facts(None), facts(0.5, trials=((1, 9),)), facts(0.5, trials=())],
+    ids=["no facts", "not finite", "other models", "no pair"],
 )
 def test_what_was_not_compared_example_by_example_is_not_known(known: dict[str, Any]) -> None:
     assert example_chance(record([trial(np.ones(3), 0.1)], facts=known), candidate=[5], gain=0.1) is None

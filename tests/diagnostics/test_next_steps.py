@@ -39,6 +39,18 @@ def test_what_was_adopted_is_done_and_what_was_in_vain_is_tried():
     assert [(s.done, s.tried) for s in next_steps(r, diagnosis)] == [(True, False), (False, True), (False, False)]
 
 
+def test_a_better_lr_that_the_proof_did_not_confirm_is_no_advice_any_more():
+    for adopted, tried in ((False, True), (True, False)):
+        diagnosis = said(
+            ("lr.too_low", "warn", ("Raise peak_lr to 0.5.",)),
+            candidate="lr 0.5",
+            adopted=adopted,
+            config={"peak_lr": 0.1},
+        )
+        (step,) = next_steps(record([trial(FALLING, 0.1)]), diagnosis)
+        assert step.tried is tried
+
+
 @pytest.mark.parametrize(("adopted", "changed", "lr", "done"), [
     (True, ["peak_lr"], 0.01, True), (True, ["peak_lr"], 1.0, False), (False, [], 0.1, False), (True, ["warmup_steps"], 0.1, False),
 ])  # fmt: skip

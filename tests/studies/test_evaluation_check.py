@@ -181,12 +181,45 @@ def returns(value: Any) -> Evaluate:
         (lambda n, b: torch.ones(2, 2), r"several values \(shape \(2, 2\)\)"),
         ({"lost": 1.0}, r"mapping without 'loss'.*Did you mean 'lost'"),
         ("good", r"returned str \(good\), but must return one number"),
-        (None, r"must return one number|returned nan"),
+        (None, r"returned nothing, but must return one number"),
     ],
 )
 def test_what_is_no_metric_is_refused(value: Any, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         check_evaluation(returns(value), workload_of(), batch_sizes=(10,))
+
+
+def test_nan_of_a_function_that_calls_nothing_is_no_batch_that_was_not_full() -> None:
+    with pytest.raises(WorkloadError, match="returned nan, though the loss of each example is finite"):
+        check_evaluation(lambda model, data, batch_size: float("nan"), workload_of())
+
+
+@pytest.mark.parametrize("examples", [20, 50, 60, 100])
+def test_a_split_that_its_batch_size_divides_hides_no_mean_of_batch_means(examples: int) -> None:
+    found = check_evaluation(batch_means, workload_of(examples))["evaluation.weighting"]
+    assert found.status == "fail"
+    assert "Mean of batch means" in found.summary
+    assert check_evaluation(right, workload_of(examples)).verdict == "ok"
+
+
+def test_another_metric_of_the_workload_is_recognised() -> None:
+    def close(model: Any, data: Any, batch_size: int) -> float:
+        hits = [((model(x).squeeze(-1) - y).abs() < 0.5).double() for x, y in DataLoader(data, batch_size=batch_size)]
+        return float(torch.cat(hits).mean())
+
+    with pytest.raises(UsageError, match="that is the workload's close, and its loss is .* metric='close'"):
+        check_evaluation(close, workload_of())
+    assert check_evaluation(close, workload_of(), metric="close").verdict == "ok"
+
+
+def test_a_loss_that_is_averaged_and_expanded_again_is_named() -> None:
+    def expanded(outputs: Tensor, batch: Any) -> Tensor:
+        return ((outputs.squeeze(-1) - batch[1]) ** 2).mean().expand(len(batch[1]))
+
+    found = check_evaluation(right, workload_of(loss=expanded))["evaluation.weighting"]
+    assert found.status == "fail"
+    assert "all examples of a batch have the same" in found.summary
+    assert found.advice == ["Return the loss of each example: no mean over the batch, expanded or not."]
 
 
 def test_an_error_of_the_function_is_told_with_the_call() -> None:

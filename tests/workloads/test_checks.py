@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.errors import DataError, UnknownNameError, WorkloadError
+from workbench.errors import ConfigError, DataError, UnknownNameError, WorkloadError
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import (
     check_data,
@@ -73,11 +74,28 @@ def test_a_batch_larger_than_the_data_names_both_numbers() -> None:
 
 
 def test_selection_must_exist() -> None:
-    check_selection(make(), CONFIG.replace(select="validation/accuracy"))
+    check_selection(make(), CONFIG.replace(select="validation/accuracy", select_mode="max"))
     with pytest.raises(UnknownNameError, match="Did you mean 'validation/accuracy'"):
         check_selection(make(), CONFIG.replace(select="validation/acuracy"))
     with pytest.raises(UnknownNameError, match="select='test/loss'"):
         check_selection(make(), CONFIG.replace(select="test/loss"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "refused"),
+    [
+        ("accuracy", True),
+        ("top5_accuracy", True),
+        ("f1", True),
+        ("macro_auc", True),
+        ("error", False),
+        ("distance", False),
+    ],
+)
+def test_the_smallest_accuracy_is_not_what_anybody_wants(metric: str, refused: bool) -> None:
+    workload = make().replace(metrics={metric: lambda outputs, batch: outputs})
+    with pytest.raises(ConfigError, match="select_mode='max'") if refused else nullcontext():
+        check_selection(workload, CONFIG.replace(select=f"validation/{metric}"))
 
 
 def frozen() -> nn.Module:

@@ -158,16 +158,19 @@ def _weighting(
         "evaluation.weighting",
         {"metric": facts["metric"], "cases": list(cases), "batch_dependence": dependent},
     )
+    if dependent > allowed:
+        same = ", and all examples of a batch have the same" if not spread > allowed else ""
+        averaged = f"Return the {facts['metric']} of each example: no mean over the batch, expanded or not."
+        looks = "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
+        return Finding(
+            code=code, status="fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence, clause="P2.11",
+            summary=f"The {facts['metric']} of one and the same example differs by {dependent:.3g} between batch sizes{same}.",
+            advice=[averaged if same else looks],
+        )  # fmt: skip
     if not spread > allowed:
         return _none(
             code, f"Not measured: all examples have the same {facts['metric']}, so no weighting shows.", evidence
         )
-    if dependent > allowed:
-        return Finding(
-            code=code, status="fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence, clause="P2.11",
-            summary=f"The {facts['metric']} of one and the same example differs by {dependent:.3g} between batch sizes.",
-            advice=["Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."],
-        )  # fmt: skip
     wrong = [case for case in cases if case["fault"] in _WEIGHTING]
     if not wrong:
         largest = (

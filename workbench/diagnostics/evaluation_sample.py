@@ -10,6 +10,7 @@ from typing import Any
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.class_counts import class_counts
 from workbench.diagnostics.evaluation_size import too_small
+from workbench.diagnostics.example_chance import MIN_EXAMPLES
 from workbench.diagnostics.skew import worst_skew
 from workbench.diagnostics.trials import RecordLike
 
@@ -30,6 +31,7 @@ def diagnose_evaluation_sample(
     learned_frac: float = 0.25,
     one_example: float = 0.05,
     comparisons: int = 100,
+    min_examples: int = MIN_EXAMPLES,
     adopted: bool = False,
 ) -> Diagnosis:
     """Judge the set that periodic evaluation reads: skew, size, and the counts behind its rare classes.
@@ -43,6 +45,7 @@ def diagnose_evaluation_sample(
             the metric by (rule of thumb: a set that cannot show a quarter of it tells little but that there is learning).
         one_example: a class is rare where one example more moves its recall by at least this (P3.7: 0.05, one of 20).
         comparisons: models that are compared on the set, for the gap that choosing the best of them leaves (P3.5).
+        min_examples: fewer are too few in any case: they do not even show how far two models differ by chance (rule of thumb).
         adopted: whether the measured pair of models decided something: then the set has to tell those two apart.
 
     Returns:
@@ -66,6 +69,7 @@ def diagnose_evaluation_sample(
                 power=power,
                 learned_frac=learned_frac,
                 comparisons=comparisons,
+                min_examples=min_examples,
                 adopted=adopted,
             ),
             _minority(facts, one_example),

@@ -25,7 +25,14 @@ class _Wanted(NamedTuple):
 
 
 def too_small(
-    facts: Facts, *, false_alarm: float, power: float, learned_frac: float, comparisons: int, adopted: bool
+    facts: Facts,
+    *,
+    false_alarm: float,
+    power: float,
+    learned_frac: float,
+    comparisons: int,
+    min_examples: int,
+    adopted: bool,
 ) -> Finding:
     """Return the finding `evaluation.too_small`; the arguments are those of `diagnose_evaluation_sample`.
 
@@ -35,6 +42,7 @@ def too_small(
         power: how often a difference is found.
         learned_frac: share of what training gains that the set should show.
         comparisons: models of which the best is taken.
+        min_examples: fewer are too few in any case.
         adopted: whether the measured pair of models decided something.
     """
     level: dict[str, Any] = {"false_alarm": false_alarm, "power": power}
@@ -53,6 +61,10 @@ def too_small(
         },
     }  # fmt: skip
     summary, enough = _said(facts, bounds, wanted, n, numbers["detectable"])
+    if enough and n < min_examples:
+        few = "1 example does" if n == 1 else f"{n} examples do"
+        summary = f"{few} not show how far two models differ by chance, so no difference on them is to be trusted."
+        enough = False
     if enough:
         return Finding(status="ok", summary=summary, **known)
     return Finding(status="warn", summary=summary, advice=_advice(bounds, facts.get("asked") or {}), **known)
@@ -118,7 +130,7 @@ def _advice(bounds: SizeBounds, asked: Facts) -> list[str]:
     if bounds.smallest is not None:
         said.append(f"Keep {bounds.smallest} examples or more for validation, or ask for a larger difference.")
     else:
-        said.append("Keep more examples for validation, or decide by larger differences only.")
+        said.append("Keep more examples for validation, 30 or more, or decide by larger differences only.")
     said.append("Compare models on the same examples, and on a held-out set before a small gain is believed.")
     if asked.get("label_noise"):
         said.append("Correct labels: each wrong one shrinks the difference that is seen.")

@@ -10,10 +10,14 @@ from scipy import stats
 
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["example_chance"]
+__all__ = ["MIN_EXAMPLES", "example_chance"]
+
+MIN_EXAMPLES = 30
 
 
-def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float) -> dict[str, Any] | None:
+def example_chance(
+    record: RecordLike, *, candidate: Sequence[int], gain: float, min_examples: int = MIN_EXAMPLES
+) -> dict[str, Any] | None:
     """Return how often other examples of the same kind would give such a gain where nothing is gained.
 
     From the spread of the difference from example to example (Student's t, one-sided). It was measured on the selected
@@ -23,9 +27,11 @@ def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float)
         record: a study; its facts may hold "evaluation_sample", with the pair of models that were compared.
         candidate: trial numbers of the candidate.
         gain: mean of the baseline's selected metric minus the candidate's, or the other way round where more is better.
+        min_examples: fewer do not show how far the difference spreads, for a loss has its rare, large values (rule of thumb).
 
     Returns:
-        examples, se (of the gain), chance; None where these two models were not compared example by example.
+        examples, enough (whether they are that many), se (of the gain), chance; None where these two models were not compared
+        example by example.
     """
     facts = record.facts.get("evaluation_sample") or {}
     pair = facts.get("pair") or {}
@@ -34,8 +40,6 @@ def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float)
     if sd is None or not compared or not compared <= set(candidate):
         return None
     examples = int(facts["examples"])
-    if examples < 2:
-        return None
     se = float(sd) / math.sqrt(examples)
-    chance = float(stats.t.sf(gain / se, df=examples - 1)) if se > 0 else float(gain <= 0)
-    return {"examples": examples, "se": se, "chance": chance}
+    chance = float(stats.t.sf(gain / se, df=max(examples - 1, 1))) if se > 0 else float(gain <= 0)
+    return {"examples": examples, "enough": examples >= min_examples, "se": se, "chance": chance}

@@ -46,9 +46,15 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
         done.add(str(ADVICE["lower_lr"]))
     steps: dict[str, NextStep] = {}
     for finding in sorted(diagnosis.findings, key=lambda f: _ORDER.index(f.status)):
+        in_vain = finding.code == "lr.too_low" and _held_lr_in_vain(found)
         for line in finding.advice:
-            steps.setdefault(line, NextStep(line, finding.code, line in done, remedies.get(line) in tried))
+            steps.setdefault(line, NextStep(line, finding.code, line in done, in_vain or remedies.get(line) in tried))
     return list(steps.values())
+
+
+def _held_lr_in_vain(found: Mapping[str, Any]) -> bool:
+    """Whether a candidate was held against the baseline and not adopted: it had the best learning rate, or a better config."""
+    return found.get("candidate") is not None and not found.get("adopted")
 
 
 def _lowers_lr(baseline: Mapping[str, Any], found: Mapping[str, Any]) -> bool:

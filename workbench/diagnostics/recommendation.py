@@ -10,7 +10,7 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clip_ladder import masks
 from workbench.diagnostics.clipped_runs import clipped_runs
-from workbench.diagnostics.example_chance import example_chance
+from workbench.diagnostics.example_chance import MIN_EXAMPLES, example_chance
 from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.proof import prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
@@ -105,14 +105,19 @@ def _held_by_examples(record: RecordLike, comparison: Mapping[str, Any], allowed
     found = example_chance(record, candidate=comparison["recommended"]["trials"], gain=gain)
     if found is None:
         return {"examples": None}
-    if not comparison["adopted"] or found["chance"] < allowed:
+    if not comparison["adopted"] or (found["enough"] and found["chance"] < allowed):
         return {"examples": found | {"refused": False}}
     unadopted = comparison["reason"].split(" Adopted")[0]
+    count = found["examples"]
+    if found["enough"]:
+        share = f"{found['chance']:.0%}, allowed are {allowed:.0%}"
+        why = f"better on these {count} examples, and with others of the same kind that may be chance ({share})"
+    else:
+        why = f"{count} examples are too few to choose a config by; keep {MIN_EXAMPLES} or more for validation"
     return {
         "examples": found | {"refused": True},
         "adopted": False,
-        "reason": f"{unadopted} Not adopted: better on these {found['examples']} examples, and with others of the same kind "
-        f"that may be chance ({found['chance']:.0%}, allowed are {allowed:.0%}).",
+        "reason": f"{unadopted} Not adopted: {why}.",
     }
 
 

@@ -62,7 +62,24 @@ def selection_finding(record: RecordLike, runs: Sequence[SelectedRun], *, max_lu
             "from another, and the earliest is taken.",
             advice=["Select by a metric that moves, such as the loss, or by more digits of this one."],
         )  # fmt: skip
+    if all(run.steps[run.best] == 0 for run in judged):
+        return _untrained(record, len(judged), select, evidence, known)
     return _by_luck(judged, select, evidence, known)
+
+
+def _untrained(record: RecordLike, runs: int, select: str, evidence: dict[str, Any], known: dict[str, Any]) -> Finding:
+    """Return the finding where no update made the selected metric better: it may be read the wrong way round."""
+    mode = str(record.config["select_mode"])
+    better, other = ("smaller", "max") if mode == "min" else ("larger", "min")
+    advice = [f"If it is better when it is {'larger' if mode == 'min' else 'smaller'}, write select_mode={other!r}."]
+    if select.endswith("/loss"):
+        advice = [
+            "Look at the learning rate and at the targets of this split: training makes its loss worse from the first steps on."
+        ]
+    return Finding(
+        status="fail", evidence=evidence | {"select_mode": mode}, advice=advice, **known,
+        summary=f"{select}, where {better} is better, selects the untrained model in {'all ' * (runs > 1)}{runs} run{'s' * (runs > 1)}.",
+    )  # fmt: skip
 
 
 def _without_runs(record: RecordLike, select: str, known: dict[str, Any]) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def check_evaluation(
         model: what to evaluate, on the CPU; None builds one.
         metric: "loss" or a name of the workload's metrics; a loss shows more than an accuracy, which has two values.
         split: where the examples are from.
-        examples: at most so many; 103 is a prime number, so that a last batch is short.
+        examples: at most so many, and fewer where otherwise no batch of some size would be short.
         batch_sizes: one after the other.
         hosts: numbers of hosts to play.
         tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
@@ -123,7 +123,8 @@ def collect_cases(
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
         with eval_mode(model):
-            chosen, data, values, weights, dependence = _examples(workload, model, metric, split, examples)
+            chosen = _examples(workload, model, metric, split, count=examples, batch_sizes=batch_sizes)
+            data = chosen.items
             names = ExampleNames(workload, model, data)
             cases = []
             for size in batch_sizes:
@@ -131,16 +132,50 @@ def collect_cases(
                     arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
                     case = _call(evaluate, model, data, names, metric=metric, arguments=arguments)
                     cases.append({"batch_size": size, "hosts": count, **case})
+    _check_metric([case["observed"] for case in cases], chosen, metric)
     return {
         "metric": metric,
-        "examples": chosen,
-        "values": values.tolist(),
-        "weights": weights.tolist(),
-        "batch_dependence": dependence,
+        "examples": chosen.places,
+        "values": chosen.values.tolist(),
+        "weights": chosen.weights.tolist(),
+        "batch_dependence": chosen.dependence,
         "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
         "observed_batches": any(case["batches"] or case["error"] for case in cases),
         "cases": cases,
     }
+
+
+class _Chosen(NamedTuple):
+    """The examples that the function is called on.
+
+    Attributes:
+        places: in the split.
+        items: themselves.
+        values: of the metric, falling, shape (examples,).
+        weights: of them, same shape.
+        dependence: how far the value of an example differs between batch sizes.
+        others: mean of every other metric of the workload.
+    """
+
+    places: list[int]
+    items: ChosenItems
+    values: np.ndarray
+    weights: np.ndarray
+    dependence: float
+    others: dict[str, float]
+
+
+def _check_metric(observed: Sequence[float | None], chosen: _Chosen, metric: str) -> None:
+    """Raise where every value that came back is another metric of the workload, exactly."""
+    found = np.array([value for value in observed if value is not None])
+    own = float(np.average(chosen.values, weights=chosen.weights)) if found.size else 0.0
+    for name, value in chosen.others.items():
+        meant = found.size and np.allclose(found, value, rtol=1e-6, atol=1e-9)
+        if meant and not np.isclose(own, value, rtol=1e-4, atol=1e-6):
+            raise UsageError(
+                f"evaluate returned {found[0]:.6g} each time: that is the workload's {name}, and its {metric} is {own:.6g}. "
+                f"Say which metric it returns with metric={name!r}."
+            )
 
 
 def _call(
@@ -166,7 +201,7 @@ def _call(
         ) from watch.error
     value = _number(watch.result, metric, where, batches=len(batches), examples=len(data))
     if not math.isfinite(value):
-        if batches:
+        if batches or arguments["batch_size"] * arguments.get("hosts", 1) <= len(data):
             raise WorkloadError(
                 f"{where} returned {value}, though the {metric} of each example is finite. Look for a division by zero, and for "
                 "a value that is computed from an empty or a padded batch."
@@ -177,6 +212,8 @@ def _call(
 
 def _number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
     """Return the one number in a result."""
+    if result is None:
+        raise WorkloadError(f"{where} returned nothing, but must return one number: is its return statement missing?")
     if isinstance(result, dict):
         if metric not in result:
             raise WorkloadError(f"{where} returned a mapping without {metric!r}.{nearest(metric, map(str, result))}")
@@ -203,9 +240,9 @@ def _number(result: Any, metric: str, where: str, *, batches: int, examples: int
 
 
 def _examples(
-    workload: Workload, model: nn.Module, metric: str, split: str, count: int
-) -> tuple[list[int], ChosenItems, np.ndarray, np.ndarray, float]:
-    """Return examples whose values fall, their items, values and weights, and how far values differ between batch sizes."""
+    workload: Workload, model: nn.Module, metric: str, split: str, *, count: int, batch_sizes: Sequence[int]
+) -> _Chosen:
+    """Return examples whose values fall."""
     device = next(model.parameters()).device
     precision = workload.config.precision
     data = workload.data(split)
@@ -224,14 +261,15 @@ def _examples(
 
     items = ChosenItems(data, places)  # read once: a random augmentation is no matter of the batch
 
-    def at(batch_size: int, chosen: ChosenItems = items) -> tuple[np.ndarray, np.ndarray]:
+    def at(batch_size: int, chosen: ChosenItems = items) -> tuple[dict[str, np.ndarray], np.ndarray]:
         part = workload.replace(**{f"{split}_data": chosen})
         ((columns, weights),) = values_each(
             part, [model], split=split, batch_size=batch_size, device=device, precision=precision
         )
-        return columns[metric].numpy(), weights.numpy()
+        return {name: column.numpy() for name, column in columns.items()}, weights.numpy()
 
-    values, weights = at(len(places))
+    columns, weights = at(len(places))
+    values = columns[metric]
     bad = np.flatnonzero(~np.isfinite(values) & (weights > 0))
     if bad.size:
         raise WorkloadError(
@@ -241,13 +279,25 @@ def _examples(
     few = np.linspace(0, len(places) - 1, min(PAIRED, len(places) // 2 * 2)).astype(int)
     third, pairs = values.copy(), values[few]
     if len(few):  # a third at a time shows what many neighbours do, two at a time how far a row is padded
-        third, pairs = at(max(1, len(places) // 3))[0], at(2, ChosenItems(items, few.tolist()))[0]
+        third, pairs = at(max(1, len(places) // 3))[0][metric], at(2, ChosenItems(items, few.tolist()))[0][metric]
     apart = np.r_[third - values, pairs - values[few]][np.r_[weights, weights[few]] > 0]
     dependence = float(np.abs(apart).max(initial=0.0))
     counted = np.flatnonzero(weights > 0)
     order = counted[np.argsort(-values[counted], kind="stable")]
-    kept = order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
-    return [places[i] for i in kept], ChosenItems(items, kept.tolist()), values[kept], weights[kept], dependence
+    kept = order[np.linspace(0, len(order) - 1, _with_short_batch(min(count, len(order)), batch_sizes)).astype(int)]
+    others = {
+        name: float(np.average(column[kept], weights=weights[kept]))
+        for name, column in columns.items()
+        if name != metric
+    }
+    chosen = ChosenItems(items, kept.tolist())
+    return _Chosen([places[i] for i in kept], chosen, values[kept], weights[kept], dependence, others)
+
+
+def _with_short_batch(count: int, batch_sizes: Sequence[int]) -> int:
+    """Return the largest number of examples up to `count` that leaves each batch size but 1 a short batch, if there is one."""
+    fits = (n for n in range(count, count // 2, -1) if not any(n % size == 0 for size in batch_sizes if 1 < size < n))
+    return next(fits, count)
 
 
 def _check_arguments(

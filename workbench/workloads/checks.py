@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from workbench.config import TrainConfig
-from workbench.errors import DataError, UnknownNameError, WorkloadError, nearest
+from workbench.errors import ConfigError, DataError, UnknownNameError, WorkloadError, nearest
 from workbench.workloads.base import Workload, second_of_batch
 
 __all__ = [
@@ -22,6 +23,9 @@ __all__ = [
     "check_weights",
     "scan_targets",
 ]
+
+LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score)(_|$|\d)")
+"""Names of metrics that nobody wants small (rule of thumb)."""
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
@@ -46,16 +50,23 @@ def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
 
 
 def check_selection(workload: Workload, config: TrainConfig) -> None:
-    """Check that `config.select` names a split and a metric that `workload` has (P4.5).
+    """Check that `config.select` names a split and a metric that `workload` has, the right way round (P4.5).
 
     Raises:
         UnknownNameError: it does not; the nearest that it has is named.
+        ConfigError: it asks for the smallest value of a metric that is better when it is larger, by its name.
     """
     metrics = ("loss", *workload.metrics)
     allowed = [f"{split}/{metric}" for split in workload.splits for metric in metrics]
     if config.select not in allowed:
         raise UnknownNameError(
             f"workload {workload.name!r} has no select={config.select!r}.{nearest(config.select, allowed)}"
+        )
+    metric = config.select.split("/", 1)[1]
+    if config.select_mode == "min" and LARGER_IS_BETTER.search(metric.lower()):
+        raise ConfigError(
+            f"select={config.select!r} with select_mode='min' takes the checkpoint with the smallest {metric}. Write "
+            "select_mode='max'; if smaller really is better, give the metric another name."
         )
 
 
