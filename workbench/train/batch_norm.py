@@ -15,7 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.errors import ConfigError
 
-__all__ = ["GhostBatchNorm", "batch_norm_layers", "ghost_batch_norm", "like", "swap_batch_norm"]
+__all__ = [
+    "GhostBatchNorm",
+    "batch_norm_layers",
+    "drawn_examples",
+    "ghost_batch_norm",
+    "like",
+    "normalise",
+    "swap_batch_norm",
+    "track",
+]
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -73,34 +82,13 @@ class GhostBatchNorm(_BatchNorm):
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got {self.stat_examples} statistic example(s)"
             )
-        sample = input[self._drawn(input)]
+        first: Tensor | slice = slice(self.stat_examples)  # an evaluation draws nothing
+        sample = input[drawn_examples(len(input), self.stat_examples, input.device) if self.training else first]
         wide = torch.float32 if input.dtype in (torch.bfloat16, torch.float16) else input.dtype
         var, mean = torch.var_mean(sample.to(wide), dim=[0, *range(2, input.dim())], correction=0)
         if self.training and self.running_mean is not None:
-            self._track(mean.detach(), var.detach() * (values / (values - 1)))
-        shape = (1, -1, *(1 for _ in range(2, input.dim())))
-        scale = torch.rsqrt(var + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        out = (input - mean.view(shape)) * scale.view(shape)
-        if self.bias is not None:
-            out = out + self.bias.view(shape)
-        return out.to(input.dtype)
-
-    def _drawn(self, input: Tensor) -> Tensor | slice:
-        """Return which examples give the statistics: each is as likely as any other, in whatever order the batch comes."""
-        if not self.training:
-            return slice(self.stat_examples)
-        return torch.rand(len(input), device=input.device).argsort()[: self.stat_examples]
-
-    def _track(self, mean: Tensor, unbiased: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            running.add_(share * (new.to(running.dtype) - running))
+            track(self, mean.detach(), var.detach() * (values / (values - 1)))
+        return normalise(self, input, mean, var)
 
     def _check_input_dim(self, input: Tensor) -> None:
         allowed = self.input_dims
@@ -113,6 +101,34 @@ class GhostBatchNorm(_BatchNorm):
         """Return what the printed model says of the layer."""
         settings = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{settings}, stat_examples={self.stat_examples}"
+
+
+def drawn_examples(examples: int, wanted: int, device: torch.device) -> Tensor:
+    """Return the places of `wanted` examples, each as likely as any other, in whatever order the batch comes."""
+    return torch.rand(examples, device=device).argsort()[:wanted]
+
+
+def track(layer: _BatchNorm, mean: Tensor, unbiased: Tensor) -> None:
+    """Let a layer's running statistics take one batch's mean and unbiased variance, each shape (channels,)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked.add_(1)
+    share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum
+    for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+        running.add_(share * (new.to(running.dtype) - running))
+
+
+def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Return the input normalised with the given statistics, each shape (channels,), through which gradients flow."""
+    shape = (1, -1, *(1 for _ in range(2, input.dim())))
+    scale = torch.rsqrt(var + layer.eps)
+    if layer.weight is not None:
+        scale = scale * layer.weight
+    out = (input - mean.view(shape)) * scale.view(shape)
+    if layer.bias is not None:
+        out = out + layer.bias.view(shape)
+    return out.to(input.dtype)
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
