@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import UsageError
 from workbench.hosts.batch_norm import (
     gather_running_statistics,
@@ -19,6 +20,7 @@ from workbench.hosts.batch_norm import (
     merged_running_statistics,
     synchronise_batch_norm,
 )
+from workbench.studies.batch_norm_facts import audit_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
 
 SIZES = {2: ((5, 3), (4, 4), (6, 0)), 4: ((5, 3, 1, 4), (2, 2, 2, 2), (3, 0, 2, 6))}
@@ -114,14 +116,24 @@ def _drawn(rank: int, world: int) -> Tensor:
 def _nets(rank: int, world: int) -> dict[str, Any]:
     x, y = (torch.chunk(t, world)[rank] for t in data())
     synchronised = trained(DistributedDataParallel(synchronise_batch_norm(small_net())), x, y)
-    plain = DistributedDataParallel(small_net())
-    trained(plain, x, y)
-    apart = gather_running_statistics(plain)
-    return {
-        "synchronised": synchronised.module.state_dict(),
-        "plain": copy.deepcopy(plain.module.state_dict()),
-        "apart": apart,
-    }  # type: ignore[union-attr]
+    copied = trained(DistributedDataParallel(small_net()), x, y)
+    local = trained(DistributedDataParallel(small_net(), broadcast_buffers=False), x, y)
+    models = {"synchronised": synchronised, "copied": copied, "local": local}
+    found: dict[str, Any] = {name: copy.deepcopy(model.module.state_dict()) for name, model in models.items()}  # type: ignore[union-attr]
+    found["apart"] = gather_running_statistics(copied)
+    found["verdicts"] = {name: _verdicts(model) for name, model in models.items()}
+    with merged_running_statistics(local):
+        merged = copy.deepcopy(local.module.state_dict())  # type: ignore[union-attr]
+    found["verdicts"]["merged"] = _verdicts(local, checkpoint=merged)
+    return found
+
+
+def _verdicts(model: nn.Module, *, checkpoint: Any = None) -> dict[str, str]:
+    """Return what is found in a job whose first process writes the checkpoint."""
+    written = [checkpoint or model.state_dict()]
+    dist.broadcast_object_list(written)
+    audit = audit_batch_norm(model, replicas=gather_running_statistics(model), checkpoint=written[0])
+    return {finding.code.partition(".")[2]: finding.status for finding in diagnose_batch_norm(audit)}
 
 
 def _merges(rank: int) -> dict[str, Any]:

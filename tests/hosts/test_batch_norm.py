@@ -65,7 +65,7 @@ def test_within_data_parallel_it_trains_as_one_process_on_all_examples(ranks: li
         for name, value in expected.items():
             torch.testing.assert_close(rank["synchronised"][name], value, **EXACT)
     alone = {name: t.clone() for name, t in expected.items()}
-    assert not torch.allclose(ranks[0]["plain"]["1.running_mean"], alone["1.running_mean"], rtol=1e-3)
+    assert not torch.allclose(ranks[0]["copied"]["1.running_mean"], alone["1.running_mean"], rtol=1e-3)
 
 
 def test_data_parallel_leaves_the_processes_with_different_statistics(ranks: list[dict[str, Any]]) -> None:
@@ -73,9 +73,27 @@ def test_data_parallel_leaves_the_processes_with_different_statistics(ranks: lis
         apart = rank["apart"]["1"]
         assert apart.mean.shape == (len(ranks), 6)
         for row, other in enumerate(ranks):
-            np.testing.assert_array_equal(apart.mean[row], other["plain"]["1.running_mean"])
-            np.testing.assert_array_equal(apart.variance[row], other["plain"]["1.running_var"])
+            np.testing.assert_array_equal(apart.mean[row], other["copied"]["1.running_mean"])
+            np.testing.assert_array_equal(apart.variance[row], other["copied"]["1.running_var"])
     assert np.ptp(ranks[0]["apart"]["1"].mean, axis=0).min() > 1e-3
+
+
+SEEN = {
+    "copied": ("fail", "fail"),
+    "local": ("fail", "fail"),
+    "merged": ("ok", "ok"),
+    "synchronised": ("ok", "ok"),
+}
+"""How a job trains and writes -> rank_local, first_device_ema."""
+
+
+@pytest.mark.parametrize("job", SEEN)
+def test_the_copying_of_the_first_process_is_found_in_a_job_and_nothing_in_a_healthy_one(
+    job: str, ranks: list[dict[str, Any]]
+) -> None:
+    for rank in ranks:
+        found = rank["verdicts"][job]
+        assert (found["rank_local"], found["first_device_ema"]) == SEEN[job]
 
 
 def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[dict[str, Any]]) -> None:

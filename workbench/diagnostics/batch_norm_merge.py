@@ -57,6 +57,7 @@ def merge_statistics(means: ArrayLike, variances: ArrayLike, counts: ArrayLike |
     kept = weight > 0
     mean, var, weight = mean[kept], var[kept], weight[kept]
     share = (weight / weight.sum()).reshape(-1, *(1 for _ in mean.shape[1:]))
-    together = (share * mean).sum(0)
-    average, spread = (share * var).sum(0), (share * (mean - together) ** 2).sum(0)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so
+        together = (share * mean).sum(0)
+        average, spread = (share * var).sum(0), (share * (mean - together) ** 2).sum(0)
     return MergedStatistics(together, average + spread, average, spread)

@@ -25,7 +25,7 @@ def rank_local(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], h
     replicas = _stacks(facts)
     if replicas is None:
         return _simulated(facts, devices, harm)
-    if not np.isfinite([_apart(layer) for layer in replicas.values()]).all():
+    if _not_finite(replicas):
         return finding("rank_local", "not_measured", "Not measured: running statistics of some process are not finite.")
     count = int(facts["replicas"]["count"])
     name, value = max(((name, _apart(layer)) for name, layer in replicas.items()), key=lambda pair: pair[1])
@@ -121,6 +121,8 @@ def first_device_ema(facts: Mapping[str, Any]) -> Finding:
         return finding(
             code, "not_measured", "Not measured: it takes a checkpoint and the running statistics of every process."
         )
+    if _not_finite(replicas):
+        return finding(code, "not_measured", "Not measured: running statistics of some process are not finite.")
     count = int(facts["replicas"]["count"])
     if count < 2 or max(map(_apart, replicas.values())) <= SAME:
         return finding(code, "ok", "The processes' running statistics are equal: the checkpoint holds those of all.")
@@ -155,6 +157,8 @@ def variance_of_means(facts: Mapping[str, Any], devices: Sequence[Mapping[str, A
     code, replicas = "variance_of_means", _stacks(facts)
     if replicas is None:
         return _simulated_variance(facts, devices, share)
+    if _not_finite(replicas):
+        return finding(code, "not_measured", "Not measured: running statistics of some process are not finite.")
     merged = {name: merge_statistics(*layer, _examples(facts)) for name, layer in replicas.items()}
     missing = {name: float(np.max(m.spread / np.maximum(m.variance, 1e-300))) for name, m in merged.items()}
     name = max(missing, key=lambda n: missing[n])
@@ -163,10 +167,6 @@ def variance_of_means(facts: Mapping[str, Any], devices: Sequence[Mapping[str, A
     truth, average = float(at.variance[channel]), float(at.average_variance[channel])
     evidence = {"layer": name, "channel": channel, "merged": truth, "average": average, "missing": missing}
     numbers: dict[str, Any] = {"value": value, "unit": "share", "threshold": share, "evidence": evidence}
-    if not math.isfinite(value):
-        return finding(
-            code, "not_measured", "Not measured: running statistics of some process are not finite.", evidence=evidence
-        )
     said = f"Averaged over the processes, a variance is {average:.3g} where that of all their examples is {truth:.3g} (layer {name!r}, channel {channel})"
     written = _written(facts, replicas) if facts.get("checkpoint") is not None else None
     if value <= share:
@@ -228,9 +228,15 @@ def _array(values: Any) -> NDArray[np.float64]:
     return np.asarray(values, dtype=np.float64)
 
 
+def _not_finite(replicas: Mapping[str, _Layer]) -> bool:
+    return not np.isfinite([_apart(layer) for layer in replicas.values()]).all()
+
+
 def _apart(layer: _Layer) -> float:
     """Return the largest distance of two processes' statistics in a channel, in standard deviations."""
     mean, variance = layer
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        return math.nan
     sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, 1e-300))
     roots = np.sqrt(np.maximum(variance, 0.0))
     return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))

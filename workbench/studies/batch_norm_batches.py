@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.diagnostics.batch_norm_merge import merge_statistics
 from workbench.train.batch_norm import batch_norm_layers
+from workbench.train.rng import isolated_rng
 
 __all__ = ["BatchStatistics", "batch_statistics", "running_statistics", "statistics_set", "tracking_layers"]
 
@@ -64,7 +65,7 @@ def running_statistics(layer: _BatchNorm) -> tuple[NDArray[np.float64], NDArray[
 def batch_statistics(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]
 ) -> dict[str, BatchStatistics]:
-    """Return the statistics of every batch in every layer; the model is left bit for bit as it was.
+    """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were.
 
     The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
     out. A layer with a set number of statistic examples reports those of its subsample.
@@ -79,7 +80,7 @@ def batch_statistics(
     given: dict[str, tuple[int, int]] = {}
     handles = [layer.register_forward_pre_hook(_noting(given, name)) for name, layer in layers.items()]
     try:
-        with _probed(model, layers.values()), torch.no_grad():
+        with _probed(model, layers.values()), torch.no_grad(), isolated_rng():
             for batch in batches:
                 given.clear()
                 forward(model, batch)

@@ -111,7 +111,7 @@ def audit_batch_norm(
     if isinstance(max_batches, bool) or not isinstance(max_batches, int) or max_batches < 1:
         raise UsageError(f"max_batches={max_batches!r} must be an integer of at least 1.")
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    with isolated_rng():
+    with isolated_rng():  # a loader draws its order
         seen = {} if batches is None else batch_statistics(inner, itertools.islice(batches, max_batches), forward)
     facts = model_facts(inner, seen)
     facts["copies_first"] = copies_first(model)
