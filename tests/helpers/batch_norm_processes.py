@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,9 @@ def _nets(rank: int, world: int) -> dict[str, Any]:
     x, y = (torch.chunk(t, world)[rank] for t in data())
     synchronised = trained(DistributedDataParallel(synchronise_batch_norm(small_net())), x, y)
     copied = trained(DistributedDataParallel(small_net()), x, y)
-    local = trained(DistributedDataParallel(small_net(), broadcast_buffers=False), x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer releases call it forward_sync_buffers
+        local = trained(DistributedDataParallel(small_net(), broadcast_buffers=False), x, y)
     models = {"synchronised": synchronised, "copied": copied, "local": local}
     found: dict[str, Any] = {name: copy.deepcopy(model.module.state_dict()) for name, model in models.items()}  # type: ignore[union-attr]
     found["apart"] = gather_running_statistics(copied)

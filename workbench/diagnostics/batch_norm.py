@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.batch_norm_arms import NormArm, chance_better, norm_rows, read_norm_arms
+from workbench.diagnostics.batch_norm_arms import NormArm, better_arms, norm_rows, read_norm_arms
 from workbench.diagnostics.batch_norm_finding import CLAUSE, CODES, finding
 from workbench.diagnostics.batch_norm_replicas import first_device_ema, rank_local, variance_of_means
 
@@ -85,8 +85,9 @@ def _arms(record: Any, stage: str) -> list[NormArm]:
 
 def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     asked, given = facts.get("asked"), facts.get("examples")
-    arms, held = _arms(record, "batch_norm_virtual"), _arms(record, "batch_norm_held")
-    evidence = {"asked": asked, "examples": given, "arms": norm_rows(arms), "held": norm_rows(held)}
+    arms, held, split = (_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
+    shown = {"arms": norm_rows(arms), "held": norm_rows(held), "split": norm_rows(split)}
+    evidence: dict[str, Any] = {"asked": asked, "examples": given, **shown}
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": asked, "evidence": evidence}
     if given is None:
         return finding(
@@ -103,10 +104,9 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     if not arms or not own:
         return finding("ghost_size", "ok", f"{head}.", **numbers)
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    others = [a for a in arms if a is not own[0] and math.isfinite(a.mean)]
     told = ", ".join(f"{a.statistic} examples {_with_se(a)}" for a in arms)
     said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held(held)}"
-    better = {a.statistic: chance_better(a, own[0], sign=sign) * len(others) for a in others}
+    better = better_arms([a for a in arms if a is not own[0]], own[0], sign=sign)
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
     if best is None:
@@ -124,19 +124,21 @@ def _with_se(arm: NormArm) -> str:
 def _held(arms: Sequence[NormArm]) -> str:
     """Tell how far batch sizes lie apart with statistics from a set number of examples, and from the whole batch."""
     sizes = sorted({a.batch_size for a in arms})
-    if len(sizes) < 2:
-        return ""
     fixed = [a for a in arms if a.stat_examples is not None]
     whole = [a for a in arms if a.stat_examples is None]
     small = {a.batch_size: a for a in whole}
     held = {a.batch_size: a for a in fixed}
-    at = fixed[0].stat_examples if fixed else None
-    pairs = [
-        f"{size}: {_with_se(held.get(size, small[size]))} against {_with_se(small[size])}"
+    if not fixed:
+        return ""
+    at = fixed[0].stat_examples
+    told = [
+        f"{size}: {_with_se(held[size])} against {_with_se(small[size])}"
+        if size in held
+        else f"{size}: {_with_se(small[size])}"
         for size in sizes
         if size in small
     ]
-    return f" By batch size, held at {at} against the whole batch: {'; '.join(pairs)}."
+    return f" By batch size, held at {at} against the whole batch: {'; '.join(told)}."
 
 
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:

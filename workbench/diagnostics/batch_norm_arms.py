@@ -12,7 +12,7 @@ from scipy import stats
 from workbench.diagnostics.selection import selected_by_seed
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["NormArm", "chance_better", "norm_rows", "read_norm_arms"]
+__all__ = ["NormArm", "better_arms", "chance_better", "norm_rows", "read_norm_arms"]
 
 
 class NormArm(NamedTuple):
@@ -45,6 +45,8 @@ class NormArm(NamedTuple):
     def se(self) -> float:
         """Standard error of the mean over seeds, NaN for a single one."""
         found = list(self.values.values())
+        if not np.isfinite(found).all():
+            return math.nan
         return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
 
 
@@ -75,6 +77,19 @@ def norm_rows(arms: Sequence[NormArm]) -> list[dict[str, Any]]:
          "values": list(a.values.values()), "mean": a.mean, "se": a.se}
         for a in arms
     ]  # fmt: skip
+
+
+def better_arms(arms: Sequence[NormArm], own: NormArm, *, sign: float) -> dict[int, float]:
+    """Return, by statistic examples, how likely it is by chance that one of so many arms is better by as much as this one.
+
+    Args:
+        arms: that were tried beside it; those that diverged are left out.
+        own: what they are held against.
+        sign: 1 where a smaller metric is better, else -1.
+    """
+    tried = [arm for arm in arms if math.isfinite(arm.mean)]
+    found = {arm.statistic: len(tried) * chance_better(arm, own, sign=sign) for arm in tried}  # Bonferroni
+    return {size: min(chance, 1.0) for size, chance in found.items() if not math.isnan(chance)}
 
 
 def chance_better(ours: NormArm, theirs: NormArm, *, sign: float) -> float:

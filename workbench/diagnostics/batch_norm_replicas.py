@@ -112,8 +112,9 @@ def first_device_ema(facts: Mapping[str, Any]) -> Finding:
     if copies:
         return finding(
             code, "fail", "DistributedDataParallel copies the first process's running statistics over all others' at every forward "
-            "pass (broadcast_buffers=True), and batch norm is not synchronised: what the others saw is lost.",
-            evidence={"broadcast_buffers": True}, advice=[*advice, "DistributedDataParallel(model, broadcast_buffers=False) keeps each process's own."],
+            "pass, and batch norm is not synchronised: what the others saw is lost.",
+            evidence={"copies_first": True}, advice=[*advice, "DistributedDataParallel(model, forward_sync_buffers=False), in older torch "
+                                                        "broadcast_buffers=False, keeps each process's own."],
         )  # fmt: skip
     if replicas is None or facts.get("checkpoint") is None:
         if facts.get("step") is not None:

@@ -41,8 +41,8 @@ class BatchNormStudy(Study):
         batch_size: the total batch that the virtual ones, and the devices, divide; None is the baseline's.
         stat_examples: virtual batches to try, below the total batch; None is 8, 16, 32, ... (P6.4). The whole batch is
             always tried.
-        batch_sizes: for statistics that are held against those that grow with the batch (P6.5); None is the total batch and a
-            quarter of it; () leaves this out.
+        batch_sizes: for statistics that are held against those that grow with the batch (P6.5); None is the total batch and, where
+            it is larger, that of `held`; () leaves this out.
         held: statistic examples where they are held (64 in P6.4).
         devices: that the total batch is split over (P6.2), as far as each has 2 examples; () leaves this out.
         shards: how the training data are shared out for running statistics: "dealt", "sorted" by label.
@@ -89,15 +89,16 @@ class BatchNormStudy(Study):
             raise ConfigError("lr_factors=() must hold at least one; norms=() leaves the comparison of norms out.")
 
     def extend(self, session: Session) -> None:
-        """Run the study's trials inside a study that is already open.
+        """Run the study's trials inside a study that is already open; none for a model without batch norm.
 
         Raises:
-            UsageError: the model has no batch norm, a size does not fit the training data, or norms are to train elsewhere.
+            UsageError: a size does not fit the training data, or norms are to train elsewhere.
         """
         with isolated_rng():
             model = build_model(session.workload, session.config.replace(bn_stat_examples=None), session.device)
         if not batch_norm_layers(model):
-            raise UsageError(f"workload {session.workload.name!r}: the model has no batch norm layer to study.")
+            session.facts(batch_norm={"layers": 0})
+            return
         if self.norms and not isinstance(session.executor, LocalExecutor):
             raise UsageError(
                 "BatchNormStudy trains other norms in this process only: take executor='local', or norms=()."
@@ -138,7 +139,7 @@ class BatchNormStudy(Study):
     def _held(self, session: Session, total: TrainConfig) -> list[TrainConfig]:
         sizes = self.batch_sizes
         if sizes is None:
-            sizes = [size for size in (total.batch_size // 4, total.batch_size) if size > 1]
+            sizes = sorted({min(self.held, total.batch_size), total.batch_size})
         arms = []
         for size in sizes:
             whole = self._at(session, size)
