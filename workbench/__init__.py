@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
+    from workbench.diagnostics.batch_norm import diagnose_batch_norm
+    from workbench.diagnostics.batch_norm_merge import merge_statistics
     from workbench.diagnostics.batch_size import diagnose_batch_size
     from workbench.diagnostics.checkpoints import diagnose_checkpoints
     from workbench.diagnostics.class_counts import class_counts
@@ -54,12 +56,19 @@ if TYPE_CHECKING:
         WorkbenchError,
         WorkloadError,
     )
+    from workbench.hosts.batch_norm import (
+        gather_running_statistics,
+        merge_running_statistics,
+        merged_running_statistics,
+        synchronise_batch_norm,
+    )
     from workbench.ledger import list_studies
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
+    from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
     from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
     from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
     from workbench.plots.clipping import plot_clipping
@@ -92,6 +101,8 @@ if TYPE_CHECKING:
         shaped,
     )
     from workbench.studies.architecture import ArchitectureStudy
+    from workbench.studies.batch_norm import BatchNormStudy
+    from workbench.studies.batch_norm_facts import audit_batch_norm
     from workbench.studies.batch_size import BatchSizeStudy
     from workbench.studies.checkpoint_file import audit_checkpoint
     from workbench.studies.checkpoints import CheckpointStudy
@@ -108,6 +119,7 @@ if TYPE_CHECKING:
     from workbench.studies.resume import audit_resume
     from workbench.studies.warmup import WarmupStudy
     from workbench.train.artifacts import export_program, load_trained
+    from workbench.train.batch_norm import ghost_batch_norm
     from workbench.train.evaluation import evaluate
     from workbench.train.hooks.activations import Activations
     from workbench.train.hooks.base import Hook
@@ -115,6 +127,7 @@ if TYPE_CHECKING:
     from workbench.train.hooks.timing import Timing
     from workbench.train.hooks.update_ratios import UpdateRatios
     from workbench.train.offline import evaluate_offline
+    from workbench.train.replace_norm import replace_batch_norm
     from workbench.train.replay import serve_requests
     from workbench.train.rule_forms import explain_rule
     from workbench.train.trainer import Trainer
@@ -129,6 +142,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "ArchitectureStudy",
+    "BatchNormStudy",
     "BatchSizeStudy",
     "CheckpointError",
     "CheckpointStudy",
@@ -165,6 +179,7 @@ __all__ = [
     "__version__",
     "architecture_depths",
     "architecture_joins",
+    "audit_batch_norm",
     "audit_checkpoint",
     "audit_data",
     "audit_resume",
@@ -180,6 +195,7 @@ __all__ = [
     "detectable_difference",
     "diagnose",
     "diagnose_architecture",
+    "diagnose_batch_norm",
     "diagnose_batch_size",
     "diagnose_checkpoints",
     "diagnose_clipping",
@@ -205,6 +221,8 @@ __all__ = [
     "export_studies",
     "find_notebook",
     "find_overlap",
+    "gather_running_statistics",
+    "ghost_batch_norm",
     "how_trained",
     "join",
     "language_model",
@@ -215,9 +233,14 @@ __all__ = [
     "load_trained",
     "load_workload",
     "lr_values",
+    "merge_running_statistics",
+    "merge_statistics",
+    "merged_running_statistics",
     "open",
     "periodic_subset",
     "plot_architecture",
+    "plot_batch_norm",
+    "plot_batch_norm_devices",
     "plot_batch_size",
     "plot_checkpoints",
     "plot_class_recall",
@@ -246,6 +269,7 @@ __all__ = [
     "prepend_warmup",
     "read_verdict",
     "regression",
+    "replace_batch_norm",
     "run_notebook",
     "sampled_workload",
     "schedule_of",
@@ -253,6 +277,7 @@ __all__ = [
     "serve_requests",
     "shaped",
     "skew_tests",
+    "synchronise_batch_norm",
     "write_report",
 ]
 
@@ -267,6 +292,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Diagnosis",
         "Finding",
     ),
+    "diagnostics.batch_norm": ("diagnose_batch_norm",),
+    "diagnostics.batch_norm_merge": ("merge_statistics",),
     "diagnostics.batch_size": ("diagnose_batch_size",),
     "diagnostics.checkpoints": ("diagnose_checkpoints",),
     "diagnostics.class_counts": ("class_counts",),
@@ -308,6 +335,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "WorkbenchError",
         "WorkloadError",
     ),
+    "hosts.batch_norm": (
+        "gather_running_statistics",
+        "merge_running_statistics",
+        "merged_running_statistics",
+        "synchronise_batch_norm",
+    ),
     "ledger": ("list_studies",),
     "ledger_export": ("export_studies",),
     "notebook_runner": (
@@ -319,6 +352,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "panels.clipping": ("clipping_panel",),
     "playbook": ("diagnose",),
     "plots.architecture": ("plot_architecture",),
+    "plots.batch_norm": (
+        "plot_batch_norm",
+        "plot_batch_norm_devices",
+    ),
     "plots.batch_size": (
         "plot_batch_size",
         "plot_tuned_lr",
@@ -378,6 +415,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "shaped",
     ),
     "studies.architecture": ("ArchitectureStudy",),
+    "studies.batch_norm": ("BatchNormStudy",),
+    "studies.batch_norm_facts": ("audit_batch_norm",),
     "studies.batch_size": ("BatchSizeStudy",),
     "studies.checkpoint_file": ("audit_checkpoint",),
     "studies.checkpoints": ("CheckpointStudy",),
@@ -397,6 +436,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "export_program",
         "load_trained",
     ),
+    "train.batch_norm": ("ghost_batch_norm",),
     "train.evaluation": ("evaluate",),
     "train.hooks.activations": ("Activations",),
     "train.hooks.base": ("Hook",),
@@ -405,6 +445,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.hooks.update_ratios": ("UpdateRatios",),
     "train.offline": ("evaluate_offline",),
     "train.replay": ("serve_requests",),
+    "train.replace_norm": ("replace_batch_norm",),
     "train.rule_forms": ("explain_rule",),
     "train.trainer": ("Trainer",),
     "workloads.base": ("Workload",),

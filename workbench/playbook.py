@@ -11,6 +11,7 @@ from typing import Any
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
@@ -31,6 +32,7 @@ from workbench.record import StudyRecord, open_record
 from workbench.record_parts import write_atomic
 from workbench.schedules import prepend_warmup
 from workbench.studies.audit.collect import collect_architecture
+from workbench.studies.batch_norm_facts import collect_batch_norm
 from workbench.studies.batch_size import collect_noise_scale
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.data.collect import collect_data
@@ -83,6 +85,8 @@ class _Walk:
             session.facts(evaluation=collect_own_evaluation(session.workload, session.device))
         session.trial(session.config, stage="baseline")
         collect_noise_scale(session, checkpoints=1)
+        if "batch_norm" not in session.record.facts:
+            session.facts(batch_norm=collect_batch_norm(session))
         self.sweep.extend(session, beside=partial(self._beside, session.config))
         run_round(session, self.proof.baselines(session.config))
         self.instability.extend(session)
@@ -228,6 +232,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "noise_scale" in record.facts:
         after += diagnose_noise_scale(record)
+    if "batch_norm" in record.facts:
+        after += diagnose_batch_norm(record)
     checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
     after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
     if "evaluation" in record.facts:

@@ -21,6 +21,8 @@ import workbench.plots as plots
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
 from tests.helpers.simulated_batches import batches
+from tests.helpers.simulated_norms import row as norm_devices
+from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.selection_gap import selection_gaps
@@ -35,6 +37,7 @@ DEPTHS = [
     for variant in ("plain", "x + Norm(f(x))")
     for depth in (2, 6)
 ]
+NORMS = norm_study({8: [0.6, 0.7], None: [0.5, 0.5]}, batch_norm_devices=[norm_devices(k) for k in (1, 2, 4)])
 BATCHES = batches({16: 0.0125, 64: 0.1, 256: 0.4})
 SAMPLED = {
     "evaluation_sample": {
@@ -71,6 +74,8 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_class_recall": lambda r, d, ax: plots.plot_class_recall(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_evaluation_sample": lambda r, d, ax: plots.plot_evaluation_sample(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_selection_gap": lambda r, d, ax: plots.plot_selection_gap(GAPS, ax=ax),
+    "plot_batch_norm": lambda r, d, ax: plots.plot_batch_norm(NORMS, ax=ax),
+    "plot_batch_norm_devices": lambda r, d, ax: plots.plot_batch_norm_devices(NORMS, ax=ax),
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
     "plot_predictions": lambda r, d, ax: plots.plot_predictions(predicted(), ax=ax),
     "plot_timed_evaluations": lambda r, d, ax: plots.plot_timed_evaluations(paused(), ax=ax),

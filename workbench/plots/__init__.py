@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.plots.architecture import plot_architecture
+from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
 from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
 from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
 from workbench.plots.clipping import plot_clipping
@@ -22,6 +23,8 @@ from workbench.plots.warmup import plot_warmup
 
 __all__ = [
     "plot_architecture",
+    "plot_batch_norm",
+    "plot_batch_norm_devices",
     "plot_batch_size",
     "plot_checkpoints",
     "plot_class_recall",

@@ -23,7 +23,8 @@ _known: OrderedDict[Hashable, tuple[Workload, dict[int, Verdict]]] = OrderedDict
 
 def stack_kind(stack: LaneStack, config: TrainConfig) -> tuple[Hashable, ...]:
     """Return what a choice depends on, the model and the number of lanes aside."""
-    batches = (config.batch_size, config.accumulate_steps, config.precision, len(set(stack.streams)))
+    shared = (config.batch_size, config.accumulate_steps, config.precision, config.bn_stat_examples)
+    batches = (*shared, len(set(stack.streams)))
     return tuple(stack.shapes), stack.values.dtype, str(stack.device), batches, torch.get_num_threads()
 
 

@@ -13,7 +13,7 @@ from workbench.workloads.checks import check_data, check_selection
 
 __all__ = ["check_lanes", "group_lanes"]
 
-SHARED = ("batch_size", "accumulate_steps", "precision", "evaluation_batch")
+SHARED = ("batch_size", "accumulate_steps", "precision", "evaluation_batch", "bn_stat_examples")
 """What the lanes of a stack have in common; everything else may differ."""
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, WorkbenchError, WorkloadError
+from workbench.errors import WorkbenchError, WorkloadError
+from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.lane_rng import LaneRng
 from workbench.train.rng import capture_rng, seed_all
 from workbench.workloads.base import Workload
@@ -26,7 +27,10 @@ __all__ = ["LaneStack", "build_model"]
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
     """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision.
 
+    With `bn_stat_examples` its batch norm layers take their statistics from so many examples (P6.5).
+
     Raises:
+        ConfigError: `bn_stat_examples` is given, and the model has no batch norm that it could apply to.
         WorkloadError: `build_model` raised, with that error as the cause, or returned nothing to train.
     """
     seed_all(config.shared_seed)
@@ -39,6 +43,8 @@ def build_model(workload: Workload, config: TrainConfig, device: torch.device) -
             f"workload {workload.name!r}: build_model raised {type(error).__name__}: {error}. Call it alone to see where."
         ) from error
     check_model(model)
+    if config.bn_stat_examples is not None:
+        model = ghost_batch_norm(model, config.bn_stat_examples)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
     return model.to(device=device, dtype=dtype)
 
@@ -68,12 +74,6 @@ class LaneStack:
     def __init__(
         self, workload: Workload, configs: Sequence[TrainConfig], device: torch.device, *, streams: Sequence[int] = ()
     ) -> None:
-        for config in configs:
-            if config.bn_stat_examples is not None:
-                raise ConfigError(
-                    f"bn_stat_examples={config.bn_stat_examples} is not supported by this trainer yet: leave it at None, "
-                    "which normalises over the batch as the model does."
-                )
         self.device, self.precision = device, configs[0].precision
         self.streams = list(streams) or [0] * len(configs)
         self.values = self.grad = torch.empty(0)

@@ -44,7 +44,7 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
         WorkbenchError: the model cannot be built.
     """
     with isolated_rng():
-        model = build_model(workload, config, device)
+        model = build_model(workload, config.replace(bn_stat_examples=None), device)
         tree = [name for name, module in model.named_modules() if _normalises(module)]
         found: dict[str, Any] = {"reason": None, "norm_modules": tree[:SHOWN]}
         try:

@@ -1,0 +1,154 @@
+"""What batch norm's facts and a study's arms amount to; live models and processes are in the tests of `studies` and `hosts`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.simulated_norms import row, study
+from tests.helpers.simulated_records import record
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.batch_norm import CODES, diagnose_batch_norm
+from workbench.diagnostics.batch_norm_arms import NormArm, better_arms
+
+
+def judged(*args: Any, **facts: Any) -> Diagnosis:
+    return diagnose_batch_norm(study(*args, **facts))
+
+
+def test_each_code_is_given_once_and_a_healthy_model_is_ok() -> None:
+    found = judged()
+    assert [f.code for f in found] == list(CODES)
+    assert {f.status for f in found} == {"ok"}
+    assert all(f.clause and f.clause.startswith("P6.") for f in found)
+
+
+@pytest.mark.parametrize("facts", [{}, {"batch_norm": None}])
+def test_nobody_looked(facts: dict[str, Any]) -> None:
+    found = diagnose_batch_norm(record([], facts=facts))
+    assert [f.code for f in found] == list(CODES)
+    assert {f.status for f in found} == {"not_measured"}
+
+
+def test_without_batch_norm_it_does_not_apply() -> None:
+    found = diagnose_batch_norm(record([], facts={"batch_norm": {"layers": 0}}))
+    assert [f.code for f in found] == list(CODES)
+    assert {f.status for f in found} == {"ok"}
+    assert all("no batch norm" in f.summary for f in found)
+
+
+@pytest.mark.parametrize(("examples", "status"), [(2, "warn"), (15, "warn"), (16, "ok"), (None, "not_measured")])
+def test_few_statistic_examples(examples: int | None, status: str) -> None:
+    assert judged(batch_norm={"examples": examples})["batch_norm.small_batch"].status == status
+
+
+@pytest.mark.parametrize(("warm", "status"), [(0.995, "ok"), (0.98, "warn"), (0.4, "fail"), (math.nan, "not_measured")])
+def test_cold_averages(warm: float, status: str) -> None:
+    ema = [{"layer": "1", "momentum": 0.1, "batches": 10, "warm": warm}]
+    assert judged(batch_norm={"ema": ema})["batch_norm.cold_ema"].status == status
+
+
+def test_the_advice_for_a_cold_average_makes_it_warm() -> None:
+    ema = [{"layer": "1", "momentum": 0.1, "batches": 10, "warm": 1 - 0.9**10}]
+    finding = judged(batch_norm={"ema": ema})["batch_norm.cold_ema"]
+    assert "at least 44 batches" in finding.advice[0]
+    assert 1 - 0.9**44 >= 0.99 > 1 - 0.9**43
+
+
+@pytest.mark.parametrize(
+    ("shift", "noise", "status"),
+    [
+        (0.2, 0.01, "ok"),
+        (0.3, 0.01, "warn"),
+        (0.3, 0.15, "ok"),
+        (math.nan, 0.1, "not_measured"),
+        (None, 0.1, "not_measured"),
+    ],
+)
+def test_stale_statistics_are_those_that_noise_does_not_explain(shift: float, noise: float, status: str) -> None:
+    layers = [{"layer": "1", "shift": 0.01, "noise": 0.01}, {"layer": "4", "shift": shift, "noise": noise}]
+    estimate = {"batches": 20, "layers": layers, "loss": None}
+    found = judged(batch_norm={"estimate": estimate})["batch_norm.stale"] if shift is not None else judged(batch_norm={"estimate": None})["batch_norm.stale"]  # fmt: skip
+    assert found.status == status
+
+
+# The arms of a study.
+
+
+def test_a_virtual_batch_that_is_better_beyond_chance_is_named() -> None:
+    whole = [0.50, 0.52, 0.48, 0.51, 0.49]
+    found = judged(
+        {None: whole, 64: [v + 0.001 for v in whole], 16: [v - 0.1 for v in whole[::-1]], 8: [v + 0.1 for v in whole]}
+    )
+    ghost = found["batch_norm.ghost_size"]
+    assert ghost.status == "warn"
+    assert "bn_stat_examples=16" in ghost.advice[0]
+    assert {row["statistic"] for row in ghost.evidence["arms"]} == {128, 64, 16, 8}
+
+
+def test_larger_is_better_where_the_metric_says_so() -> None:
+    whole = [0.90, 0.92, 0.88, 0.91]
+    arms = {None: whole, 16: [v - 0.1 for v in whole[::-1]]}
+    assert judged(arms, select_mode="max")["batch_norm.ghost_size"].status == "ok"
+    assert judged(arms)["batch_norm.ghost_size"].status == "warn"
+
+
+def test_chance_names_a_virtual_batch_as_seldom_as_asked_for() -> None:
+    """Arms that are all alike, and seeds that lift all of them together, as shared seeds do."""
+    rng, named, studies = np.random.default_rng(0), 0, 2000
+    for _ in range(studies):
+        seed = rng.normal(0.5, 0.05, 4)
+        whole, *others = (
+            NormArm(size, 128, 1, dict(enumerate(seed + rng.normal(0, 0.02, 4)))) for size in (None, 8, 16, 32, 64)
+        )
+        named += min(better_arms(others, whole, sign=1.0).values()) < 0.05
+    assert named < studies * 0.05 + 3 * math.sqrt(studies * 0.05 * 0.95)
+    assert named > studies * 0.02, "a test that never fires is none"
+
+
+@pytest.mark.parametrize("values", [[math.nan] * 3, [0.5], []])
+def test_arms_that_say_little_are_told_and_not_judged(values: list[float]) -> None:
+    found = judged({None: [0.5] * max(len(values), 1), 16: values})["batch_norm.ghost_size"]
+    assert found.status == "ok"
+
+
+def test_statistics_of_fewer_examples_than_asked_for() -> None:
+    found = judged(batch_norm={"asked": 64, "examples": 16})["batch_norm.ghost_size"]
+    assert (found.status, found.value, found.threshold) == ("warn", 16, 64)
+    assert judged(batch_norm={"asked": 64, "examples": 64})["batch_norm.ghost_size"].status == "ok"
+    assert judged(batch_norm={"examples": None})["batch_norm.ghost_size"].status == "not_measured"
+
+
+# Simulated devices.
+
+
+@pytest.mark.parametrize(
+    ("spread", "status"), [(0.01, "ok"), (0.049, "ok"), (0.06, "warn"), (math.nan, "not_measured")]
+)
+def test_a_loss_that_depends_on_the_device_is_found(spread: float, status: str) -> None:
+    found = judged(batch_norm_devices=[row(1, spread=0), row(4, spread=spread)])["batch_norm.rank_local"]
+    assert found.status == status
+
+
+@pytest.mark.parametrize(("missing", "status"), [(0.01, "ok"), (0.2, "warn")])
+def test_variance_that_averaging_leaves_out_is_found(missing: float, status: str) -> None:
+    found = judged(batch_norm_devices=[row(4, missing=missing)])["batch_norm.variance_of_means"]
+    assert (found.status, found.value) == (status, missing)
+
+
+def test_sorted_shards_are_told_and_not_judged_where_nobody_sorts() -> None:
+    devices = [row(4), row(4, shards="sorted", spread=0.5, missing=0.9)]
+    found = judged(batch_norm_devices=devices)
+    assert found["batch_norm.rank_local"].status == found["batch_norm.variance_of_means"].status == "ok"
+    assert "50.00%" in found["batch_norm.rank_local"].summary
+    assert judged(batch_norm_devices=devices[1:])["batch_norm.rank_local"].status == "warn"
+
+
+def test_norms_are_told_at_their_best_learning_rate() -> None:
+    rows = [{"norm": norm, "batch_size": 4, "lr": lr, "values": [v], "mean": v} for norm, lr, v in
+            (("batch", 0.1, 0.9), ("batch", 0.2, 0.8), ("layer", 0.1, 0.5), ("layer", 0.2, math.inf))]  # fmt: skip
+    summary = judged(batch_norm_swap=rows)["batch_norm.small_batch"].summary
+    assert "4: batch 0.8, layer 0.5" in summary

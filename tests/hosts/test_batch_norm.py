@@ -1,0 +1,203 @@
+"""Synchronised batch norm on real gloo processes against the whole batch in one; merged running statistics against exact ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.batch_norm_processes import KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
+from workbench.errors import UsageError
+from workbench.hosts.batch_norm import (
+    SynchronisedBatchNorm,
+    gather_running_statistics,
+    merge_running_statistics,
+    merged_running_statistics,
+    synchronise_batch_norm,
+)
+from workbench.train.batch_norm import ghost_batch_norm
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_processes(request.param, tmp_path_factory.mktemp("ranks"))
+
+
+def test_forward_and_backward_are_those_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
+    compared = 0
+    for kind in KINDS:
+        for sizes in SIZES[len(ranks)]:
+            layer, x, y = whole_batch(kind, sum(sizes))
+            x.requires_grad_()
+            out = layer(x)
+            (out**2 * y).sum().backward()
+            seen = [rank["layers"][kind, sizes] for rank in ranks]
+            assert [len(one["out"]) for one in seen] == list(sizes)
+            torch.testing.assert_close(torch.cat([one["out"] for one in seen]), out.detach(), **EXACT)
+            torch.testing.assert_close(torch.cat([one["x.grad"] for one in seen]), x.grad, **EXACT)
+            for name, p in layer.named_parameters():
+                torch.testing.assert_close(sum(one[f"{name}.grad"] for one in seen), p.grad, **EXACT)
+            for one in seen:
+                for name, value in layer.state_dict().items():
+                    torch.testing.assert_close(one[name], value, **EXACT)
+                torch.testing.assert_close(one["eval"], layer.eval()(x[:1]).detach(), **EXACT)
+            compared += 1
+    assert compared == 9
+
+
+def test_a_set_number_of_statistic_examples_is_that_of_all_processes(ranks: list[dict[str, Any]]) -> None:
+    assert all(int(rank["drawn"].sum()) == 10 for rank in ranks)
+    shares = ranks[0]["drawn"].view(len(ranks), 8).sum(1).tolist()
+    assert max(shares) - min(shares) <= 1
+
+
+def test_within_data_parallel_it_trains_as_one_process_on_all_examples(ranks: list[dict[str, Any]]) -> None:
+    expected = trained(small_net(), *data()).state_dict()
+    for rank in ranks:
+        for name, value in expected.items():
+            torch.testing.assert_close(rank["synchronised"][name], value, **EXACT)
+    alone = {name: t.clone() for name, t in expected.items()}
+    assert not torch.allclose(ranks[0]["copied"]["1.running_mean"], alone["1.running_mean"], rtol=1e-3)
+
+
+def test_data_parallel_leaves_the_processes_with_different_statistics(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        apart = rank["apart"]["1"]
+        assert apart.mean.shape == (len(ranks), 6)
+        for row, other in enumerate(ranks):
+            np.testing.assert_array_equal(apart.mean[row], other["copied"]["1.running_mean"])
+            np.testing.assert_array_equal(apart.variance[row], other["copied"]["1.running_var"])
+    assert np.ptp(ranks[0]["apart"]["1"].mean, axis=0).min() > 1e-3
+
+
+SEEN = {
+    "copied": ("fail", "fail"),
+    "local": ("fail", "fail"),
+    "merged": ("ok", "ok"),
+    "synchronised": ("ok", "ok"),
+}
+"""How a job trains and writes -> rank_local, first_device_ema."""
+
+
+@pytest.mark.parametrize("job", SEEN)
+def test_the_copying_of_the_first_process_is_found_in_a_job_and_nothing_in_a_healthy_one(
+    job: str, ranks: list[dict[str, Any]]
+) -> None:
+    for rank in ranks:
+        found = rank["verdicts"][job]
+        assert (found["rank_local"], found["first_device_ema"]) == SEEN[job]
+
+
+def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[dict[str, Any]]) -> None:
+    means = np.array([2.0 * rank - 3 for rank in range(len(ranks))])
+    for rank in ranks:
+        np.testing.assert_array_equal(rank["before"][""].mean[:, 0], means)
+        assert rank["merged"]["running_mean"].tolist() == [means.mean(), 1.0]
+        assert rank["merged"]["running_var"].tolist() == [1 + means.var(), 1.0]
+        assert rank["average"]["running_var"].tolist() == [1.0, 1.0]
+        weights = np.arange(len(ranks)) / np.arange(len(ranks)).sum()
+        mean = float(weights @ means)
+        assert rank["weighted"]["running_mean"][0].item() == pytest.approx(mean, rel=1e-6)
+        assert rank["weighted"]["running_var"][0].item() == pytest.approx(1 + weights @ (means - mean) ** 2, rel=1e-6)
+        assert torch.equal(rank["equal"]["running_mean"], torch.tensor([0.1, 0.7]))
+    if len(ranks) == 4:
+        assert ranks[0]["merged"]["running_var"][0] == 6.0
+
+
+def test_a_block_with_merged_statistics_gives_each_process_its_own_back(ranks: list[dict[str, Any]]) -> None:
+    for number, rank in enumerate(ranks):
+        assert torch.equal(rank["inside"]["running_var"], rank["merged"]["running_var"])
+        assert rank["after"]["running_mean"][0] == 2 * number - 3
+        assert rank["after"]["running_var"][0] == 1
+
+
+def test_models_that_differ_are_refused_by_every_process(ranks: list[dict[str, Any]]) -> None:
+    assert all("every process must have the same model" in rank["refused"] for rank in ranks)
+
+
+# One process by itself.
+
+
+def test_alone_it_is_batch_norm_over_the_own_batch() -> None:
+    for kind in KINDS:
+        layer, x, _ = whole_batch(kind, 7)
+        expected, before = layer(x), layer.state_dict()
+        ours, x, _ = whole_batch(kind, 7)
+        ours = synchronise_batch_norm(ours)
+        torch.testing.assert_close(ours(x), expected, **EXACT)
+        for name, value in before.items():
+            torch.testing.assert_close(ours.state_dict()[name], value, **EXACT)
+
+
+def test_a_model_is_converted_in_one_line() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(ghost_batch_norm(nn.BatchNorm2d(2), 5)))
+    parameters, names = list(model.parameters()), list(model.state_dict())
+    model = synchronise_batch_norm(model)  # type: ignore[assignment]
+    layers = [module for module in model.modules() if isinstance(module, SynchronisedBatchNorm)]
+    assert [layer.stat_examples for layer in layers] == [None, 5]
+    assert list(model.state_dict()) == names
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    again = synchronise_batch_norm(model)
+    assert [m.stat_examples for m in again.modules() if isinstance(m, SynchronisedBatchNorm)] == [None, 5]
+    plain = nn.Linear(2, 2)
+    assert synchronise_batch_norm(plain) is plain
+
+
+def test_alone_merging_changes_nothing() -> None:
+    layer = nn.BatchNorm1d(3)
+    layer(torch.randn(8, 3))
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    found = merge_running_statistics(layer)
+    with merged_running_statistics(layer):
+        pass
+    assert found[""].mean.shape == (1, 3)
+    assert found[""].batches.tolist() == [1.0]
+    assert all(torch.equal(before[name], t) for name, t in layer.state_dict().items())
+    assert gather_running_statistics(nn.Linear(2, 2)) == {}
+    assert gather_running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: merge_running_statistics(nn.BatchNorm1d(2), how="mean"), "how='mean' must be 'merge' or 'average'"),
+        (lambda: merge_running_statistics(nn.BatchNorm1d(2), examples=-1), "examples=-1 must be finite"),
+    ],
+)
+def test_arguments_are_checked(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_too_few_values_and_wrong_shapes_are_refused() -> None:
+    layer = synchronise_batch_norm(nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        layer(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"expected an input of shape \(examples, 2"):
+        layer(torch.zeros(4, 3))
+
+
+def test_a_process_group_that_was_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="WORLD_SIZE=4, but the process group is not initialised"):
+        synchronise_batch_norm(nn.BatchNorm1d(2))(torch.randn(4, 2))
+    with pytest.raises(UsageError, match="init_process_group"):
+        merge_running_statistics(nn.BatchNorm1d(2))
+
+
+def test_a_state_that_was_made_here_fits_torch(tmp_path: Path) -> None:
+    layer = synchronise_batch_norm(nn.BatchNorm1d(3))
+    layer(torch.randn(8, 3))
+    torch.save(layer.state_dict(), tmp_path / "state.pt")
+    twin = nn.BatchNorm1d(3)
+    twin.load_state_dict(torch.load(tmp_path / "state.pt"))
+    x = torch.randn(5, 3)
+    assert torch.equal(layer.eval()(x), twin.eval()(x))

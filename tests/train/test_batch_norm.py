@@ -1,0 +1,283 @@
+"""Batch norm with a set number of statistic examples: exactly so many, for any batch, and torch's own where it has no more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.helpers.lane_models import MODELS, lane_workload
+from tests.helpers.workloads import small_workload
+from workbench.errors import ConfigError
+from workbench.record_writer import StudyWriter
+from workbench.studies.audit.collect import collect_architecture
+from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm
+from workbench.train.device import resolve_device
+from workbench.train.lane_groups import group_lanes
+from workbench.train.trainer import Trainer
+
+KINDS: dict[int, tuple[type[nn.Module], tuple[int, ...]]] = {
+    1: (nn.BatchNorm1d, ()),
+    2: (nn.BatchNorm1d, (3,)),
+    3: (nn.BatchNorm2d, (2, 3)),
+    4: (nn.BatchNorm3d, (2, 1, 2)),
+}
+
+
+def ghost(channels: int, stat_examples: int, *, kind: int = 1, **settings: Any) -> GhostBatchNorm:
+    layer = ghost_batch_norm(KINDS[kind][0](channels, **settings), stat_examples)
+    assert isinstance(layer, GhostBatchNorm)
+    return layer
+
+
+def drawn(layer: nn.Module, examples: int, space: tuple[int, ...] = ()) -> Tensor:
+    """Which examples a statistic is made of: example i is 1 in channel i alone, so the mean tells."""
+    layer.momentum = 1.0
+    x = torch.eye(examples, dtype=torch.float64).view(examples, examples, *(1 for _ in space))
+    layer.double().train()(x.expand(examples, examples, *space))
+    assert isinstance(layer.running_mean, Tensor)
+    return layer.running_mean > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("examples", "asked"), [(256, 64), (100, 64), (65, 64), (128, 64), (64, 64), (40, 64), (7, 3)])
+def test_exactly_so_many_examples_make_a_statistic(kind: int, examples: int, asked: int) -> None:
+    inside = drawn(ghost(examples, asked, kind=kind), examples, KINDS[kind][1])
+    assert int(inside.sum()) == min(examples, asked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("examples", "asked"), [(9, 4)])
+def test_all_examples_are_normalised_by_the_statistics_of_the_drawn_ones(kind: int, examples: int, asked: int) -> None:
+    torch.manual_seed(5)
+    space = KINDS[kind][1]
+    x = 3 + 2 * torch.randn(examples, 4, *space, dtype=torch.float64)
+    layer = ghost(4, asked, kind=kind, momentum=0.3).double()
+    nn.init.uniform_(layer.weight)
+    nn.init.uniform_(layer.bias)
+    twin = copy.deepcopy(layer)
+    torch.manual_seed(1)
+    out = layer(x).detach().numpy()
+    torch.manual_seed(1)
+    chosen = x[torch.rand(examples).argsort()[:asked]].numpy()
+    axes = (0, *range(2, x.dim()))
+    shape = (1, 4, *(1 for _ in space))
+    mean, var = chosen.mean(axes), chosen.var(axes)
+    weight, bias = (p.detach().numpy().reshape(shape) for p in (layer.weight, layer.bias))
+    expected = (x.numpy() - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + layer.eps) * weight + bias
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(layer.running_mean, 0.3 * mean, rtol=1e-12)
+    np.testing.assert_allclose(layer.running_var, 0.7 + 0.3 * chosen.var(axes, ddof=1), rtol=1e-12)
+    assert int(layer.num_batches_tracked) == 1
+
+    def again(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        out: Tensor = twin(x)
+        return out
+
+    assert torch.autograd.gradcheck(again, x.requires_grad_())
+
+
+def test_an_example_outside_the_subsample_does_not_move_the_statistics() -> None:
+    torch.manual_seed(0)
+    layer, x = ghost(2, 4).double(), torch.randn(10, 2, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(2)
+    out = layer(x)
+    torch.manual_seed(2)
+    outside = torch.rand(10).argsort()[4:]
+    out.sum().backward()  # the mean of the drawn ones is removed: only those outside feel it as a constant factor
+    scale = (out[outside[0]] - out[outside[1]]) / (x[outside[0]] - x[outside[1]])
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad[outside], scale.expand(6, 2), rtol=1e-9, atol=1e-9)
+
+
+def test_every_place_of_the_batch_is_drawn_equally_often() -> None:
+    torch.manual_seed(0)
+    draws, examples, asked = 400, 20, 5
+    counts = sum(drawn(ghost(examples, asked), examples).double() for _ in range(draws))
+    expected = draws * asked / examples
+    chi_square = (
+        float(((counts - expected) ** 2 / (expected * (1 - asked / examples))).sum()) * (examples - 1) / examples
+    )
+    assert chi_square < 43.8  # 0.1 % of a chi-square with 19 degrees of freedom
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_that_is_not_larger_is_bitwise_torch(kind: int, momentum: float | None) -> None:
+    torch.manual_seed(3)
+    plain = KINDS[kind][0](4, momentum=momentum)
+    ours = ghost_batch_norm(copy.deepcopy(plain), 8)
+    state = torch.get_rng_state()
+    for examples in (8, 5):
+        x = torch.randn(examples, 4, *KINDS[kind][1], generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        expected, found = plain(x), ours(y)
+        (expected**3).sum().backward()
+        (found**3).sum().backward()
+        assert torch.equal(expected, found)
+        assert x.grad is not None
+        assert y.grad is not None
+        assert torch.equal(x.grad, y.grad)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name]), name
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("examples", [1, 3, 100])
+def test_evaluation_takes_the_running_statistics_for_any_batch_and_draws_nothing(examples: int) -> None:
+    layer = ghost(3, 8)
+    layer(torch.randn(50, 3))
+    layer.eval()
+    state, before = torch.get_rng_state(), {n: t.clone() for n, t in layer.state_dict().items()}
+    x = torch.randn(examples, 3, generator=torch.Generator().manual_seed(1))
+    expected = F.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps)
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[n], t) for n, t in layer.state_dict().items())
+
+
+def test_without_running_statistics_evaluation_takes_the_first_examples() -> None:
+    layer = ghost(3, 4, track_running_stats=False, affine=False).eval()
+    state, x = torch.get_rng_state(), torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(x)[:4], F.batch_norm(x[:4], None, None, training=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_cumulative_average_is_the_mean_of_what_was_seen() -> None:
+    layer, means = ghost(2, 4, momentum=None).double(), []
+    for seed in range(5):
+        x = torch.randn(9, 2, dtype=torch.float64)
+        torch.manual_seed(seed)
+        layer(x)
+        torch.manual_seed(seed)
+        means.append(x[torch.rand(9).argsort()[:4]].mean(0))
+    torch.testing.assert_close(layer.running_mean, torch.stack(means).mean(0))
+
+
+def test_bfloat16_in_gives_bfloat16_out_with_statistics_of_more_digits() -> None:
+    layer, x = ghost(3, 8), 100 + torch.randn(32, 3).bfloat16()
+    torch.manual_seed(0)
+    out = layer(x)
+    torch.manual_seed(0)
+    sample = x[torch.rand(32).argsort()[:8]].float()
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(layer.running_var, 0.9 + 0.1 * sample.var(0))
+
+
+def test_a_model_is_converted_with_its_parameters_hooks_and_shared_layers() -> None:
+    shared = nn.BatchNorm1d(4)
+    model = nn.Sequential(shared, nn.Linear(4, 4), shared, nn.Sequential(nn.BatchNorm1d(4, eps=1e-3).eval()))
+    seen: list[int] = []
+    shared.register_forward_hook(lambda *_: seen.append(1))
+    parameters, before = list(model.parameters()), {n: t.clone() for n, t in model.state_dict().items()}
+    assert ghost_batch_norm(model, 3) is model
+    layers = batch_norm_layers(model)
+    assert list(layers) == ["0", "3.0"]
+    assert all(isinstance(layer, GhostBatchNorm) and layer.stat_examples == 3 for layer in layers.values())
+    assert model[0] is model[2]
+    assert layers["3.0"].eps == 1e-3
+    assert not layers["3.0"].training
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    model(torch.randn(6, 4))
+    assert seen == [1, 1]
+    plain = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)))
+    plain.load_state_dict(before | {f"2.{n}": t for n, t in shared.state_dict().items()})
+    ghost_batch_norm(model, 5)
+    assert {layer.stat_examples for layer in batch_norm_layers(model).values()} == {5}
+    assert "stat_examples=5" in repr(model)
+
+
+class OwnForward(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda: ghost_batch_norm(nn.Linear(2, 2), 64), "Linear has no batch norm layer"),
+        (lambda: ghost_batch_norm(nn.Sequential(OwnForward(2)), 64), "OwnForward has a forward of its own"),
+        (lambda: ghost_batch_norm(nn.BatchNorm1d(2), 0), "stat_examples=0 must be"),
+        (lambda: GhostBatchNorm(2, True), "stat_examples=True must be"),
+    ],
+)
+def test_what_cannot_be_converted_says_so(convert: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert()
+
+
+def test_shapes_are_checked_as_torch_does() -> None:
+    with pytest.raises(ValueError, match="expected 4D input"):
+        ghost(2, 3, kind=3)(torch.zeros(5, 2))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        ghost(2, 1)(torch.zeros(5, 2))
+
+
+# In the trainer.
+
+
+def test_lanes_train_as_they_do_alone_by_either_way(tmp_path: Path) -> None:
+    workload = lane_workload(MODELS["conv"])
+    base = workload.config.replace(total_steps=6, bn_stat_examples=3, eval_every_steps=3)
+    assert base.batch_size > 3
+    configs = [base.replace(shared_seed=seed, peak_lr=lr) for seed, lr in ((0, 0.05), (1, 0.05), (0, 0.1))]
+    found: dict[str, list[Any]] = {}
+    for way in ("loop", "vmap"):
+        study = StudyWriter.open(tmp_path / way, kind="trial", workload=workload.name, config=base.to_dict())
+        records = Trainer(gradients=way).run_trials(workload, configs, study, stage="trial")
+        found[way] = [r.steps["loss"].to_numpy() for r in records]
+        found[f"{way} evals"] = [r.evals["value"].to_numpy() for r in records]
+        study.close()
+    alone = [
+        Trainer(gradients="loop").run(workload, c, out=tmp_path / f"{i}").steps["loss"] for i, c in enumerate(configs)
+    ]
+    for one, loop, vmap in zip(alone, found["loop"], found["vmap"], strict=True):
+        np.testing.assert_array_equal(one, loop)
+        np.testing.assert_allclose(vmap, loop, rtol=1e-4)
+    for loop, vmap in zip(found["loop evals"], found["vmap evals"], strict=True):
+        np.testing.assert_allclose(vmap, loop, rtol=1e-3, atol=1e-5)
+    plain = Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=None), out=tmp_path / "plain")
+    assert not np.allclose(plain.steps["loss"], alone[0], rtol=1e-3)
+
+
+def test_as_many_as_the_batch_has_is_no_setting_at_all(tmp_path: Path) -> None:
+    workload = lane_workload(MODELS["batch_norm"])
+    base = workload.config.replace(total_steps=5)
+    losses = [
+        Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=v), out=tmp_path / str(v)).steps["loss"]
+        for v in (None, base.batch_size, 10 * base.batch_size)
+    ]
+    assert losses[0].equals(losses[1])
+    assert losses[0].equals(losses[2])
+
+
+def test_virtual_sizes_are_stacks_of_their_own() -> None:
+    class One:
+        start_step = 0
+
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+    base = lane_workload(MODELS["batch_norm"]).config
+    lanes: Any = [One(base.replace(bn_stat_examples=v, shared_seed=s)) for v in (None, 4) for s in (0, 1)]
+    assert [len(group) for group in group_lanes(lanes)] == [2, 2]
+
+
+def test_a_model_without_batch_norm_refuses_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bn_stat_examples=4: Sequential has no batch norm"):
+        Trainer().run(small_workload(config={"bn_stat_examples": 4}), out=tmp_path / "run")
+
+
+def test_the_audit_of_the_architecture_sees_the_layers_as_they_were_built() -> None:
+    workload, device = lane_workload(MODELS["conv"]), resolve_device("cpu")
+    plain = collect_architecture(workload, workload.config, device)
+    assert plain["norms"]
+    assert collect_architecture(workload, workload.config.replace(bn_stat_examples=3), device) == plain

@@ -1,0 +1,117 @@
+"""The running statistics that somebody's checkpoint and the processes of a job hold, as facts for `diagnose_batch_norm` (P6.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from workbench.errors import CheckpointError, UsageError
+from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
+from workbench.studies.batch_norm_batches import tracking_layers
+
+__all__ = ["State", "checkpoint_facts", "copies_first", "replica_facts"]
+
+State = Mapping[str, Any]
+
+
+def copies_first(model: nn.Module) -> bool:
+    """Tell whether the first process's running statistics are copied over all others' at every forward pass."""
+    if not isinstance(model, DistributedDataParallel) or not model.broadcast_buffers:
+        return False
+    kinds = (SynchronisedBatchNorm, nn.SyncBatchNorm)
+    apart = any(not isinstance(layer, kinds) for layer in tracking_layers(model.module).values())
+    return apart and model.process_group.size() > 1
+
+
+def replica_facts(
+    model: nn.Module, replicas: Sequence[State] | Mapping[str, LayerStatistics], examples: Sequence[float] | None
+) -> dict[str, Any]:
+    """Return the running statistics of every process: count, examples, and layers -> mean and variance, (processes, channels).
+
+    Raises:
+        UsageError: they do not fit the model.
+    """
+    names = list(tracking_layers(model))
+    layers: dict[str, Any] = {}
+    weights = examples
+    if isinstance(replicas, Mapping):
+        for name in names:
+            if name not in replicas:
+                raise UsageError(
+                    f"replicas has no layer {name!r}: give what gather_running_statistics(model) returned for this model."
+                )
+            layers[name] = {"mean": replicas[name].mean.tolist(), "variance": replicas[name].variance.tolist()}
+            weights = replicas[name].examples.tolist() if weights is None else weights
+    else:
+        states = [_plain(state) for state in replicas]
+        for number, state in enumerate(states):
+            missing = [name for name in names if f"{name}.running_mean".lstrip(".") not in state]
+            if missing:
+                raise UsageError(
+                    f"replicas[{number}] has no running statistics of {missing[0]!r}: give the state dict of every process."
+                )
+        for name in names:
+            layers[name] = {
+                kind: [_values(state, name, kind).tolist() for state in states] for kind in ("mean", "variance")
+            }
+    count = len(next(iter(layers.values()))["mean"]) if layers else 0
+    if weights is not None and len(weights) != count:
+        raise UsageError(f"examples has {len(weights)} numbers for {count} replicas.")
+    return {"count": count, "examples": None if weights is None else list(weights), "layers": layers}
+
+
+def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[str, Any]:
+    """Return the running statistics that were written: layers -> mean and variance, (channels,).
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds none.
+    """
+    state = _plain(_read(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
+    found = {
+        name: {kind: _values(state, name, kind).tolist() for kind in ("mean", "variance")}
+        for name in tracking_layers(model)
+        if f"{name}.running_mean".lstrip(".") in state
+    }
+    if tracking_layers(model) and not found:
+        raise CheckpointError(
+            f"the checkpoint holds no running statistics of {type(model).__name__}: give its state dict, or a file of one."
+        )
+    return found
+
+
+def _read(path: str | Path) -> State:
+    path = Path(path)
+    try:
+        if path.is_dir():  # one of this package's own
+            path = path / "model.safetensors"
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded: State = torch.load(path, map_location="cpu", weights_only=True)
+        return loaded
+    except Exception as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _plain(state: Any, depth: int = 2) -> dict[str, Any]:
+    """Return the state dict in what was given, without the prefixes of wrappers."""
+    if isinstance(state, Mapping):
+        if any(str(key).endswith("running_mean") for key in state):
+            return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in state.items()}
+        for value in state.values() if depth else ():
+            if found := _plain(value, depth - 1):
+                return found
+    return {}
+
+
+def _values(state: State, name: str, kind: str) -> Any:
+    key = f"{name}.running_{'mean' if kind == 'mean' else 'var'}".lstrip(".")
+    value = state[key]
+    return value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)

@@ -1,0 +1,197 @@
+"""Batch norm whose statistics come from a set number of examples, whatever the size of the batch (P6.4 to P6.6).
+
+Where the batch is larger, a subsample of exactly so many examples gives the statistics, and every example of the batch is
+normalised by them; where it is not larger, the layer is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workbench.errors import ConfigError
+
+__all__ = [
+    "GhostBatchNorm",
+    "batch_norm_layers",
+    "drawn_examples",
+    "ghost_batch_norm",
+    "like",
+    "normalise",
+    "swap_batch_norm",
+    "track",
+]
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+INPUT_DIMS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+}
+"""Dimensions of the input that each layer takes."""
+
+
+class GhostBatchNorm(_BatchNorm):
+    """Batch norm with statistics from at most `stat_examples` examples of a batch, drawn anew each time.
+
+    Parameters, buffers and their names are those of `torch.nn.BatchNorm1d`, `2d` and `3d`, so that checkpoints fit both ways.
+    In training every example of the batch is normalised with the mean and the biased variance of the subsample; gradients
+    flow through the statistics into the subsample alone, and the running statistics take its mean and unbiased variance, once a batch.
+    In evaluation the running statistics normalise, for batches of any size. A layer without running statistics takes
+    the first examples of the batch there, so that an evaluation draws nothing.
+
+    Args:
+        num_features: channels.
+        stat_examples: examples in a statistic, at most; a batch that has no more is normalised as a whole.
+        eps, momentum, affine, track_running_stats: as in torch.
+        input_dims: numbers of dimensions that the input may have; () is any from 2 on.
+
+    Raises:
+        ConfigError: `stat_examples` is below 1.
+
+    Source: P6.4, P6.6; ghost batch norm is Hoffer et al. 2017 (arXiv:1705.08741).
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        stat_examples: int,
+        *,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        input_dims: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.stat_examples, self.input_dims = _checked(stat_examples), input_dims
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the normalised batch, shape (examples, channels, ...)."""
+        self._check_input_dim(input)
+        by_batch = self.training or self.running_mean is None
+        if not by_batch or len(input) <= self.stat_examples:
+            return super().forward(input)
+        values = self.stat_examples * input[0, 0].numel()
+        if values < 2:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got {self.stat_examples} statistic example(s)"
+            )
+        first: Tensor | slice = slice(self.stat_examples)  # an evaluation draws nothing
+        sample = input[drawn_examples(len(input), self.stat_examples, input.device) if self.training else first]
+        wide = torch.float32 if input.dtype in (torch.bfloat16, torch.float16) else input.dtype
+        var, mean = torch.var_mean(sample.to(wide), dim=[0, *range(2, input.dim())], correction=0)
+        if self.training and self.running_mean is not None:
+            track(self, mean.detach(), var.detach() * (values / (values - 1)))
+        return normalise(self, input, mean, var)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        allowed = self.input_dims
+        if input.dim() < 2 or (allowed and input.dim() not in allowed):
+            raise ValueError(
+                f"expected {' or '.join(map(str, allowed)) or 'at least 2'}D input (got {input.dim()}D input)"
+            )
+
+    def extra_repr(self) -> str:
+        """Return what the printed model says of the layer."""
+        settings = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{settings}, stat_examples={self.stat_examples}"
+
+
+def drawn_examples(examples: int, wanted: int, device: torch.device) -> Tensor:
+    """Return the places of `wanted` examples, each as likely as any other, in whatever order the batch comes."""
+    return torch.rand(examples, device=device).argsort()[:wanted]
+
+
+def track(layer: _BatchNorm, mean: Tensor, unbiased: Tensor) -> None:
+    """Let a layer's running statistics take one batch's mean and unbiased variance, each shape (channels,)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked.add_(1)
+    share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum
+    for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+        running.add_(share * (new.to(running.dtype) - running))
+
+
+def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Return the input normalised with the given statistics, each shape (channels,), through which gradients flow."""
+    shape = (1, -1, *(1 for _ in range(2, input.dim())))
+    scale = torch.rsqrt(var + layer.eps)
+    if layer.weight is not None:
+        scale = scale * layer.weight
+    out = (input - mean.view(shape)) * scale.view(shape)
+    if layer.bias is not None:
+        out = out + layer.bias.view(shape)
+    return out.to(input.dtype)
+
+
+def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch norm layers of a model by name, torch's, ours and the synchronised ones."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def ghost_batch_norm(model: nn.Module, stat_examples: int) -> nn.Module:
+    """Return the model with every batch norm layer taking its statistics from at most `stat_examples` examples.
+
+    Layers are exchanged within the model; their parameters and buffers stay the same objects, so an optimizer that has them
+    keeps working.
+
+    Args:
+        model: changed in place; the returned one differs where it is a batch norm layer itself.
+        stat_examples: examples in a statistic.
+
+    Raises:
+        ConfigError: the number is below 1, the model has no batch norm, or a layer has a `forward` of its own.
+
+    Source: P6.5, P6.6.
+    """
+    _checked(stat_examples)
+    if not batch_norm_layers(model):
+        raise ConfigError(
+            f"bn_stat_examples={stat_examples}: {type(model).__name__} has no batch norm layer that it could apply to. Leave "
+            "it at None."
+        )
+
+    def ghost(layer: _BatchNorm) -> nn.Module:
+        if isinstance(layer, GhostBatchNorm):
+            layer.stat_examples = stat_examples
+            return layer
+        if type(layer).forward is not _BatchNorm.forward:
+            raise ConfigError(
+                f"bn_stat_examples={stat_examples}: {type(layer).__name__} has a forward of its own, which decides which "
+                "examples its statistics come from. Leave bn_stat_examples at None, or use nn.BatchNorm1d, 2d or 3d."
+            )
+        dims = next((d for kind, d in INPUT_DIMS.items() if isinstance(layer, kind)), ())
+        return like(layer, GhostBatchNorm, stat_examples=stat_examples, input_dims=dims)
+
+    return swap_batch_norm(model, ghost)
+
+
+def like(layer: _BatchNorm, kind: type[Layer], **attributes: object) -> Layer:
+    """Return a layer of another kind with the same parameters, buffers, hooks and settings."""
+    new = kind.__new__(kind)
+    vars(new).update(vars(layer))
+    vars(new).update(attributes)
+    return new
+
+
+def swap_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
+    """Return the model with every batch norm layer exchanged for what `make` returns; a layer in two places stays one."""
+    made = {id(layer): make(layer) for layer in batch_norm_layers(model).values()}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in made:
+                parent._modules[name] = made[id(child)]
+    return made.get(id(model), model)
+
+
+def _checked(stat_examples: int) -> int:
+    if isinstance(stat_examples, bool) or not isinstance(stat_examples, int) or stat_examples < 1:
+        raise ConfigError(f"stat_examples={stat_examples!r} must be an integer of at least 1; 64 is a usual number.")
+    return stat_examples
