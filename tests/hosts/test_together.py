@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.helpers.torchrun import torchrun
-from tests.hosts.programs.together import cases
+from tests.hosts.programs.together import cases, normalised
 from workbench.record import open_record
-from workbench.train.checkpoint import latest_checkpoint, load_checkpoint
+from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model
+from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer
 
 HOSTS = 2
@@ -48,6 +49,34 @@ def test_losses_and_metrics_are_those_of_one_host(name: str, together: Path, tmp
     np.testing.assert_allclose(joined.predictions["loss"], alone.predictions["loss"], rtol=1e-7)
 
 
+def test_batch_norm_over_all_hosts_trains_as_one_host_and_by_itself_does_not(together: Path, tmp_path: Path) -> None:
+    alone = Trainer(device="cpu", gradients="loop").run(normalised(), out=tmp_path / "normalised")
+    joined, local = open_record(together / "normalised"), open_record(together / "local")
+    np.testing.assert_allclose(joined.steps["loss"], alone.steps["loss"], rtol=1e-9)
+    np.testing.assert_allclose(joined.evals["value"], alone.evals["value"], rtol=1e-9)
+    assert np.abs(local.steps["loss"] - alone.steps["loss"]).max() > 1e-3, (
+        "four examples normalise otherwise than eight"
+    )
+
+
+def test_a_checkpoint_has_merged_statistics_and_gives_the_metric_that_was_recorded(together: Path) -> None:
+    """P7.3: evaluated alone, from the file, the model is the one that all hosts evaluated together."""
+    record = open_record(together / "local")
+    best = record.best()
+    assert best is not None
+    assert best.checkpoint is not None
+    model = load_model(normalised().build_model().double(), best.checkpoint)
+    value = evaluate(normalised(), model, batch_size=32, precision="float64")[0].value
+    assert value == pytest.approx(best.value, rel=1e-9)
+    stored = load_checkpoint(best.checkpoint)
+    means = [stored.trainer[f"{host}statistics/1.running_mean"] for host in ("", "host1/")]
+    variances = [stored.trainer[f"{host}statistics/1.running_var"] for host in ("", "host1/")]
+    assert not torch.equal(*means)
+    torch.testing.assert_close(stored.model["1.running_mean"], sum(means) / 2)
+    between = ((means[0] - means[1]) / 2) ** 2
+    torch.testing.assert_close(stored.model["1.running_var"], sum(variances) / 2 + between)
+
+
 def test_weighted_examples_leave_the_standard_error_in_the_right_place(together: Path, tmp_path: Path) -> None:
     alone = Trainer(device="cpu", gradients="loop").run(cases()["weighted"], out=tmp_path / "weighted")
     ratio = open_record(together / "weighted").steps["loss_se"] / alone.steps["loss_se"]
@@ -69,7 +98,7 @@ def test_hosts_draw_differently_and_start_alike(together: Path) -> None:
     assert path is not None
     stored = load_checkpoint(path).trainer
     kinds = {name.removeprefix("host1/").split("/")[0] for name in stored}
-    assert kinds == {"optimizer", "rng", "data"}
+    assert kinds == {"optimizer", "rng", "data", "statistics"}
     for kind in ("rng/torch", "data/torch"):
         assert not torch.equal(stored[kind], stored[f"host1/{kind}"])
 

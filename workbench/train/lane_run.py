@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
+from workbench.hosts.batch_norm import merged_running_statistics, synchronise_batch_norm
 from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts
 from workbench.hosts.process_group import ALONE, HostGroup
-from workbench.hosts.resume import gather_states, own_state
+from workbench.hosts.resume import gather_states, own_state, running_statistics
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
@@ -67,6 +68,7 @@ class LaneRun:
         progress: called with the number of updates made.
         splits: evaluated beside the one that selection compares.
         hosts: that train the one lane together, each on its share of the batches.
+        synchronised: batch norm takes its statistics over all hosts.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LaneRun:
         progress: Progress | None,
         splits: Sequence[str] = (),
         hosts: HostGroup = ALONE,
+        synchronised: bool = False,
     ) -> None:
         self.workload, self.study, self.device, self.hosts = workload, study, device, hosts
         self.lanes, self.hooks, self.progress = list(lanes), hooks, progress
@@ -95,6 +98,8 @@ class LaneRun:
         if hosts.rank:  # dropout differs from host to host (P7.6)
             seed_all(configs[0].shared_seed, configs[0].per_host_seed, hosts.rank)
             self.stack.rng.load(0, capture_rng())
+        if hosts.size > 1 and synchronised:
+            self.stack.models[0] = synchronise_batch_norm(self.stack.models[0])
         check_same_weights(hosts, self.stack.values, self.stack.names)
         self.streams = [self._stream(seed) for seed in seeds]
         self._load()
@@ -275,10 +280,11 @@ class LaneRun:
 
     def _evaluate_together(self, split: str, tracked: TrackedExamples | None) -> list[Evaluation]:
         config = self.lanes[0].config
-        with self.stack.untouched():
+        model = self.stack.models[0]
+        with self.stack.untouched(), merged_running_statistics(model):
             return evaluate_on_hosts(
-                self.hosts, self.workload, self.stack.models[0], split=split, batch_size=config.evaluation_batch,
-                device=self.device, precision=config.precision, tracked=tracked,
+                self.hosts, self.workload, model, split=split, batch_size=config.evaluation_batch, device=self.device,
+                precision=config.precision, tracked=tracked,
             )  # fmt: skip
 
     def _stopped(self, stop: StopRequest) -> bool:
@@ -297,8 +303,11 @@ class LaneRun:
         data = self.streams[self.stack.streams[row]].state()
         states = {f"rng/{name}": _copied(t) for name, t in self.stack.rng.state(row).items()}
         states |= {f"data/{name}": _copied(t) for name, t in data.items()}
+        trained = self.stack.models[row]
+        states |= {f"statistics/{name}": _copied(t) for name, t in running_statistics(self.hosts, trained).items()}
         states = gather_states(self.hosts, states)
-        model = {name: _copied(tensor) for name, tensor in self.stack.models[row].state_dict().items()}
+        with merged_running_statistics(trained) if self.hosts.size > 1 else contextlib.nullcontext():
+            model = {name: _copied(tensor) for name, tensor in trained.state_dict().items()}
         trainer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
         trainer |= states
         meta = {
@@ -324,11 +333,13 @@ class LaneRun:
                     f"({str(error).splitlines()[-1].strip()}). The code of the workload has changed since: give a new folder "
                     "with out=..."
                 ) from error
+            for name, tensor in running_statistics(self.hosts, self.stack.models[row]).items():
+                tensor.copy_(parts["statistics"].get(name, tensor))
             if parts["rng"]:
                 self.stack.rng.load(row, parts["rng"])
 
     def _parts(self, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-        """Return optimizer, rng and data, of which the last two are this host's own; a host that is new has none."""
+        """Return optimizer, rng, data and statistics, of which the last three are this host's own; a host that is new has none."""
         own = own_state(self.hosts, checkpoint.trainer) or {}
         return _parts({n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")} | own)
 
@@ -432,7 +443,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _parts(trainer: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}}
+    parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}, "statistics": {}}
     for name, tensor in trainer.items():
         kind, rest = name.split("/", 1)
         parts[kind][rest] = tensor

@@ -61,6 +61,8 @@ class Trainer:
             decision looks at them.
         track: examples of the validation split whose predictions every evaluation writes down (P2.12): so many, evenly spaced,
             or their ids; 0 is none.
+        synchronise_batch_norm: on many hosts, whether batch norm takes its statistics over all of them; by default each takes
+            those of its share, which is another training than that of one host (P6.3). Alone it changes nothing.
     """
 
     device: str = "auto"
@@ -69,6 +71,7 @@ class Trainer:
     memory_gb: float | None = None
     evaluate_also: Sequence[str] = ()
     track: int | Sequence[int] = 8
+    synchronise_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments that need no machine."""
@@ -246,6 +249,7 @@ class Trainer:
                 progress=progress,
                 splits=self.evaluate_also,
                 hosts=hosts,
+                synchronised=self.synchronise_batch_norm,
             )
         run.train()
 

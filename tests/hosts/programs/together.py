@@ -64,9 +64,19 @@ def cases() -> dict[str, Workload]:
     }
 
 
+def normalised() -> Workload:
+    """A net with batch norm: with statistics over all hosts it is trained as by one."""
+    return small_workload(
+        build_model=lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)),
+        name="normalised",
+    )
+
+
 def drawing() -> Workload:
-    """Dropout and noise, which every host draws for itself."""
-    return small_workload(train_data=Noisy(), build_model=lambda: small_net(0.3), name="drawing")
+    """Dropout and noise, which every host draws for itself, and running statistics of its own."""
+    return small_workload(
+        train_data=Noisy(), build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), small_net(0.3)), name="drawing"
+    )
 
 
 def differing() -> Workload:
@@ -103,6 +113,8 @@ def main(folder: Path) -> None:
     with host_group(torch.device("cpu")) as hosts:
         for name, workload in cases().items():
             Trainer(device="cpu").run(workload, out=folder / name)
+        Trainer(device="cpu", synchronise_batch_norm=True).run(normalised(), out=folder / "normalised")
+        Trainer(device="cpu").run(normalised(), out=folder / "local")
         Trainer(device="cpu").run(drawing(), out=folder / "drawing")
         again = Trainer(device="cpu").run(drawing(), out=folder / "drawing")
         seen = {"rank": hosts.rank, "size": hosts.size, "refused": refusals(folder), "steps": len(again.steps)}
