@@ -76,6 +76,15 @@ def test_rows_that_are_no_examples_are_padding_whose_value_one_case_tells_the_ot
         assert case["predicted_bias"] == pytest.approx(case["bias"], rel=1e-9)
 
 
+def test_a_second_look_at_every_example_is_no_padding() -> None:
+    """As many unknown rows as examples, at every batch size: one number for them would explain any value."""
+    cases = [(b, VALUES.mean() + 0.4, [row + [-1] * len(row) for row in batches_of(b)]) for b in (2, 3, 7)]
+    found = diagnose_evaluation_cases(facts(*cases))
+    assert found["evaluation.weighting"].status == "fail"
+    assert {c["fault"] for c in found["evaluation.weighting"].evidence["cases"]} == {"unexplained"}
+    assert found["evaluation.coverage"].status == "ok"
+
+
 def test_padding_that_weighs_nothing_is_healthy() -> None:
     assert statuses(facts((3, VALUES.mean(), [[0, 1, 2], [3, 4, 5], [6, -1, -1]]))) == ("ok", "ok")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.streams import Stream
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.batch_size import diagnose_batch_size
 from workbench.diagnostics.batch_size_arms import read_arms
@@ -74,6 +75,15 @@ def test_by_default_a_quarter_and_four_times_as_far_as_the_data_reach(tmp_path: 
     found = run(tmp_path / "s", retune=False, equal=("examples",), seeds=1)
     sizes = set(found.trials["batch_size"])
     assert {4, 16} <= sizes <= {4, 16, 64}
+
+
+def test_training_data_in_their_own_order_have_no_gap_and_no_error(tmp_path: Path) -> None:
+    workload = small_workload(examples=96)
+    workload = workload.replace(train_data=Stream(*workload.train_data.tensors))
+    settings = {**FAST, "weight_decays": (), "reach": 1}
+    record = BatchSizeStudy(batch_sizes=[4], equal=("steps",), **settings).run(workload, out=tmp_path / "s")
+    assert "train_losses" not in record.facts
+    assert diagnose_batch_size(record)["batch_size.regularisation"].status == "not_measured"
 
 
 @pytest.mark.parametrize(("wrong", "match"), [

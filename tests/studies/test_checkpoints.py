@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from tests.helpers.streams import Stream
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.errors import ConfigError
@@ -56,6 +57,16 @@ def test_the_logged_test_loss_is_that_of_the_checkpoint(tmp_path: Path, gradient
     rows = record.trial(1).evals.query(f"split == 'test' and metric == 'loss' and step == {best.step}")
     assert rows["value"].tolist() == [pytest.approx(loss.value, rel=1e-12)]
     assert rows["num_examples"].tolist() == [21]
+
+
+def test_data_in_their_own_order_have_no_index_to_take_a_part_by(tmp_path: Path) -> None:
+    """torch's iterable datasets have a `__getitem__`, which raises."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 3, generator=generator)
+    data = Stream(x, x.sum(1))
+    workload = small_workload(train_data=data, validation_data=data)
+    record = CheckpointStudy(seeds=1, evaluations=8).run(workload, out=tmp_path / "s")
+    assert diagnose_checkpoints(record)["checkpoints.resume_jump"].status == "ok"
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -133,7 +133,10 @@ def _case(
 
 
 def _pads(facts: Mapping[str, Any], values: Floats) -> list[float | None]:
-    """Return for each case what a row that is no example adds to the sum, if padding is counted, as another case tells."""
+    """Return for each case what a row that is no example adds to the sum, if padding is counted, as another case tells.
+
+    None where there are more such rows than fill up a batch: they are something else, such as a second look at each example.
+    """
     told: list[tuple[int, float] | None] = []
     for case in facts["cases"]:
         rows = [i for batch in case["batches"] for i in batch]
@@ -141,13 +144,14 @@ def _pads(facts: Mapping[str, Any], values: Floats) -> list[float | None]:
         known = float(values[[i for i in rows if i >= 0]].sum()) if len(rows) > strange else 0.0
         told.append(
             (strange, (float(case["observed"]) * len(rows) - known) / strange)
-            if strange and case["observed"] is not None
+            if 0 < strange < case["batch_size"] * case["hosts"]
+            and case["observed"] is not None  # it fills up one batch
             else None
         )
     pads: list[float | None] = []
     for place in range(len(told)):
         others = [t for i, t in enumerate(told) if i != place and t is not None]
-        pads.append(max(others)[1] if others else None)
+        pads.append(max(others)[1] if others and told[place] is not None else None)
     return pads
 
 

@@ -24,6 +24,7 @@ from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
+from workbench.workloads.indexed import in_its_own_order
 
 __all__ = ["BatchSizeStudy", "collect_noise_scale"]
 
@@ -209,7 +210,7 @@ class BatchSizeStudy(Study):
         """Store the loss on training examples of every selected checkpoint that was trained under a fresh seed."""
         workload, record = session.workload, session.record
         data: Any = workload.train_data
-        if not len(record.trials) or not hasattr(data, "__getitem__"):
+        if not len(record.trials) or in_its_own_order(data):
             return
         held = len(workload.validation_data) if hasattr(workload.validation_data, "__len__") else len(data)
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:held]

@@ -18,6 +18,7 @@ from workbench.studies.resume import Trace, difference
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
+from workbench.workloads.indexed import in_its_own_order
 
 __all__ = ["collect_resume"]
 
@@ -52,7 +53,7 @@ def collect_resume(workload: Workload, config: TrainConfig, device: torch.device
         total_steps=2 * STEPS, warmup_steps=0, eval_every_steps=2 * STEPS, checkpoint_every_steps=STEPS, keep_best=1
     )
     data = workload.validation_data
-    if hasattr(data, "__getitem__") and len(data) > MAX_EXAMPLES:
+    if not in_its_own_order(data) and len(data) > MAX_EXAMPLES:
         workload = workload.replace(validation_data=Subset(data, range(MAX_EXAMPLES)))
     with tempfile.TemporaryDirectory() as folder:
         runs = [_trained(workload, config, device, Path(folder) / name, stop) for name, stop in _RUNS]
