@@ -36,6 +36,8 @@ CODES = {
     "architecture.no_residual", "architecture.no_norm", "architecture.norm_after_add", "architecture.branch_not_zero",
     "schedule.discontinuity", "schedule.restarts", "schedule.collapse",
     "evaluation.skew", "evaluation.too_small", "evaluation.minority_counts",
+    "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "batch_norm.ghost_size",
+    "batch_norm.small_batch", "batch_norm.cold_ema", "batch_norm.stale",
 }  # fmt: skip
 
 

@@ -60,3 +60,20 @@ def test_nan_stays_nan() -> None:
 def test_shapes_and_counts_are_checked(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         merge_statistics(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [1, 7, 60])
+def test_merging_in_place_and_going_on_forgets_part_of_the_spread(steps: int) -> None:
+    """A share q + (1 - q)^2 of it is left after each merge, q being what the moving averages keep in between: 0.75 at worst."""
+    means, kept = np.array([-3.0, -1.0, 1.0, 3.0]), 0.9**steps
+    held, variances = means.copy(), np.full(4, 6.0)
+    for _ in range(3):
+        held, variances = np.full(4, held.mean()), np.full(4, variances.mean())
+        before = variances[0]
+        for _ in range(steps):
+            held, variances = 0.9 * held + 0.1 * means, 0.9 * variances + 0.1
+        merged = merge_statistics(held, variances)
+        variances[:] = merged.variance
+    expected = 1 + kept * (before - 1) + (1 - kept) ** 2 * 5
+    assert merged.variance == pytest.approx(expected, rel=1e-12)
+    assert merged.variance < 6 - (0.1 if steps < 60 else 0)

@@ -26,6 +26,7 @@ EXPECTED = {
     "09_checkpoints",
     "10_tracking",
     "11_batch_size",
+    "12_batch_norm",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 

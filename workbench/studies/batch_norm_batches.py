@@ -110,8 +110,8 @@ def statistics_set(
                 buffer.copy_(torch.from_numpy(value))
         yield model
     finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
 def _noting(given: dict[str, tuple[int, int]], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

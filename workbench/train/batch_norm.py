@@ -125,10 +125,10 @@ def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Te
     scale = torch.rsqrt(var + layer.eps)
     if layer.weight is not None:
         scale = scale * layer.weight
-    out = (input - mean.view(shape)) * scale.view(shape)
-    if layer.bias is not None:
-        out = out + layer.bias.view(shape)
-    return out.to(input.dtype)
+    centred = input - mean.view(shape)
+    if layer.bias is None:
+        return (centred * scale.view(shape)).to(input.dtype)
+    return torch.addcmul(layer.bias.to(scale.dtype).view(shape), centred, scale.view(shape)).to(input.dtype)
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
