@@ -177,7 +177,7 @@ def _diagnose(args: argparse.Namespace) -> int:
         command=shlex.join(["workbench", *args.words]),
         progress=True,
     )
-    print(diagnosis)
+    print(diagnosis.brief)
     if diagnosis.recommendation:
         print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
         print(diagnosis.recommendation["paste"])

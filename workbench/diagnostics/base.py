@@ -17,6 +17,13 @@ Status = Literal["ok", "warn", "fail", "not_measured"]
 _SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
 _SYMBOL: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
 SCHEMA = 1
+WIDTH = 110
+"""Columns of a printed diagnosis."""
+
+MEASUREMENTS = {
+    "lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold", "stability.headroom", "batch_size.noise_scale",
+}  # fmt: skip
+"""Codes that are worth reading where all is well: they are numbers, not absences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +125,29 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         """Return the verdict, how many findings have which status, and one line per finding, worst first."""
-        order = sorted(self.findings, key=lambda f: -_SEVERITY[f.status])
-        counts = Counter(f.status for f in order)
+        return "\n".join([self._head, *(_wrapped(f) for f in self._worst_first)])
+
+    @property
+    def brief(self) -> str:
+        """The repr with what is well and measures nothing in one paragraph of codes, for a terminal."""
+        told = [f for f in self._worst_first if f.status != "ok" or f.code in MEASUREMENTS]
+        rest = [f.code for f in self.findings if f not in told]
+        if not rest:
+            return repr(self)
+        well = f"  {_SYMBOL['ok']} {'ok':<12} {len(rest)} more: {', '.join(rest)}"
+        indent = " " * (len(f"  {_SYMBOL['ok']} {'ok':<12} ") + 2)
+        folded = textwrap.fill(well, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        return "\n".join([self._head, *(_wrapped(f) for f in told), folded])
+
+    @property
+    def _worst_first(self) -> list[Finding]:
+        return sorted(self.findings, key=lambda f: -_SEVERITY[f.status])
+
+    @property
+    def _head(self) -> str:
+        counts = Counter(f.status for f in self._worst_first)
         shown = ", ".join(f"{number} {status}" for status, number in counts.items())
-        head = f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
-        return "\n".join([head, *(_wrapped(f) for f in order)])
+        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
 
     def rows(self) -> dict[str, Any]:
         """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""
@@ -139,7 +164,7 @@ def worst(statuses: Sequence[Status]) -> Status:
     return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
 
 
-def _wrapped(finding: Finding, *, width: int = 110) -> str:
+def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
     """Return a finding's line, its summary continued below itself where it is long."""
     indent = len(str(finding)) - len(finding.summary) + 2
     return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
