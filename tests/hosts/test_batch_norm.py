@@ -21,6 +21,7 @@ from workbench.hosts.batch_norm import (
     synchronise_batch_norm,
 )
 from workbench.train.batch_norm import ghost_batch_norm
+from workbench.train.traced.graph.recorder import CannotRecord, Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
@@ -183,6 +184,15 @@ def test_too_few_values_and_wrong_shapes_are_refused() -> None:
         layer(torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"expected an input of shape \(examples, 2"):
         layer(torch.zeros(4, 3))
+
+
+def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = synchronise_batch_norm(nn.BatchNorm1d(2)), torch.randn(4, 2)
+    monkeypatch.setattr("workbench.hosts.batch_norm._place", lambda _: (0, 2))
+    with Recorder() as recorder:
+        recorder.placeholder("x", x)
+        with pytest.raises(CannotRecord, match="reads the value"):
+            layer(x)
 
 
 def test_a_process_group_that_was_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

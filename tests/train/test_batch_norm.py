@@ -20,6 +20,7 @@ from workbench.record_writer import StudyWriter
 from workbench.studies.audit.collect import collect_architecture
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm
 from workbench.train.device import resolve_device
+from workbench.train.hooks.base import Hook, Step
 from workbench.train.lane_groups import group_lanes
 from workbench.train.trainer import Trainer
 
@@ -246,6 +247,22 @@ def test_lanes_train_as_they_do_alone_by_either_way(tmp_path: Path) -> None:
         np.testing.assert_allclose(vmap, loop, rtol=1e-3, atol=1e-5)
     plain = Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=None), out=tmp_path / "plain")
     assert not np.allclose(plain.steps["loss"], alone[0], rtol=1e-3)
+
+
+def test_a_run_that_goes_on_draws_the_examples_that_it_would_have_drawn(tmp_path: Path) -> None:
+    class Breaks(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 5:
+                raise RuntimeError("planted")
+
+    workload = lane_workload(MODELS["batch_norm"])
+    config = workload.config.replace(total_steps=8, bn_stat_examples=3, checkpoint_every_steps=2)
+    whole = Trainer(gradients="loop").run(workload, config, out=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="planted"):
+        Trainer(gradients="loop", hooks=[Breaks()]).run(workload, config, out=tmp_path / "broken")
+    resumed = Trainer(gradients="loop").run(workload, config, out=tmp_path / "broken")
+    assert (resumed.trials["state"] == "complete").all()
+    np.testing.assert_array_equal(whole.steps["loss"], resumed.steps["loss"])
 
 
 def test_as_many_as_the_batch_has_is_no_setting_at_all(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from workbench.diagnostics.batch_norm_merge import merge_statistics
 from workbench.errors import UsageError
@@ -80,6 +81,10 @@ class SynchronisedBatchNorm(_BatchNorm):
         mean, var = _moments(sample.to(wide))
         counted = mean.new_tensor(values)
         if world > 1:
+            if _get_current_dispatch_mode() is not None:
+                float(
+                    mean.detach().sum()
+                )  # a recorder of operations refuses this, and must not repeat an exchange by itself
             mean, var, counted = _Merge.apply(mean, var, values, self.group)  # type: ignore[no-untyped-call]
         if values < 2 and float(counted) < 2:  # in this order: reading the sum waits for the device
             raise ValueError(

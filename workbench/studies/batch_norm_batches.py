@@ -105,9 +105,9 @@ def statistics_set(
     ]
     try:
         for name, values in statistics.items():
-            for buffer, value in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
-                assert buffer is not None
-                buffer.copy_(torch.from_numpy(value))
+            for own, array in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
+                assert own is not None
+                own.copy_(torch.from_numpy(array))
         yield model
     finally:
         for buffer, before in kept:

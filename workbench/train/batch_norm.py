@@ -123,11 +123,10 @@ def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Te
     """Return the input normalised with the given statistics, each shape (channels,), through which gradients flow."""
     shape = (1, -1, *(1 for _ in range(2, input.dim())))
     scale = torch.rsqrt(var + layer.eps)
-    if layer.weight is not None:
-        scale = scale * layer.weight
     centred = input - mean.view(shape)
-    if layer.bias is None:
+    if not layer.affine:
         return (centred * scale.view(shape)).to(input.dtype)
+    scale = scale * layer.weight
     return torch.addcmul(layer.bias.to(scale.dtype).view(shape), centred, scale.view(shape)).to(input.dtype)
 
 
