@@ -40,7 +40,7 @@ BUGS = {
 """Every bug that can be planted, by name."""
 
 SHARED_SEED, PER_HOST_SEED = 7, 1_000
-TRAIN, VALIDATION = 256, 51
+TRAIN, VALIDATION = 320, 51
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -66,7 +66,7 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
 
 
-def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 16, slow_s: float = 0.03) -> None:
+def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: float = 0.03) -> None:
     """Train on all ranks of the process group.
 
     Args:

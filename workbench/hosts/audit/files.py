@@ -20,7 +20,7 @@ __all__ = ["FileWatch"]
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp)$", re.IGNORECASE)
 _NEVER = re.compile(
     r"^/(dev|proc|sys)/|__pycache__|\.(pyc|lock)$|/\.(cache|config|triton|nv)/|torchinductor|/tmp[a-z0-9_]{8}$|"
-    rf"/pymp-|^pipe:|^socket:|/torchelastic_|^{re.escape(tempfile.gettempdir())}/[a-z0-9_]{{8}}$"
+    rf"/pymp-|^pipe:|^socket:|/torchelastic_|/status-\d+\.\d+\.tmp$|^{re.escape(tempfile.gettempdir())}/[a-z0-9_]{{8}}$"
 )
 _WRITING = os.O_WRONLY | os.O_RDWR
 MAX_FILES = 2000

@@ -24,7 +24,6 @@ MAX_INDICES = 100_000
 MAX_HASHED = 4096
 """Examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)."""
 MAX_PASSES = 50
-_PASS, _AHEAD = "_workbench_pass", "_workbench_ahead"
 
 
 class LoaderWatch:
@@ -37,6 +36,7 @@ class LoaderWatch:
 
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
+        self._pass, self._ahead = f"_workbench_pass_{id(self)}", f"_workbench_ahead_{id(self)}"  # on the iterators
         self._loaders: list[Any] = []
         self._sampler_calls: dict[int, int] = {}
         self._kept: list[Any] = []
@@ -67,7 +67,7 @@ class LoaderWatch:
 
     def _on_reset(self, original: Any) -> Callable[..., Any]:
         def reset(batches: Any, *args: Any, **kwargs: Any) -> Any:
-            setattr(batches, _AHEAD, deque())
+            setattr(batches, self._ahead, deque())
             return original(batches, *args, **kwargs)
 
         return reset
@@ -80,7 +80,7 @@ class LoaderWatch:
             batches = original(loader)
             if len(self._passes) < MAX_PASSES:
                 self._passes.append(self._begun(loader))
-                setattr(batches, _PASS, self._passes[-1])
+                setattr(batches, self._pass, self._passes[-1])
             return batches
 
         return begin
@@ -95,6 +95,7 @@ class LoaderWatch:
             "sampler": type(sampler).__name__, "distributed": isinstance(sampler, DistributedSampler) or hasattr(sampler, "set_epoch"),
             "shuffles": _shuffles(sampler), "epoch": getattr(sampler, "epoch", None),
             "set_epoch_calls": self._sampler_calls.get(id(sampler), 0), "planned": None,
+            "batch_size": getattr(loader, "batch_size", None), "levels": _levels(loader.dataset),
             "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step],
             "exhausted": False, "grad": None, "indices": [], "contents": [],
         }  # fmt: skip
@@ -105,10 +106,10 @@ class LoaderWatch:
     def _on_index(self, original: Any) -> Callable[..., Any]:
         def next_index(batches: Any) -> Any:
             index = original(batches)
-            ahead = getattr(batches, _AHEAD, None)
+            ahead = getattr(batches, self._ahead, None)
             if ahead is None:
                 ahead = deque()
-                setattr(batches, _AHEAD, ahead)
+                setattr(batches, self._ahead, ahead)
             ahead.append(index)
             return index
 
@@ -116,7 +117,7 @@ class LoaderWatch:
 
     def _on_next(self, original: Any) -> Callable[..., Any]:
         def following(batches: Any) -> Any:
-            seen = getattr(batches, _PASS, None)
+            seen = getattr(batches, self._pass, None)
             if seen is None:
                 return original(batches)
             self._state.tick("loading")
@@ -127,7 +128,7 @@ class LoaderWatch:
                 seen["exhausted"] = True
                 raise
             self._state.tick("after loading")
-            ahead = getattr(batches, _AHEAD, None)
+            ahead = getattr(batches, self._ahead, None)
             self._note(seen, batches, ahead.popleft() if ahead else None, batch)
             return batch
 
@@ -180,6 +181,16 @@ def _dataset(dataset: Any) -> dict[str, Any]:
         length = None
     stream = isinstance(dataset, IterableDataset)
     return {"kind": type(dataset).__name__, "part": part, "length": length, "stream": stream, "hash": _fingerprint(dataset)}
+
+
+def _levels(dataset: Any) -> list[list[Any]]:
+    """Return length and hash of the positions of each part that a part was taken from, the outermost first."""
+    found = []
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        positions = np.asarray([int(i) for i in dataset.indices], dtype=np.int64)
+        found.append([len(positions), f"{zlib.crc32(positions.tobytes()):08x}"])
+        dataset = dataset.dataset
+    return found
 
 
 def _fingerprint(dataset: Any) -> str | None:
