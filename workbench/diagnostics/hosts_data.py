@@ -136,7 +136,7 @@ def set_epoch(ranks: Ranks) -> Finding:
 
 
 def _order(one: Mapping[str, Any]) -> list[Any]:
-    return list(one["planned"] or one["indices"])[:4096]
+    return list(one["indices"] if one["exhausted"] else one["planned"] or one["indices"])[:4096]
 
 
 def data_seed(ranks: Ranks) -> Finding:
@@ -171,7 +171,7 @@ def data_seed(ranks: Ranks) -> Finding:
         )  # fmt: skip
     if not first and not draws:
         return host_finding("data_seed", "not_measured", "Not measured: no training data came through a torch DataLoader.")
-    said = f"Hosts draw from {len(drawn)} random states of their own: {', '.join(drawn)}." if drawn else "Nothing is drawn while examples are prepared."
+    said = f"Each host draws from a random state of its own: {', '.join(drawn)}." if drawn else "Nothing is drawn while examples are prepared."
     return host_finding("data_seed", "ok", said, **numbers)
 
 

@@ -114,9 +114,9 @@ def share(data: Dataset[tuple[Tensor, Tensor]], rank: int, world: int, bug: str)
     """Return this host's part of the data, or all of it where a sampler takes the parts."""
     size = TRAIN // world
     if bug == "overlap":
-        return Subset(data, [i % TRAIN for i in range(rank * size, (rank + 1) * size + 16)])
+        return Subset(data, [i % TRAIN for i in range(rank * size, (rank + 1) * size + 8)])
     if bug == "incomplete":
-        return Subset(data, range(rank * size, (rank + 1) * size - 16))
+        return Subset(data, range(rank * size, (rank + 1) * size - 8))
     return data
 
 

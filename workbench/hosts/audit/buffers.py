@@ -11,7 +11,7 @@ from workbench.hosts.audit.state import State
 
 __all__ = ["BufferWatch"]
 
-CHANNELS = 32
+CHANNELS = 8
 """Of a layer whose statistics are written down (rule of thumb: ranks differ in all of them)."""
 MAX_NUMBERS = 200_000
 
@@ -55,10 +55,14 @@ class BufferWatch:
             return
         row: dict[str, Any] = {"step": self._state.step, "moment": moment, "hash": hash_of(t for pair in layers for t in pair)}
         if self._numbers < MAX_NUMBERS:
-            row["means"] = [v for mean, _ in layers for v in mean[:CHANNELS].double().tolist()]
-            row["variances"] = [v for _, var in layers for v in var[:CHANNELS].double().tolist()]
+            row["means"] = [_rounded(v) for mean, _ in layers for v in mean[:CHANNELS].double().tolist()]
+            row["variances"] = [_rounded(v) for _, var in layers for v in var[:CHANNELS].double().tolist()]
             self._numbers += 2 * len(row["means"])
         self._rows.append(row)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def _layers(model: nn.Module) -> list[tuple[Tensor, Tensor]]:

@@ -22,6 +22,7 @@ _NEVER = re.compile(
     r"^/(dev|proc|sys)/|__pycache__|\.(pyc|lock)$|/\.(cache|config|triton|nv)/|torchinductor|/tmp[a-z0-9_]{8}$|"
     rf"/pymp-|^pipe:|^socket:|/torchelastic_|/status-\d+\.\d+\.tmp$|^{re.escape(tempfile.gettempdir())}/[a-z0-9_]{{8}}$"
 )
+_OWN = re.compile(r"\.?(rank|status|stack|error|draws)-\d")
 _WRITING = os.O_WRONLY | os.O_RDWR
 MAX_FILES = 2000
 _LISTENING: list[FileWatch] = []
@@ -65,6 +66,10 @@ class FileWatch:
             finally:
                 self._busy = False
 
+    def moved(self) -> None:
+        """Take note that the rank is not standing still."""
+        self._state.progress += 1
+
     def note(self, path: Any, kind: str | None) -> None:
         """Write down that a file is opened for writing.
 
@@ -73,7 +78,7 @@ class FileWatch:
             kind: "checkpoint"; None is what its name says.
         """
         full = os.path.abspath(os.fsdecode(path))
-        if _NEVER.search(full) or Path(full).is_relative_to(self._state.folder):
+        if _NEVER.search(full) or (_OWN.match(Path(full).name) and Path(full).parent == self._state.folder):
             return
         found = self._files.get(full)
         if found is None:
@@ -112,6 +117,9 @@ class _Listening:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _LISTENING:
+    if event == "open":
         for watch in _LISTENING:
             watch.opened(*arguments[:3])
+    elif event == "import":  # torch loads parts of itself on their first use, which takes seconds
+        for watch in _LISTENING:
+            watch.moved()

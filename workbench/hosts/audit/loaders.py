@@ -21,7 +21,7 @@ __all__ = ["LoaderWatch"]
 
 MAX_INDICES = 100_000
 """Of a pass that are written down (rule of thumb: a rehearsal is far shorter)."""
-MAX_HASHED = 4096
+MAX_HASHED = 1024
 """Examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)."""
 MAX_PASSES = 50
 
@@ -49,6 +49,8 @@ class LoaderWatch:
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
+        for seen in self._passes:
+            seen["planned"] = None if seen["exhausted"] else seen["planned"]
         return {"passes": self._passes}
 
     @property
@@ -141,7 +143,7 @@ class LoaderWatch:
             room = MAX_INDICES - len(seen["indices"])
             seen["indices"] += _base_indices(batches._dataset, indices[:room])
         room = MAX_HASHED - len(seen["contents"])
-        if room > 0 and seen["pass"] < 2:
+        if room > 0 and seen["pass"] == 0:
             seen["contents"] += row_hashes(batch, most=room)
 
 

@@ -97,8 +97,8 @@ class UpdateWatch:
             return
         now, state = time.perf_counter(), self._state
         if self._last is not None and len(self._times["step_s"]) < MAX_ROWS:
-            self._times["step_s"].append(now - self._last)
-            self._times["busy_s"].append(max(0.0, now - self._last - state.waited_s))
+            self._times["step_s"].append(round(now - self._last, 7))
+            self._times["busy_s"].append(round(max(0.0, now - self._last - state.waited_s), 7))
         self._last, state.waited_s = now, 0.0
         state.step += 1
         state.tick("after the update")
