@@ -22,7 +22,7 @@ from workbench.hosts.audit.runner import error_path
 from workbench.hosts.audit.watchdog import stack_path, status_path
 from workbench.hosts.stacks import own_frames, shown
 
-__all__ = ["Launched", "cores", "launch"]
+__all__ = ["Launched", "cores", "launch", "package_environment"]
 
 POLL_S = 0.1
 END_S = 40.0
@@ -102,11 +102,16 @@ def launch(
     return Launched(seconds=time.perf_counter() - began, printed=_printed(folder, hosts))
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the ranks: one thread each, on the loopback interface, this package importable."""
+def package_environment() -> dict[str, str]:
+    """Return this process's environment for others, in which this package can be imported."""
     package = str(Path(workbench.__file__).parents[1])
     path = os.environ.get("PYTHONPATH", "")
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join([package, path] if path else [package])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, path] if path else [package])}
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the ranks: one thread each, on the loopback interface."""
+    found = package_environment()
     found.setdefault("OMP_NUM_THREADS", "1")
     names = [name for _, name in socket.if_nameindex()]
     loopback = next((name for name in ("lo", "lo0") if name in names), None)

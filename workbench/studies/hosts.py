@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class HostsStudy:
         config = at_length(workload.config, self.steps)
         check_rehearsal(workload, config, self.hosts)
         writer = StudyWriter.open(
-            None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings=asdict(self),
+            None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
             name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
             call=call_on(workload, f"{self!r}.run({{workload}}, out={str(out)!r})"),
         )  # fmt: skip
