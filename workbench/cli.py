@@ -144,17 +144,22 @@ def _add_lab(parser: argparse.ArgumentParser) -> None:
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "rest", metavar="WORKLOAD", nargs="*", help="as for diagnose; with --script, behind --, the script's own arguments"
+        "rest",
+        metavar="WORKLOAD",
+        nargs="*",
+        help="as for diagnose; with --script, behind --, the script's own arguments",
     )
     parser.add_argument("--script", metavar="FILE", help="a training script of your own, as torchrun would start it")
     parser.add_argument("--hosts", metavar="N", type=int, default=4, help="processes that train together (default: 4)")
-    parser.add_argument(
-        "--steps", metavar="N", type=int, help="updates (default: 50; a script runs to its end)"
-    )
+    parser.add_argument("--steps", metavar="N", type=int, help="updates (default: 50; a script runs to its end)")
     parser.add_argument("--out", metavar="DIR", help="folder of the study (default: runs/<name>-hosts-<time>)")
     parser.add_argument("--port", metavar="P", type=int, help="on which the ranks meet (default: a free one)")
     parser.add_argument(
-        "--timeout", metavar="S", type=float, default=60.0, help="seconds without any progress, then it is ended (default: 60)"
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="seconds without any progress, then it is ended (default: 60)",
     )
     parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
     parser.set_defaults(command=_hosts)

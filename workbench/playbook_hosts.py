@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis, Status
-from workbench.diagnostics.hosts import diagnose_hosts, host_areas
+from workbench.diagnostics.hosts import diagnose_hosts
+from workbench.diagnostics.hosts_area import host_areas
 from workbench.plain import dumps
 from workbench.record_parts import write_atomic
 from workbench.studies.hosts import HostsStudy, audit_script

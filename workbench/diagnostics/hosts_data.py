@@ -31,12 +31,16 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     """Judge whether the hosts' shares of the training data are disjoint and complete (P7.4)."""
     found = training_shards(ranks)
     if not found:
-        return host_finding("sharding", "not_measured", "Not measured: no training data came through a torch DataLoader on every host.")
+        return host_finding(
+            "sharding", "not_measured", "Not measured: no training data came through a torch DataLoader on every host."
+        )
     reason = next((shards.why_not for shards in found if shards.why_not), None)
     if reason is not None:
         return host_finding("sharding", "not_measured", f"Not measured: {reason}.")
     if any(shards.with_replacement for shards in found):
-        return host_finding("sharding", "not_measured", "Not measured: examples are drawn with replacement, so there are no shares.")
+        return host_finding(
+            "sharding", "not_measured", "Not measured: examples are drawn with replacement, so there are no shares."
+        )
     worst = max(found, key=lambda shards: len(shards.twice))
     twice, seen = len(worst.twice), max(1, len(worst.holders))
     sampler = sorted({p["sampler"] for r in ranks for p in training_passes(r)})
@@ -47,7 +51,12 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
         "union": len(worst.holders), "size": worst.size, "compared_by": worst.by, "samplers": sampler,
         "passes": len(found), "missing": [shards.missing for shards in found],
     }  # fmt: skip
-    numbers: dict[str, Any] = {"value": twice / seen, "unit": "share", "threshold": allowed / seen, "evidence": evidence}
+    numbers: dict[str, Any] = {
+        "value": twice / seen,
+        "unit": "share",
+        "threshold": allowed / seen,
+        "evidence": evidence,
+    }
     if twice > allowed:
         whole = all(len(set(examples)) == seen for examples in worst.examples.values())
         what = "Every host trains on all of them" if whole else "The shares overlap"
@@ -66,16 +75,24 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
         lost = max(0, min(missing) - held_out)
         if lost > max(padding, dropped):
             return host_finding(
-                "sharding", "warn", f"{lost:,} of {worst.size:,} examples are on no host, the same number in every epoch.",
+                "sharding", "warn", f"{lost:,} of {worst.size:,} examples are on no host.",
                 advice=("Look at how the shares are cut: their union has to be the data set, but for what was held out on purpose.",),
                 **(numbers | {"value": lost / max(1, worst.size or 1), "threshold": max(padding, dropped) / max(1, worst.size or 1)}),
             )  # fmt: skip
+        left = f" but for the {lost} of incomplete last batches" if lost else ""
+        trained = (worst.size or seen) - held_out
         return host_finding(
-            "sharding", "ok", f"The {len(ranks)} hosts' shares are disjoint, and together they are all {worst.size - held_out if worst.size else seen:,} examples.", **numbers
+            "sharding",
+            "ok",
+            f"The {len(ranks)} hosts' shares are disjoint, and together they are all {trained:,} examples{left}.",
+            **numbers,
         )
     how = "by their contents" if worst.by == "content" else "as far as the run went"
     return host_finding(
-        "sharding", "ok", f"The {len(ranks)} hosts' shares are disjoint, {how} ({seen:,} examples); whether they are complete was not to be seen.", **numbers
+        "sharding",
+        "ok",
+        f"The {len(ranks)} hosts' shares are disjoint, {how} ({seen:,} examples); whether they are complete was not to be seen.",
+        **numbers,
     )
 
 
@@ -107,13 +124,15 @@ def set_epoch(ranks: Ranks) -> Finding:
                 unshuffled += 1
             elif len(own) < 2:
                 once += 1
-                called += own[0]["set_epoch_calls"] > 0
+                called += int(own[0]["set_epoch_calls"] > 0)
             else:
                 looked += 1
                 if _order(own[0]) == _order(own[1]) and len(_order(own[0])) > 1:
                     same.append(rank["rank"])
     if not any(training_passes(r) for r in ranks):
-        return host_finding("set_epoch", "not_measured", "Not measured: no training data came through a torch DataLoader.")
+        return host_finding(
+            "set_epoch", "not_measured", "Not measured: no training data came through a torch DataLoader."
+        )
     calls = {r["rank"]: max((p["set_epoch_calls"] for p in r["passes"]), default=0) for r in ranks}
     epochs = {r["rank"]: [p["epoch"] for p in training_passes(r) if p["distributed"]][:20] for r in ranks}
     numbers: dict[str, Any] = {
@@ -128,9 +147,16 @@ def set_epoch(ranks: Ranks) -> Finding:
     if looked:
         return host_finding("set_epoch", "ok", "The second epoch comes in an order of its own on all hosts.", **numbers)
     if once and called == once:
-        return host_finding("set_epoch", "ok", "set_epoch was called before the first epoch, the only one that was seen.", **numbers)
+        return host_finding(
+            "set_epoch", "ok", "set_epoch was called before the first epoch, the only one that was seen.", **numbers
+        )
     if once:
-        return host_finding("set_epoch", "not_measured", "Not measured: the run was over before a second epoch began. Train for more steps.", **numbers)
+        return host_finding(
+            "set_epoch",
+            "not_measured",
+            "Not measured: the run was over before a second epoch began. Train for more steps.",
+            **numbers,
+        )
     why = "the sampler does not shuffle" if unshuffled else "no sampler has a set_epoch"
     return host_finding("set_epoch", "ok", f"Nothing to call: {why}.", **numbers)
 
@@ -148,8 +174,14 @@ def data_seed(ranks: Ranks) -> Finding:
         for row in rank["draws"]:
             draws.setdefault((row["generator"], row["where"]), {}).setdefault(rank["rank"], set()).add(row["state"])
     shared = {key: found for key, found in ((key, _sharing(states)) for key, states in draws.items()) if found}
-    drawn = sorted({f"{generator} ({'in the dataset' if where == 'item' else 'on the batch'})" for generator, where in draws})
-    evidence = {"first_indices": first, "drawn_from": drawn, "alike": {f"{g}, {w}": sorted(r) for (g, w), r in shared.items()}}
+    drawn = sorted(
+        {f"{generator} ({'in the dataset' if where == 'item' else 'on the batch'})" for generator, where in draws}
+    )
+    evidence = {
+        "first_indices": first,
+        "drawn_from": drawn,
+        "alike": {f"{g}, {w}": sorted(r) for (g, w), r in shared.items()},
+    }
     most = max((len(found) for found in shared.values()), default=0)
     numbers: dict[str, Any] = {"value": float(most), "unit": "hosts", "threshold": 0, "evidence": evidence}
     if shared:
@@ -170,8 +202,14 @@ def data_seed(ranks: Ranks) -> Finding:
             advice=("Seed the sampler with the rank in it (per_host_seed).",), **numbers,
         )  # fmt: skip
     if not first and not draws:
-        return host_finding("data_seed", "not_measured", "Not measured: no training data came through a torch DataLoader.")
-    said = f"Each host draws from a random state of its own: {', '.join(drawn)}." if drawn else "Nothing is drawn while examples are prepared."
+        return host_finding(
+            "data_seed", "not_measured", "Not measured: no training data came through a torch DataLoader."
+        )
+    said = (
+        f"Each host draws from a random state of its own: {', '.join(drawn)}."
+        if drawn
+        else "Nothing is drawn while examples are prepared."
+    )
     return host_finding("data_seed", "ok", said, **numbers)
 
 

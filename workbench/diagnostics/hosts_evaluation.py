@@ -26,10 +26,12 @@ def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
     by_rank = {r["rank"]: evaluation_passes(r) for r in ranks}
     who = [rank for rank, passes in by_rank.items() if passes]
     if not who:
-        return host_finding("evaluation", "not_measured", "Not measured: no evaluation came through a torch DataLoader.")
+        return host_finding(
+            "evaluation", "not_measured", "Not measured: no evaluation came through a torch DataLoader."
+        )
     count = min(len(by_rank[rank]) for rank in who)
     found = [shards_of({rank: by_rank[rank][k] for rank in who}, augmented=False) for k in range(count)]
-    if not found[0].by == "index":
+    if found[0].by != "index":
         return host_finding("evaluation", "not_measured", "Not measured: the hosts evaluate data sets of their own.")
     shards = found[0]
     counted = Counter(i for examples in shards.examples.values() for i in examples)
@@ -68,7 +70,13 @@ def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
             "evaluation", "fail", "Hosts evaluate the same examples and get different outputs: the metric depends on which one reports it.",
             advice=("Compare parameters and buffers of the hosts before the evaluation.",), **numbers,
         )  # fmt: skip
-    how = f"by {named(who)}" if len(who) == 1 else "by every host, all of them" if everybody else f"each by one of {len(who)} hosts, and joined"
+    how = (
+        f"by {named(who)}"
+        if len(who) == 1
+        else "by every host, all of them"
+        if everybody
+        else f"each by one of {len(who)} hosts, and joined"
+    )
     return host_finding("evaluation", "ok", f"{len(counted):,} examples are evaluated {how}.", **numbers)
 
 
@@ -93,15 +101,29 @@ def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
     apart = [(moment, step, shift) for step, moment in events if (shift := _shift(ranks, step, moment)) is not None]
     worst = max((shift for _, _, shift in apart), default=0.0)
     area = "evaluation" if not apart or any(moment == "evaluation" for moment, _, _ in apart) else "checkpointing"
-    evidence = {
+    evidence: dict[str, Any] = {
         "area": area, "moments": len(events), "apart": [{"moment": m, "step": s, "shift": x} for m, s, x in apart[:50]],
         "broadcast_buffers": sorted({bool(w.get("broadcast_buffers")) for r in ranks for w in r["wrappers"]}),
     }  # fmt: skip
-    numbers: dict[str, Any] = {"value": worst, "unit": "standard deviations", "threshold": large_shift, "evidence": evidence}
+    numbers: dict[str, Any] = {
+        "value": worst,
+        "unit": "standard deviations",
+        "threshold": large_shift,
+        "evidence": evidence,
+    }
     if not apart:
-        return host_finding("buffers", "ok", f"Batch norm's running statistics are the same on all hosts at all {len(events)} evaluations and checkpoints.", **numbers)
+        return host_finding(
+            "buffers",
+            "ok",
+            f"Batch norm's running statistics are the same on all hosts at all {len(events)} evaluations and checkpoints.",
+            **numbers,
+        )
     what = " and ".join(sorted({"evaluations" if m == "evaluation" else "checkpoints" for m, _, _ in apart}))
-    wins = " DistributedDataParallel copies those of rank 0 over all others." if True in evidence["broadcast_buffers"] else ""
+    wins = (
+        " DistributedDataParallel copies those of rank 0 over all others."
+        if True in evidence["broadcast_buffers"]
+        else ""
+    )
     return host_finding(
         "buffers", "fail" if worst > large_shift else "warn",
         f"Batch norm's running statistics differ between hosts at {len(apart)} of {len(events)} {what}, by up to {worst:.2g} standard deviations of a channel.{wins}",

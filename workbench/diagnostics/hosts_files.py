@@ -25,7 +25,9 @@ def writers(ranks: Ranks, printed: Mapping[str, Sequence[str]]) -> Finding:
         return found
     alike = [Counter(re.sub(r"\d+", "#", line) for line in lines if line.strip()) for lines in printed.values()]
     common = {line: min(count[line] for count in alike) for line in alike[0] if all(line in count for count in alike)}
-    repeated = {line: count for line, count in common.items() if count >= _REPEATED and not re.search(r"\brank\b", line, re.I)}
+    repeated = {
+        line: count for line, count in common.items() if count >= _REPEATED and not re.search(r"\brank\b", line, re.I)
+    }
     if not repeated:
         return found
     line = max(repeated, key=lambda text: repeated[text])
@@ -64,7 +66,11 @@ def _judged(name: str, ranks: Ranks, kind: str, word: str) -> Finding:
     if alike:
         form = alike[0]
         return host_finding(
-            name, "warn", f"{_upper(named(by_form[form]))} write a {word} each, {_short(form)}.", advice=(_ADVICE,), **numbers
+            name,
+            "warn",
+            f"{_upper(named(by_form[form]))} write a {word} each, {_short(form)}.",
+            advice=(_ADVICE,),
+            **numbers,
         )
     who = sorted({rank for found in by_path.values() for rank in found})
     said = f"Each {word} is written by one host ({named(who)})." if who else f"No host writes a {word}."

@@ -20,7 +20,9 @@ def init_seed(ranks: Ranks) -> Finding:
     first = {r["rank"]: _row(r["parameters"], 0, 0) for r in ranks}
     if any(row is None for row in first.values()):
         missing = [rank for rank, row in first.items() if row is None]
-        return host_finding("init_seed", "not_measured", f"Not measured: no optimizer made an update on {named(missing)}.")
+        return host_finding(
+            "init_seed", "not_measured", f"Not measured: no optimizer made an update on {named(missing)}."
+        )
     if any(row["sharded"] for row in first.values() if row) or _sharded(ranks):
         return host_finding(
             "init_seed", "not_measured", "Not measured: each host holds a part of the parameters by design."
@@ -34,7 +36,10 @@ def init_seed(ranks: Ranks) -> Finding:
         sent = len(set(before.values())) > 1
         note = " They differed before the wrapper sent those of rank 0 around." if sent else ""
         return host_finding(
-            "init_seed", "ok", f"Parameters are equal on all {len(hashes)} hosts before the first update.{note}", **numbers
+            "init_seed",
+            "ok",
+            f"Parameters are equal on all {len(hashes)} hosts before the first update.{note}",
+            **numbers,
         )
     return host_finding(
         "init_seed", "fail", f"{len(hashes)} hosts start from {len(groups)} different models: {_against(groups)}.",
@@ -73,11 +78,17 @@ def not_wrapped(ranks: Ranks) -> Finding:
             **numbers,
         )  # fmt: skip
     if _sharded(ranks):
-        return host_finding("not_wrapped", "ok", "The model is sharded over the hosts and called as a whole.", **numbers)
+        return host_finding(
+            "not_wrapped", "ok", "The model is sharded over the hosts and called as a whole.", **numbers
+        )
     if not any(r["gradients"] for r in ranks):
         return host_finding("not_wrapped", "not_measured", "Not measured: no optimizer made an update.", **numbers)
     if local:
-        kind = "the wrapper is there, so look for no_sync() around every backward" if sum(wrapped.values()) else "no model is wrapped"
+        kind = (
+            "the wrapper is there, so look for no_sync() around every backward"
+            if sum(wrapped.values())
+            else "no model is wrapped"
+        )
         return host_finding(
             "not_wrapped", "fail", f"Gradients differ between hosts at update {local[0]}: they are not averaged ({kind}).",
             step=local[0],
@@ -103,10 +114,17 @@ def clip(ranks: Ranks) -> Finding:
     limits = {r["rank"]: tuple(sorted({(c["by"], c["limit"]) for c in r["clips"]}, key=str)) for r in ranks}
     evidence = {"calls": counts, "limits": {rank: [list(pair) for pair in found] for rank, found in limits.items()}}
     clipping = [rank for rank, count in counts.items() if count]
-    numbers: dict[str, Any] = {"value": float(len(clipping)), "unit": "hosts", "threshold": float(len(ranks)), "evidence": evidence}
+    numbers: dict[str, Any] = {
+        "value": float(len(clipping)),
+        "unit": "hosts",
+        "threshold": float(len(ranks)),
+        "evidence": evidence,
+    }
     same_count, same_limit = len(set(counts.values())) == 1, len(set(limits.values())) == 1
     if not clipping:
-        return host_finding("clip", "ok", "No host clips gradients with torch's functions.", **(numbers | {"threshold": None}))
+        return host_finding(
+            "clip", "ok", "No host clips gradients with torch's functions.", **(numbers | {"threshold": None})
+        )
     if not same_count:
         often = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
         return host_finding(
@@ -124,7 +142,9 @@ def clip(ranks: Ranks) -> Finding:
             "clip", "fail", f"Each host clips its own gradient before the hosts average theirs (update {early}).", step=early,
             advice=("Average first, then clip: the threshold is for the gradient of the whole batch.",), **numbers,
         )  # fmt: skip
-    return host_finding("clip", "ok", f"Every host clips alike: {_listed({0: limits[clipping[0]]}, rank=False)}.", **numbers)
+    return host_finding(
+        "clip", "ok", f"Every host clips alike: {_listed({0: limits[clipping[0]]}, rank=False)}.", **numbers
+    )
 
 
 def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores: int | None) -> Finding:
@@ -135,7 +155,9 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     steps = min((len(times) for times in busy.values()), default=0)
     if len(busy) < 2 or steps < min_steps:
         return host_finding(
-            "straggler", "not_measured", f"Not measured: {steps} timed steps on {len(busy)} hosts; {min_steps} on 2 are needed."
+            "straggler",
+            "not_measured",
+            f"Not measured: {steps} timed steps on {len(busy)} hosts; {min_steps} on 2 are needed.",
         )
     table = np.stack([times[:steps] for times in busy.values()])
     if not np.isfinite(table).all():
@@ -147,7 +169,11 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     steady = float(np.quantile(table[worst], 0.25))  # slow in most steps, not in some
     found = float(steady / others) if others > 0 else (np.inf if steady > 0 else 1.0)
     slowest = float((table.argmax(axis=0) == worst).mean())
-    shared = f" {len(ranks)} hosts share {cores} cores here, so the times are not those of {len(ranks)} machines." if cores and cores < len(ranks) else ""
+    shared = (
+        f" {len(ranks)} hosts share {cores} cores here, so the times are not those of {len(ranks)} machines."
+        if cores and cores < len(ranks)
+        else ""
+    )
     evidence = {
         "busy_s": dict(zip(names, medians.tolist(), strict=True)), "slowest_share": slowest, "steps": steps, "cores": cores,
         "step_s": {r["rank"]: float(np.median(r["times"]["step_s"])) for r in ranks},
@@ -163,7 +189,12 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
             ),
             **numbers,
         )  # fmt: skip
-    return host_finding("straggler", "ok", f"No host makes the others wait. {said}, and the slowest in {slowest:.0%} of the steps.{shared}", **numbers)
+    return host_finding(
+        "straggler",
+        "ok",
+        f"No host makes the others wait. {said}, and the slowest in {slowest:.0%} of the steps.{shared}",
+        **numbers,
+    )
 
 
 def _row(rows: Sequence[Mapping[str, Any]], optimizer: int, step: int) -> Mapping[str, Any] | None:
@@ -171,7 +202,9 @@ def _row(rows: Sequence[Mapping[str, Any]], optimizer: int, step: int) -> Mappin
 
 
 def _sharded(ranks: Ranks) -> bool:
-    return any(w.get("sharded") for r in ranks for w in r["wrappers"]) or any(p["sharded"] for r in ranks for p in r["parameters"])
+    return any(w.get("sharded") for r in ranks for w in r["wrappers"]) or any(
+        p["sharded"] for r in ranks for p in r["parameters"]
+    )
 
 
 def _against(groups: Sequence[Sequence[int]]) -> str:
@@ -207,7 +240,10 @@ def _clipped_before_averaging(ranks: Ranks) -> int | None:
 
 def _drift(ranks: Ranks) -> int | None:
     """Return the first update before which parameters differ for no reason that has a code of its own."""
-    if len({len(r["clips"]) for r in ranks}) > 1 or len({str(sorted({str(c["limit"]) for c in r["clips"]})) for r in ranks}) > 1:
+    if (
+        len({len(r["clips"]) for r in ranks}) > 1
+        or len({str(sorted({str(c["limit"]) for c in r["clips"]})) for r in ranks}) > 1
+    ):
         return None
     steps = [key for key in _seen_by_all(ranks, "parameters") if _differ(ranks, "parameters", key, "hash")]
     return steps[0][0] if steps and steps[0][0] > 0 else None
@@ -216,6 +252,10 @@ def _drift(ranks: Ranks) -> int | None:
 def _listed(limits: Mapping[int, Sequence[tuple[str, float | None]]], *, rank: bool = True) -> str:
     said = []
     for number, pairs in limits.items():
-        what = ", ".join(f"{'the norm' if by == 'clip_grad_norm_' else 'values'} at {limit:g}" for by, limit in pairs if limit is not None)
+        what = ", ".join(
+            f"{'the norm' if by == 'clip_grad_norm_' else 'values'} at {limit:g}"
+            for by, limit in pairs
+            if limit is not None
+        )
         said.append(f"rank {number} {what}" if rank else what)
     return "; ".join(said)

@@ -94,10 +94,20 @@ def _read(
     shared: dict[str, Any], shares: Sequence[Sequence[Path]], way: str, record_bytes: int, timeout_s: float
 ) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "workbench.hosts.file_reader"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     readers = []
     for host, files in enumerate(shares):
-        spec = {"keep": [host, len(shares)], **shared, "files": [str(p.resolve()) for p in files], "record_bytes": record_bytes}
+        spec = {
+            "keep": [host, len(shares)],
+            **shared,
+            "files": [str(p.resolve()) for p in files],
+            "record_bytes": record_bytes,
+        }
         readers.append(subprocess.Popen([*command, json.dumps(spec)], env=package_environment(), **pipes))
     rows = []
     try:
@@ -114,7 +124,9 @@ def _read(
                 raise ClusterError(f"host {host} could not read its files: {error.strip().splitlines()[-1:]}.")
             rows.append({"files": way, "host": host, **json.loads(out)})
     except (subprocess.TimeoutExpired, BrokenPipeError) as error:
-        raise ClusterError(f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early.") from error
+        raise ClusterError(
+            f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early."
+        ) from error
     finally:
         for reader in readers:
             if reader.poll() is None:

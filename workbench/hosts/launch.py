@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import workbench
 from workbench.errors import ClusterError, UsageError
 from workbench.hosts.audit.runner import error_path
 from workbench.hosts.audit.watchdog import stack_path, status_path
@@ -104,7 +103,7 @@ def launch(
 
 def package_environment() -> dict[str, str]:
     """Return this process's environment for others, in which this package can be imported."""
-    package = str(Path(workbench.__file__).parents[1])
+    package = str(Path(__file__).parents[2])
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([package, path] if path else [package])}
 
@@ -229,7 +228,7 @@ def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
             status = _status(folder, rank)
             name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
             return (
-                f"{what}: rank {rank} was killed by {name} at update {status['step']} ({status['phase']}); the other ranks were "
+                f"{what}: rank {rank} was killed by {name}, last heard of at update {status['step']}; the other ranks were "
                 f"ended. SIGKILL is often the kernel's, out of memory; what the rank printed: {folder}/logs."
             )
     if not errors:

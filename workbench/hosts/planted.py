@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,7 +84,9 @@ def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: 
     torch.manual_seed(PER_HOST_SEED + (0 if bug == "data_seed" else rank))
     data, validation = Noisy(TRAIN, 0.1), Noisy(VALIDATION, 0.0)
     part = share(data, rank, world, bug)
-    sampler = None if isinstance(part, Subset) else DistributedSampler(data, seed=SHARED_SEED)
+    sampler: DistributedSampler[Any] | None = (
+        None if isinstance(part, Subset) else DistributedSampler(data, seed=SHARED_SEED)
+    )
     loader = DataLoader(part, batch_size, sampler=sampler, shuffle=sampler is None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     trained = model if bug == "raw_module" else wrapped
@@ -95,7 +98,7 @@ def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: 
             if bug == "slow" and rank == world - 1:
                 time.sleep(slow_s)
             optimizer.zero_grad()
-            F.cross_entropy(trained(images), labels).backward()
+            F.cross_entropy(trained(images), labels).backward()  # type: ignore[no-untyped-call]
             if bug != "clip" or rank == 0:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
@@ -125,9 +128,9 @@ def merge_statistics(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
             mean, square = module.running_mean.clone(), module.running_var + module.running_mean**2
-            for part in (mean, square):
-                dist.all_reduce(part)
-                part /= dist.get_world_size()
+            for total in (mean, square):
+                dist.all_reduce(total)
+                total.div_(dist.get_world_size())
             module.running_mean.copy_(mean)
             module.running_var.copy_(square - mean**2)
 
@@ -136,7 +139,7 @@ def merge_statistics(model: nn.Module) -> None:
 def evaluate(model: nn.Module, data: Dataset[tuple[Tensor, Tensor]], rank: int, world: int, bug: str) -> float:
     """Return the accuracy over all examples, each of which one host has counted."""
     model.eval()
-    sampler = DistributedSampler(data, shuffle=False) if bug == "padded" else None
+    sampler: DistributedSampler[Any] | None = DistributedSampler(data, shuffle=False) if bug == "padded" else None
     part = data if sampler is not None else Subset(data, range(rank, VALIDATION, world))
     counts = torch.zeros(2)
     for images, labels in DataLoader(part, 16, sampler=sampler):

@@ -54,9 +54,13 @@ def check_rehearsal(workload: Workload, config: TrainConfig, hosts: int) -> None
             "name it: load_workload('path/to/file.py:attribute')."
         )
     if in_its_own_order(workload.train_data) or in_its_own_order(workload.validation_data):
-        raise UsageError(f"workload {workload.name!r} reads its data as a stream, and this rehearsal needs data with __getitem__.")
+        raise UsageError(
+            f"workload {workload.name!r} reads its data as a stream, and this rehearsal needs data with __getitem__."
+        )
     if len(workload.train_data) < config.batch_size:
-        raise UsageError(f"batch_size={config.batch_size} must be at most the {len(workload.train_data)} training examples of {workload.name!r}.")
+        raise UsageError(
+            f"batch_size={config.batch_size} must be at most the {len(workload.train_data)} training examples of {workload.name!r}."
+        )
     if config.batch_size % (hosts * config.accumulate_steps):
         raise UsageError(
             f"batch_size={config.batch_size} is no multiple of hosts * accumulate_steps = {hosts} * {config.accumulate_steps}: every "
@@ -100,7 +104,7 @@ class _Rehearsal:
             optimizer.zero_grad()
             self.model.train()
             for _ in range(config.accumulate_steps):
-                (self._loss(next(batches)) / config.accumulate_steps).backward()
+                (self._loss(next(batches)) / config.accumulate_steps).backward()  # type: ignore[no-untyped-call]
             if config.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
@@ -116,7 +120,12 @@ class _Rehearsal:
         sampler: Any = DistributedSampler(data, seed=config.per_host_seed)
         size = config.batch_size // (self.world * config.accumulate_steps)
         loader: Any = DataLoader(
-            data, size, sampler=sampler, collate_fn=self.workload.collate, num_workers=self.workload.num_workers, drop_last=True
+            data,
+            size,
+            sampler=sampler,
+            collate_fn=self.workload.collate,
+            num_workers=self.workload.num_workers,
+            drop_last=True,
         )
         epoch = 0
         while True:
@@ -147,7 +156,11 @@ class _Rehearsal:
         loader: Any = DataLoader(part, self.config.evaluation_batch, collate_fn=self.workload.collate)
         for batch in loader:
             outputs, losses, weights = self._values(self.model, batch)
-            columns = [losses, *(metric(outputs, batch) for metric in self.workload.metrics.values()), torch.ones_like(losses)]
+            columns = [
+                losses,
+                *(metric(outputs, batch) for metric in self.workload.metrics.values()),
+                torch.ones_like(losses),
+            ]
             sums += torch.stack([(column.double() * weights).sum() for column in columns])
         dist.all_reduce(sums)
         return {name: float(value / sums[-1]) for name, value in zip(names, sums, strict=False)}

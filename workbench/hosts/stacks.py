@@ -21,9 +21,11 @@ def own_frames(text: str) -> list[Frame]:
     Args:
         text: as `faulthandler` writes it: thread by thread, the most recent call first, the main thread last.
     """
-    blocks = [block for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE) if "File " in block]
+    blocks = [
+        block for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE) if "File " in block
+    ]
     threads = [[_frame(line) for line in block.splitlines() if _FRAME.match(line)] for block in blocks]
-    mains = [frames for frames in threads if frames and frames[-1][2] == "<module>" or "runpy" in str(frames[-1:])]
+    mains = [frames for frames in threads if (frames and frames[-1][2] == "<module>") or "runpy" in str(frames[-1:])]
     return (mains or threads or [[]])[-1]
 
 

@@ -44,10 +44,20 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
         busy = np.array([found[0] for found in medians.values()]) * 1e3
         step = np.array([found[1] for found in medians.values()]) * 1e3
         places = np.arange(len(medians))
-        warns = diagnosis is not None and "hosts.straggler" in diagnosis and diagnosis["hosts.straggler"].status == "warn"
+        warns = (
+            diagnosis is not None and "hosts.straggler" in diagnosis and diagnosis["hosts.straggler"].status == "warn"
+        )
         colors = [BAD if warns and place == int(busy.argmax()) else GOOD for place in places]
         axes.barh(places, busy, color=colors, height=0.6, label="busy")
-        axes.barh(places, np.maximum(step - busy, 0), left=busy, color=BASELINE, alpha=0.45, height=0.6, label="waits for other hosts")
+        axes.barh(
+            places,
+            np.maximum(step - busy, 0),
+            left=busy,
+            color=BASELINE,
+            alpha=0.45,
+            height=0.6,
+            label="waits for other hosts",
+        )
         axes.set_yticks(places, [f"host {rank}" for rank in medians])
         axes.set_ylim(len(medians) - 0.4, -0.9)
         axes.set(xlabel="time of a step (ms, median)", ylabel="", title="What each host does with its time")
@@ -113,12 +123,20 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     with drawing(ax, size=(6.4, 3.0)) as axes:
         if not len(table) or not np.isfinite(table["bytes_read"].to_numpy(dtype=np.float64)).any():
             return not_measured(axes, "the table has no host that read anything")
-        for offset, (way, color, said) in enumerate((("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))):
+        for offset, (way, color, said) in enumerate(
+            (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
+        ):
             rows = table[table["files"] == way].sort_values("host")
             if not len(rows):
                 continue
             rate = rows["examples"].sum() / max(float(rows["seconds"].max()), 1e-12)
-            axes.barh(rows["host"] + 0.38 * offset - 0.19, rows["bytes_read"] / 1e6, height=0.36, color=color, label=f"{said}: {rate:,.0f} examples/s")
+            axes.barh(
+                rows["host"] + 0.38 * offset - 0.19,
+                rows["bytes_read"] / 1e6,
+                height=0.36,
+                color=color,
+                label=f"{said}: {rate:,.0f} examples/s",
+            )
         hosts = sorted(table["host"].unique())
         axes.set_yticks(hosts, [f"host {host}" for host in hosts])
         axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
@@ -140,4 +158,13 @@ def _medians(times: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 
 def _marks(axes: Axes, positions: np.ndarray, place: int, color: str, label: str) -> None:
     shown = positions[:: max(1, len(positions) // MAX_MARKS)]
-    axes.plot(shown, np.full(len(shown), place), "|", color=color, markersize=14, markeredgewidth=0.6, label=label or "_", rasterized=True)
+    axes.plot(
+        shown,
+        np.full(len(shown), place),
+        "|",
+        color=color,
+        markersize=14,
+        markeredgewidth=0.6,
+        label=label or "_",
+        rasterized=True,
+    )

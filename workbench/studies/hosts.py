@@ -92,7 +92,9 @@ class HostsStudy:
             RecordError: the folder cannot be used.
         """
         if not isinstance(workload, Workload):
-            raise UsageError(f"workload must be a Workload, not {type(workload).__name__}; load one with workbench.load_workload(...).")
+            raise UsageError(
+                f"workload must be a Workload, not {type(workload).__name__}; load one with workbench.load_workload(...)."
+            )
         config = at_length(workload.config, self.steps)
         check_rehearsal(workload, config, self.hosts)
         writer = StudyWriter.open(
@@ -113,7 +115,9 @@ class HostsStudy:
         trained.mkdir(exist_ok=True)
         fields = {key: value for key, value in config.to_dict().items() if not is_callable_name(value)}
         spec = path / "rehearsal.json"
-        write_atomic(spec, dumps({"workload": workload.source, "config": fields, "out": str(trained.resolve())}).encode())
+        write_atomic(
+            spec, dumps({"workload": workload.source, "config": fields, "out": str(trained.resolve())}).encode()
+        )
         return _launched(
             ["-m", "workbench.hosts.rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
             port=self.port, what=f"the rehearsal of {workload.name!r}",
@@ -162,11 +166,24 @@ def audit_script(
         raise UsageError(f"steps={steps!r} must be at least 1, or None to run the script to its end.")
     folder = default_folder(path.stem, "hosts") if out is None else Path(out)
     facts = _launched(
-        [str(path.resolve()), *arguments], folder, hosts=hosts, timeout_s=timeout_s, port=port, what=path.name, steps=steps
+        [str(path.resolve()), *arguments],
+        folder,
+        hosts=hosts,
+        timeout_s=timeout_s,
+        port=port,
+        what=path.name,
+        steps=steps,
     )
-    said = command or shlex.join(["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments])
+    said = command or shlex.join(
+        ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
+    )
     audit = HostsAudit(facts={"hosts": facts}, workload=path.name, command=said, path=folder)
-    write_atomic(folder / "hosts.json", dumps({"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": said}).encode())
+    write_atomic(
+        folder / "hosts.json",
+        dumps(
+            {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": said}
+        ).encode(),
+    )
     return audit
 
 
@@ -203,7 +220,9 @@ def _at_the_end(watch: HostsWatch, wait_s: float, began: float, report: bool) ->
         time.sleep(0.05)
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
-    print(diagnosis, *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()), sep="\n", file=sys.stderr)
+    print(
+        diagnosis, *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()), sep="\n", file=sys.stderr
+    )
 
 
 def _written_since(folder: Path, began: float) -> list[Path]:
@@ -222,7 +241,9 @@ def read_hosts(folder: str | Path) -> HostsAudit:
     path = Path(folder)
     found = read_facts(path)
     if not found["ranks"]:
-        raise UsageError(f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call audit_hosts() in the job, or give another.")
+        raise UsageError(
+            f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call audit_hosts() in the job, or give another."
+        )
     return HostsAudit(facts={"hosts": found}, workload=path.name, path=path)
 
 

@@ -53,7 +53,11 @@ class BufferWatch:
         layers = _layers(model)
         if not layers or model is not self._state.models[0]:
             return
-        row: dict[str, Any] = {"step": self._state.step, "moment": moment, "hash": hash_of(t for pair in layers for t in pair)}
+        row: dict[str, Any] = {
+            "step": self._state.step,
+            "moment": moment,
+            "hash": hash_of(t for pair in layers for t in pair),
+        }
         if self._numbers < MAX_NUMBERS:
             row["means"] = [_rounded(v) for mean, _ in layers for v in mean[:CHANNELS].double().tolist()]
             row["variances"] = [_rounded(v) for _, var in layers for v in var[:CHANNELS].double().tolist()]

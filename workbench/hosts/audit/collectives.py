@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ class CollectiveWatch:
         for module in (dist, distributed_c10d):
             patches.wrap(module, "init_process_group", self._on_init)
             for name in _JOINING + _OTHERS:
-                patches.wrap(module, name, lambda original, name=name: self._on_call(original, name))
+                patches.wrap(module, name, functools.partial(self._on_call, name))
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
@@ -59,7 +60,7 @@ class CollectiveWatch:
 
         return init
 
-    def _on_call(self, original: Any, name: str) -> Callable[..., Any]:
+    def _on_call(self, name: str, original: Any) -> Callable[..., Any]:
         def collective(*args: Any, **kwargs: Any) -> Any:
             state = self._state
             if self._depth:  # all_gather_object is made of others

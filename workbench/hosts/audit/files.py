@@ -58,7 +58,11 @@ class FileWatch:
         """Take an audit event in."""
         if self._busy or isinstance(path, int) or path is None or not self._state.here:
             return
-        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(isinstance(flags, int) and flags & _WRITING)
+        writes = (
+            any(c in mode for c in "wax+")
+            if isinstance(mode, str)
+            else bool(isinstance(flags, int) and flags & _WRITING)
+        )
         if writes:
             self._busy = True
             try:

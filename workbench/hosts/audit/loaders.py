@@ -101,7 +101,7 @@ class LoaderWatch:
             "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step],
             "exhausted": False, "grad": None, "indices": [], "contents": [],
         }  # fmt: skip
-        if type(sampler) is DistributedSampler and len(sampler.dataset) <= MAX_INDICES:  # has a generator of its own
+        if type(sampler) is DistributedSampler and sampler.total_size <= MAX_INDICES:  # has a generator of its own
             found["planned"] = _base_indices(loader.dataset, list(iter(sampler)))
         return found
 
@@ -167,7 +167,9 @@ def _shuffles(sampler: Any) -> bool | None:
 
 def _base_indices(dataset: Any, indices: list[Any]) -> list[Any]:
     """Return positions in the dataset that the parts were taken from."""
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch.utils.data.Subset, and what is built like it
+    while hasattr(dataset, "indices") and hasattr(
+        dataset, "dataset"
+    ):  # torch.utils.data.Subset, and what is built like it
         part = dataset.indices
         indices, dataset = [part[int(i)] for i in indices], dataset.dataset
     return [int(i) if isinstance(i, (int, np.integer, torch.Tensor)) else str(i) for i in indices]
@@ -182,7 +184,13 @@ def _dataset(dataset: Any) -> dict[str, Any]:
     except (TypeError, NotImplementedError):
         length = None
     stream = isinstance(dataset, IterableDataset)
-    return {"kind": type(dataset).__name__, "part": part, "length": length, "stream": stream, "hash": _fingerprint(dataset)}
+    return {
+        "kind": type(dataset).__name__,
+        "part": part,
+        "length": length,
+        "stream": stream,
+        "hash": _fingerprint(dataset),
+    }
 
 
 def _levels(dataset: Any) -> list[list[Any]]:
@@ -205,7 +213,11 @@ def _fingerprint(dataset: Any) -> str | None:
 
 def _held(value: Any, *, depth: int) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy() if value.dtype not in (torch.bfloat16,) else value.detach().cpu().float().numpy()
+        value = (
+            value.detach().cpu().numpy()
+            if value.dtype not in (torch.bfloat16,)
+            else value.detach().cpu().float().numpy()
+        )
     if isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "biufUS":
         flat = value.reshape(-1)
         yield str(value.shape).encode() + np.ascontiguousarray(flat[:: max(1, flat.size // 4096)]).tobytes()

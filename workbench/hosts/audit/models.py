@@ -63,7 +63,7 @@ class ModelWatch:
             self._inside |= {id(part): number for part in module.modules()}
             for parameter in module.parameters():
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._on_gradient)
+                    parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._wrapped.append({
                 "kind": type(wrapper).__name__, "before": before, "after": hash_of(module.parameters()),
                 "broadcast_buffers": bool(getattr(wrapper, "broadcast_buffers", False)),

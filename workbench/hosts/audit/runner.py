@@ -49,7 +49,9 @@ def main(words: list[str]) -> None:
 
 
 def _write(watch: HostsWatch, error: BaseException) -> None:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "runpy" not in f.filename and __file__ != f.filename]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "runpy" not in f.filename and __file__ != f.filename
+    ]
     rank = watch.state.rank
     row = {
         "rank": rank, "time": time.time(), "pid": os.getpid(), "step": watch.state.step, "phase": watch.state.phase,

@@ -37,7 +37,6 @@ class State:
         on_train_call: called before a model is called in training.
         on_evaluation: called before a model is called in evaluation mode for the first time since training.
         on_checkpoint: called before a checkpoint is written.
-        on_update: called after each update of the first optimizer.
     """
 
     folder: Path
@@ -57,7 +56,6 @@ class State:
     on_train_call: list[Callable[[Any], None]] = field(default_factory=list)
     on_evaluation: list[Callable[[Any], None]] = field(default_factory=list)
     on_checkpoint: list[Callable[[], None]] = field(default_factory=list)
-    on_update: list[Callable[[], None]] = field(default_factory=list)
 
     def tick(self, phase: str) -> None:
         """Say what the rank does now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ class UpdateWatch:
         patches.wrap(torch.autograd, "backward", self._on_backward)
         for name, limit in (("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "clip_value")):
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-                patches.wrap(module, name, lambda original, name=name, limit=limit: self._on_clip(original, name, limit))
+                patches.wrap(module, name, functools.partial(self._on_clip, name, limit))
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
@@ -102,8 +103,6 @@ class UpdateWatch:
         self._last, state.waited_s = now, 0.0
         state.step += 1
         state.tick("after the update")
-        for heard in state.on_update:
-            heard()
         if self._stop_after is not None and state.step >= self._stop_after:
             raise StopAfterSteps(0)
 
@@ -119,7 +118,7 @@ class UpdateWatch:
 
         return backward
 
-    def _on_clip(self, original: Any, name: str, limit: str) -> Callable[..., Any]:
+    def _on_clip(self, name: str, limit: str, original: Any) -> Callable[..., Any]:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(parameters, torch.Tensor):
                 parameters = [parameters]
@@ -132,7 +131,9 @@ class UpdateWatch:
             allowed = args[0] if args else kwargs.get(limit)
             if len(self._clips) < MAX_ROWS:
                 norm = found if isinstance(found, torch.Tensor) else None
-                self._clips.append({"step": step, "optimizer": number, "by": name, "limit": _plain(allowed), "norm": norm})
+                self._clips.append(
+                    {"step": step, "optimizer": number, "by": name, "limit": _plain(allowed), "norm": norm}
+                )
             return found
 
         return clip

@@ -91,7 +91,8 @@ class HostsWatch:
             return path
         self._open = False
         self._patches.undo()
-        state.on_train_call.clear(), state.on_evaluation.clear(), state.on_checkpoint.clear()
+        for heard in (state.on_train_call, state.on_evaluation, state.on_checkpoint):
+            heard.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),
             "initialised": state.initialised, "backend": state.backend, "seconds": time.perf_counter() - self._began,

@@ -64,7 +64,13 @@ class Watchdog:
     def _write(self, said: str) -> None:
         path = status_path(self._state.folder, self._rank)
         part = path.with_suffix(f".{os.getpid()}.tmp")
-        row = {"rank": self._rank, "pid": os.getpid(), "step": self._state.step, "phase": self._state.phase, "state": said}
+        row = {
+            "rank": self._rank,
+            "pid": os.getpid(),
+            "step": self._state.step,
+            "phase": self._state.phase,
+            "state": said,
+        }
         try:
             part.write_text(json.dumps(row), encoding="utf-8")
             part.replace(path)
