@@ -58,10 +58,9 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
             height=0.6,
             label="waits for other hosts",
         )
-        axes.set_yticks(places, [f"host {rank}" for rank in medians])
+        axes.set_yticks(places, [str(rank) for rank in medians])
         axes.set_ylim(len(medians) - 0.4, -0.9)
-        axes.set(xlabel="time of a step (ms, median)", ylabel="", title="What each host does with its time")
-        axes.set_ylabel("host")
+        axes.set(xlabel="time of a step (ms, median)", ylabel="host", title="What each host does with its time")
         axes.margins(x=0.05)
         legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
     return axes
@@ -96,7 +95,7 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
             _marks(axes, several, place, BAD, "on several hosts" if place == 0 else "")
         nobody = np.array(sorted(set(range(shards.size or 0)) - set(shards.holders))) if shards.whole else np.array([])
         _marks(axes, nobody, len(shards.examples), BASELINE, "")
-        axes.set_yticks(range(len(shards.examples) + 1), [*(f"host {rank}" for rank in shards.examples), "no host"])
+        axes.set_yticks(range(len(shards.examples) + 1), [*map(str, shards.examples), "none"])
         axes.set_ylim(len(shards.examples) + 0.6, -0.6)
         title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
         axes.set(xlabel="position in the training data", ylabel="host", title=title)
@@ -138,7 +137,7 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
                 label=f"{said}: {rate:,.0f} examples/s",
             )
         hosts = sorted(table["host"].unique())
-        axes.set_yticks(hosts, [f"host {host}" for host in hosts])
+        axes.set_yticks(hosts, [str(host) for host in hosts])
         axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
         axes.set(xlabel="read (MB)", ylabel="host", title="What each host reads in one epoch")
         axes.tick_params(colors=INK)
