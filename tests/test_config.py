@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -106,3 +107,16 @@ def test_defaults_are_resolved() -> None:
     assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (10, 10, 32)
     assert set(OPTIMIZERS) == {"sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"}
     assert set(SCHEDULES) == {"constant", "linear", "cosine"}
+
+
+@pytest.mark.parametrize("given", ["built", "replaced", "from plain values"])
+def test_an_unnamed_seed_is_refused_and_both_kinds_are_named(given: str) -> None:
+    """P7.7: it would not say whether it is equal on all hosts."""
+    fields: dict[str, Any] = {"peak_lr": 0.1, "total_steps": 10, "batch_size": 4}
+    build: dict[str, Callable[[], TrainConfig]] = {
+        "built": lambda: TrainConfig(**fields, seed=3),
+        "replaced": lambda: TrainConfig(**fields).replace(seed=3),
+        "from plain values": lambda: TrainConfig.from_dict({**fields, "seed": 3}),
+    }
+    with pytest.raises(ConfigError, match=r"seed=3 does not say which one.*shared_seed.*per_host_seed"):
+        build[given]()

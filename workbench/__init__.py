@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from workbench.diagnostics.early_stopping import early_stopping
     from workbench.diagnostics.evaluation import diagnose_evaluation
     from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
+    from workbench.diagnostics.hosts import diagnose_hosts
+    from workbench.diagnostics.hosts_area import host_areas
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         merged_running_statistics,
         synchronise_batch_norm,
     )
+    from workbench.hosts.file_shards import measure_file_shards, shard_files
     from workbench.ledger import list_studies
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
     from workbench.plots.evaluation import plot_evaluation, plot_timed_evaluations
     from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
+    from workbench.plots.hosts import plot_bytes_read, plot_hosts, plot_shards
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
@@ -113,6 +117,7 @@ if TYPE_CHECKING:
     from workbench.studies.evaluation import EvaluationStudy
     from workbench.studies.evaluation_check import check_evaluation
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
+    from workbench.studies.hosts import HostsStudy, audit_hosts, audit_script, read_hosts, self_test_hosts
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
@@ -157,6 +162,7 @@ __all__ = [
     "EvaluationStudy",
     "Finding",
     "Hook",
+    "HostsStudy",
     "InstabilityStudy",
     "LRSweep",
     "Norms",
@@ -182,7 +188,9 @@ __all__ = [
     "audit_batch_norm",
     "audit_checkpoint",
     "audit_data",
+    "audit_hosts",
     "audit_resume",
+    "audit_script",
     "better_rule",
     "check_evaluation",
     "check_stability",
@@ -203,6 +211,7 @@ __all__ = [
     "diagnose_data",
     "diagnose_evaluation",
     "diagnose_evaluation_sample",
+    "diagnose_hosts",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
@@ -223,6 +232,7 @@ __all__ = [
     "find_overlap",
     "gather_running_statistics",
     "ghost_batch_norm",
+    "host_areas",
     "how_trained",
     "join",
     "language_model",
@@ -233,6 +243,7 @@ __all__ = [
     "load_trained",
     "load_workload",
     "lr_values",
+    "measure_file_shards",
     "merge_running_statistics",
     "merge_statistics",
     "merged_running_statistics",
@@ -242,6 +253,7 @@ __all__ = [
     "plot_batch_norm",
     "plot_batch_norm_devices",
     "plot_batch_size",
+    "plot_bytes_read",
     "plot_checkpoints",
     "plot_class_recall",
     "plot_clipping",
@@ -252,6 +264,7 @@ __all__ = [
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
+    "plot_hosts",
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
@@ -262,11 +275,13 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_shards",
     "plot_studies",
     "plot_timed_evaluations",
     "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
+    "read_hosts",
     "read_verdict",
     "regression",
     "replace_batch_norm",
@@ -274,8 +289,10 @@ __all__ = [
     "sampled_workload",
     "schedule_of",
     "selection_gaps",
+    "self_test_hosts",
     "serve_requests",
     "shaped",
+    "shard_files",
     "skew_tests",
     "synchronise_batch_norm",
     "write_report",
@@ -307,6 +324,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.evaluation": ("diagnose_evaluation",),
     "diagnostics.evaluation_sample": ("diagnose_evaluation_sample",),
     "diagnostics.data": ("diagnose_data",),
+    "diagnostics.hosts": ("diagnose_hosts",),
+    "diagnostics.hosts_area": ("host_areas",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
@@ -340,6 +359,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "merge_running_statistics",
         "merged_running_statistics",
         "synchronise_batch_norm",
+    ),
+    "hosts.file_shards": (
+        "measure_file_shards",
+        "shard_files",
     ),
     "ledger": ("list_studies",),
     "ledger_export": ("export_studies",),
@@ -378,6 +401,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "plots.grad_norm": (
         "plot_grad_norm",
         "plot_grad_norm_histogram",
+    ),
+    "plots.hosts": (
+        "plot_bytes_read",
+        "plot_hosts",
+        "plot_shards",
     ),
     "plots.instability": (
         "plot_confirm",
@@ -427,6 +455,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "studies.evaluation_sample": ("EvaluationSampleStudy",),
     "studies.data.collect": ("audit_data",),
     "studies.data.overlap": ("find_overlap",),
+    "studies.hosts": (
+        "HostsStudy",
+        "audit_hosts",
+        "audit_script",
+        "read_hosts",
+        "self_test_hosts",
+    ),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),

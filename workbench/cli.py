@@ -142,6 +142,29 @@ def _add_lab(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_lab)
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "rest",
+        metavar="WORKLOAD",
+        nargs="*",
+        help="as for diagnose; with --script, behind --, the script's own arguments",
+    )
+    parser.add_argument("--script", metavar="FILE", help="a training script of your own, as torchrun would start it")
+    parser.add_argument("--hosts", metavar="N", type=int, default=4, help="processes that train together (default: 4)")
+    parser.add_argument("--steps", metavar="N", type=int, help="updates (default: 50; a script runs to its end)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the study (default: runs/<name>-hosts-<time>)")
+    parser.add_argument("--port", metavar="P", type=int, help="on which the ranks meet (default: a free one)")
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="seconds without any progress, then it is ended (default: 60)",
+    )
+    parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
+    parser.set_defaults(command=_hosts)
+
+
 _COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "diagnose": _add_diagnose,
     "list": _add_list,
@@ -149,6 +172,7 @@ _COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "run": _add_run,
     "report": _add_report,
     "studies": _add_studies,
+    "hosts": _add_hosts,
     "lab": _add_lab,
 }
 
@@ -296,6 +320,36 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str] = ()) -> str:
         values = [""] + [f"\n    {f'{name}:':<10} {value}" for value in table[name]]
         below = ["".join(pair) for pair in zip(below, values, strict=True)]
     return "\n".join(map("".join, zip(shown, below, strict=True)))
+
+
+def _hosts(args: argparse.Namespace) -> int:
+    if args.script is None and len(args.rest) != 1:
+        given = shlex.join(args.rest) or "nothing"
+        raise UsageError(
+            f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments behind --; given: {given}."
+        )
+    from workbench.hosts.launch import cores
+    from workbench.playbook_hosts import rehearse
+
+    if args.hosts > cores():
+        note = f"{args.hosts} hosts share {cores()} cores here: what they do is right, how long it takes says little"
+        print(f"workbench: {note}.", file=sys.stderr)
+    diagnosis, areas = rehearse(
+        args.rest[0] if args.script is None else args.script,
+        arguments=None if args.script is None else args.rest,
+        hosts=args.hosts,
+        steps=args.steps,
+        timeout_s=args.timeout,
+        port=args.port,
+        out=args.out,
+        command=shlex.join(["workbench", *args.words]),
+    )
+    print(diagnosis)
+    print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
+    print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
+    print(f"Reproduce: {diagnosis.command}")
+    print(f"Facts:     {diagnosis.path}")
+    return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
 
 
 def _lab(args: argparse.Namespace) -> int:

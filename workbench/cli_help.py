@@ -103,6 +103,23 @@ examples:
 
 The folders are the truth; the index runs/ledger.db can always be made again.""",
     ),
+    "hosts": CommandHelp(
+        line="is this training right on many hosts? A rehearsal on this machine",
+        description="""\
+Trains a workload, or runs a training script of your own as it is, on several processes of this machine, and observes
+every one of them. Says whether logs, evaluations, random numbers, checkpoints and shares of the data are right, whether
+one model is trained, and who makes the others wait. Writes what each rank did and diagnosis.json into the folder.""",
+        epilog="""\
+examples:
+  workbench hosts digits_cnn
+  workbench hosts mine.py:workload --hosts 8 --steps 100
+  workbench hosts --script train.py --hosts 4 -- --epochs 1 --data small    # behind --: the script's own arguments
+  workbench hosts --script train.py --steps 50 --fail-on fail    # in CI; without --steps the script runs to its end
+
+A script is started as torchrun would start it. In a job on real machines, workbench.audit_hosts() near the top of the
+script does the same.
+next: fix what fails, and run it again""",
+    ),
     "lab": CommandHelp(
         line="open the notebooks in JupyterLab, on this machine only",
         description="Starts JupyterLab in ./notebooks on 127.0.0.1; the address that it prints holds its token.",

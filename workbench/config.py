@@ -85,6 +85,11 @@ class TrainConfig:
     shared_seed: int = 0
     per_host_seed: int = 0
 
+    def __new__(cls, *_: Any, **given: Any) -> TrainConfig:
+        """Refuse a seed that does not say whether it is shared (P7.7), before the fields are set."""
+        _no_unnamed_seed(given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""
         _number(self, "peak_lr", low=0.0, open_low=True)
@@ -191,7 +196,17 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
     return "\n".join([f"{name}(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
 
 
+def _no_unnamed_seed(values: Mapping[str, Any]) -> None:
+    if "seed" in values:
+        raise ConfigError(
+            f"seed={values['seed']!r} does not say which one: training on several hosts needs two. Give shared_seed for what has to "
+            "be equal on all hosts (the model's initialisation), and per_host_seed for what has to differ (order and "
+            "preprocessing of the data, mixed with the host's rank)."
+        )
+
+
 def _known(values: Mapping[str, Any]) -> None:
+    _no_unnamed_seed(values)
     names = [f.name for f in dataclasses.fields(TrainConfig)]
     for key in values:
         if key not in names:

@@ -27,6 +27,7 @@ EXPECTED = {
     "10_tracking",
     "11_batch_size",
     "12_batch_norm",
+    "13_hosts",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 import workbench.plots as plots
 from tests.helpers.evaluations import paused, predicted, with_offline
+from tests.helpers.host_facts import job
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
 from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_norms import row as norm_devices
@@ -50,6 +51,9 @@ SAMPLED = {
 }  # fmt: skip
 GAPS = selection_gaps((20, 50), rounds=(5,), repeats=3)
 TABLE = pd.DataFrame({"study": ["a", "b"], "trials": [3, 2], "best_value": [0.5, np.nan]})
+READ = pd.DataFrame(
+    {"files": ["sharded", "all"], "host": [0, 0], "bytes_read": [1e6, 4e6], "examples": [5, 5], "seconds": [1.0, 3.0]}
+)
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
@@ -76,6 +80,9 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_selection_gap": lambda r, d, ax: plots.plot_selection_gap(GAPS, ax=ax),
     "plot_batch_norm": lambda r, d, ax: plots.plot_batch_norm(NORMS, ax=ax),
     "plot_batch_norm_devices": lambda r, d, ax: plots.plot_batch_norm_devices(NORMS, ax=ax),
+    "plot_hosts": lambda r, d, ax: plots.plot_hosts(job(), d, ax=ax),
+    "plot_shards": lambda r, d, ax: plots.plot_shards(job(), ax=ax),
+    "plot_bytes_read": lambda r, d, ax: plots.plot_bytes_read(READ, ax=ax),
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
     "plot_predictions": lambda r, d, ax: plots.plot_predictions(predicted(), ax=ax),
     "plot_timed_evaluations": lambda r, d, ax: plots.plot_timed_evaluations(paused(), ax=ax),

@@ -11,6 +11,7 @@ from workbench.plots.comparison import plot_comparison
 from workbench.plots.evaluation import plot_evaluation, plot_timed_evaluations
 from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
+from workbench.plots.hosts import plot_bytes_read, plot_hosts, plot_shards
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
@@ -26,6 +27,7 @@ __all__ = [
     "plot_batch_norm",
     "plot_batch_norm_devices",
     "plot_batch_size",
+    "plot_bytes_read",
     "plot_checkpoints",
     "plot_class_recall",
     "plot_clipping",
@@ -36,6 +38,7 @@ __all__ = [
     "plot_evaluation_sample",
     "plot_grad_norm",
     "plot_grad_norm_histogram",
+    "plot_hosts",
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
@@ -46,6 +49,7 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_shards",
     "plot_studies",
     "plot_timed_evaluations",
     "plot_tuned_lr",

@@ -1,0 +1,1 @@
+"""What one rank of a training job does, observed from inside without changing it."""
