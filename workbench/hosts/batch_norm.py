@@ -196,12 +196,12 @@ def gather_running_statistics(
     if not 0 <= examples < float("inf"):
         raise UsageError(f"examples={examples!r} must be finite and at least 0: what this process has trained on.")
     layers = _tracking(model)
-    device = next((layer.running_mean.device for layer in layers.values() if layer.running_mean is not None), None)
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
     parts: list[Tensor] = []
     for layer in layers.values():
         for buffer in (layer.running_mean, layer.running_var, layer.num_batches_tracked):
             assert buffer is not None
-            parts.append(buffer.detach().reshape(-1).double())
+            parts.append(buffer.detach().reshape(-1).to(device=device, dtype=torch.float64))
     own = torch.cat([torch.tensor([examples], dtype=torch.float64, device=device), *parts])
     rows = _gathered(own, group)
     found: dict[str, LayerStatistics] = {}
