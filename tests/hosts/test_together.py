@@ -12,8 +12,10 @@ import torch
 
 from tests.helpers.torchrun import torchrun
 from tests.hosts.programs.together import cases, normalised
+from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.record import open_record
-from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model
+from workbench.studies.batch_norm_facts import audit_batch_norm
+from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model, save_checkpoint
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer
 
@@ -90,6 +92,21 @@ def test_one_host_writes_one_trial_and_all_of_them_return_it(together: Path, see
         states = [event["state"] for event in map(json.loads, _events(together / name)) if "state" in event]
         assert states == ["running", "complete"], "a second writer would have left events of its own"
     assert [host["steps"] for host in seen] == [40, 40], "the finished trial came from disk on both"
+
+
+def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Path, tmp_path: Path) -> None:
+    """P6.8: what the trainer writes is that of all hosts; the first host's in its place is found."""
+    best = open_record(together / "local").best()
+    assert best is not None
+    assert best.checkpoint is not None
+    model, stored = normalised().build_model().double(), load_checkpoint(best.checkpoint)
+    codes = ("rank_local", "first_device_ema", "variance_of_means")
+    found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=best.checkpoint))
+    assert [found[f"batch_norm.{code}"].status for code in codes] == ["ok"] * 3
+    first = {n.removeprefix("statistics/"): t for n, t in stored.trainer.items() if n.startswith("statistics/")}
+    planted = save_checkpoint(tmp_path, stored._replace(model=stored.model | first))
+    found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=planted))
+    assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["fail", "fail"]
 
 
 def test_hosts_draw_differently_and_start_alike(together: Path) -> None:

@@ -23,7 +23,7 @@ from workbench.studies.batch_norm_batches import (
     statistics_set,
     tracking_layers,
 )
-from workbench.studies.batch_norm_states import State, checkpoint_facts, copies_first, replica_facts
+from workbench.studies.batch_norm_states import State, checkpoint_facts, copies_first, replica_facts, stored_replicas
 from workbench.studies.session import Session
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
@@ -94,9 +94,9 @@ def audit_batch_norm(
         model: with the weights and running statistics to look at; `DistributedDataParallel` may be around it.
         batches: training data as one process sees them, such as your loader; None leaves out what needs a forward pass.
         forward: called with the model and a batch; the default is `model(batch[0])`.
-        checkpoint: what was written: a state dict, or the path of one (`torch.save` or safetensors).
+        checkpoint: what was written: a state dict, or the path of one (`torch.save`, safetensors, or a checkpoint of `Trainer`).
         replicas: running statistics of every process, in the order of the ranks: what `gather_running_statistics` returns,
-            or their state dicts.
+            or their state dicts; None takes those that a checkpoint of `Trainer` on many hosts has beside its own.
         examples: that stand for each replica, its weight in a merge; None is what `gather_running_statistics` was told, or as many each.
         max_batches: forward passes at most.
 
@@ -115,6 +115,7 @@ def audit_batch_norm(
         seen = {} if batches is None else batch_statistics(inner, itertools.islice(batches, max_batches), forward)
     facts = model_facts(inner, seen)
     facts["copies_first"] = copies_first(model)
+    replicas = stored_replicas(checkpoint) if replicas is None else replicas
     if replicas is not None:
         facts["replicas"] = replica_facts(inner, replicas, examples)
     if checkpoint is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.errors import CheckpointError, UsageError
 from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
 from workbench.studies.batch_norm_batches import tracking_layers
+from workbench.train.checkpoint import load_checkpoint
 
-__all__ = ["State", "checkpoint_facts", "copies_first", "replica_facts"]
+__all__ = ["State", "checkpoint_facts", "copies_first", "replica_facts", "stored_replicas"]
 
 State = Mapping[str, Any]
 
@@ -83,6 +85,18 @@ def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[s
             f"the checkpoint holds no running statistics of {type(model).__name__}: give its state dict, or a file of one."
         )
     return found
+
+
+def stored_replicas(checkpoint: object) -> list[dict[str, Tensor]] | None:
+    """Return the running statistics of every host that trained a checkpoint of this package; None of others, or of one host."""
+    if not isinstance(checkpoint, (str, Path)) or not (Path(checkpoint) / "trainer.safetensors").is_file():
+        return None
+    hosts: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in load_checkpoint(checkpoint).trainer.items():
+        found = re.fullmatch(r"(?:host(\d+)/)?statistics/(.+)", name)
+        if found:
+            hosts.setdefault(int(found[1] or 0), {})[found[2]] = tensor
+    return [hosts[rank] for rank in sorted(hosts)] or None
 
 
 def _read(path: str | Path) -> State:
