@@ -37,7 +37,7 @@ class Cause:
     fix: Prediction | None
 
 
-def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.1, most: float = 0.5) -> Cause:
+def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: float = 0.5) -> Cause:
     """Return the cause of waiting, whether there is much of it or not.
 
     A synchronisation in every step, or workers that start again, are the cause where they explain most of what could be saved;
@@ -45,8 +45,8 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.1, most: flo
 
     Args:
         facts: of `audit_input`.
-        hidden_share: of a step that may be left to wait with more workers, for "too few workers" (TraceML calls a step
-            input-bound above this).
+        hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
+            profiler calls a step highly input-bound).
         most: of the recoverable time that a sync or restarts must explain (rule of thumb).
     """
     now, tried = step_time(facts), predictions(facts)
@@ -55,7 +55,7 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.1, most: flo
     if name is None:
         name = max(parts, key=lambda part: parts[part]) if parts else "unknown"
     fitting = [p for p in tried if p.change in _ANSWERS.get(name, ())]
-    return Cause(name=name, parts=parts, fix=_best(fitting))
+    return Cause(name=name, parts=parts, fix=_best(fitting, now.period_s))
 
 
 def _explained(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction], most: float) -> str | None:
@@ -90,12 +90,12 @@ def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _best(fitting: Sequence[Prediction], *, close: float = 1.1) -> Prediction | None:
-    """Return the best prediction; of those that are close to it the first: fewer workers, and workers before a cache."""
+def _best(fitting: Sequence[Prediction], period_s: float, *, close: float = 0.8) -> Prediction | None:
+    """Return the first prediction that saves nearly as much as the best: fewer workers, and workers before stored items."""
     if not fitting:
         return None
-    best = min(p.period_s for p in fitting)
-    return next(p for p in fitting if p.period_s <= close * best)
+    saved = [period_s - p.period_s for p in fitting]
+    return next(p for p, s in zip(fitting, saved, strict=True) if s >= min(max(saved), close * max(saved)))
 
 
 def fix_speedups(facts: Mapping[str, Any]) -> dict[str, float] | None:
@@ -104,6 +104,6 @@ def fix_speedups(facts: Mapping[str, Any]) -> dict[str, float] | None:
     if not fix:
         return None
     return {
-        "predicted": fix["now_s"] / fix["predicted_s"],
+        "predicted": fix["before_s"] / fix["predicted_s"],
         "measured": fix["before_s"] / fix["after_s"],
     }

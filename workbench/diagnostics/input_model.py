@@ -8,7 +8,7 @@ start is shared out over the batches of an epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class Prediction:
     period_s: float
 
 
-def loop_period(rounds: list[Mapping[str, Any]], batches: int | None) -> tuple[float, float, float]:
+def loop_period(rounds: Sequence[Mapping[str, Any]], batches: int | None) -> tuple[float, float, float]:
     """Return (period_s, wait_s, start_s) of rounds of a loop, medians; the very first start is not counted where there are more.
 
     Args:
@@ -95,8 +95,14 @@ def step_time(facts: Mapping[str, Any]) -> StepTime:
         wait = max(0.0, period - compute)
     restart = 0.0
     if facts["loader"].get("num_workers") and batches and not math.isnan(start):
-        restart = max(0.0, start - (0.0 if math.isnan(fetch) else fetch)) / batches
+        drained = [r["items_s"] + r["collate_s"] for r in facts.get("variants", ()) if r["change"] == "as_is"]
+        first = (
+            drained[0] if drained else fetch
+        )  # workers that have just started share the processors with those that start
+        restart = max(0.0, start - (0.0 if math.isnan(first) else first)) / batches
     hidden = math.nan if math.isnan(fetch) else max(0.0, fetch - wait)
+    if facts["loader"].get("num_workers") == 0 and not facts["ahead"]:
+        hidden = 0.0
     return StepTime(
         period_s=period, wait_s=wait, compute_s=compute, fetch_s=fetch, hidden_s=hidden, restart_s=min(restart, wait)
     )
@@ -124,7 +130,9 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
         if row["change"] == "workers" and row["value"] <= (loader.get("num_workers") or 0):
             continue
         period = _with(now.compute_s, cpu, row, facts["cores"])
-        if row["change"] == "workers" and batches:  # the workers persist: an epoch begins with one batch that is waited for
+        if (
+            row["change"] == "workers" and batches
+        ):  # the workers persist: an epoch begins with one batch that is waited for
             period += now.fetch_s / batches
         elif batches:
             period += now.restart_s
@@ -145,7 +153,7 @@ def _with(compute_s: float, compute_cpu_s: float, row: Mapping[str, Any], cores:
     return float(max(compute_s + row["handoff_s"], row["batch_s"], busy))
 
 
-def knee(rows: list[Mapping[str, Any]], *, share: float = 0.9) -> int | None:
+def knee(rows: Sequence[Mapping[str, Any]], *, share: float = 0.9) -> int | None:
     """Return the smallest number of workers whose throughput is this share of the best one; None without rows.
 
     Args:

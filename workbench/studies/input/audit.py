@@ -101,7 +101,7 @@ def default_device(synchronize: Callable[[], object] | None = None) -> Device:
     """Return how to wait for what steps run on: the function given, CUDA where it is in use, else nothing to wait for."""
     if synchronize is not None:
         return Device(wait=synchronize, ahead=True)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Device(wait=torch.cuda.synchronize, ahead=True)
     return Device(wait=lambda: None, ahead=False)
 
@@ -112,7 +112,9 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         return Stepping(kind="none", step=None, device=device)
     if isinstance(step, (int, float)) and not isinstance(step, bool):
         if not 0 <= step < math.inf:
-            raise ConfigError(f"step={step!r} must be a finite number of seconds of at least 0, or a function of a batch.")
+            raise ConfigError(
+                f"step={step!r} must be a finite number of seconds of at least 0, or a function of a batch."
+            )
         length = float(step)
         return Stepping(kind="seconds", step=lambda _: time.sleep(length), device=device)
     if not callable(step):

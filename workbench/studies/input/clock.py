@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-__all__ = ["Spent", "now"]
+__all__ = ["Spent", "now", "queued_s"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
@@ -37,10 +37,11 @@ class Spent(NamedTuple):
 
 def now() -> Spent:
     """Return this moment; it takes about 20 microseconds."""
-    return Spent(time.perf_counter(), time.process_time(), _queued_s())
+    return Spent(time.perf_counter(), time.process_time(), queued_s())
 
 
-def _queued_s() -> float:
+def queued_s() -> float:
+    """Return the seconds that this thread has been ready to run without a processor; 0 where the system does not tell."""
     try:
         with open(_SCHEDSTAT, "rb") as file:
             return int(file.read().split()[1]) * 1e-9

@@ -6,8 +6,9 @@ the loader as it is, because other programs on the machine slow down both alike.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,22 +16,28 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from workbench.diagnostics.input_cause import find_cause
-from workbench.diagnostics.input_model import loop_period, step_time
+from workbench.diagnostics.input_model import loop_period, predictions, step_time
 from workbench.errors import DataError
 from workbench.studies.data.order import untouched
-from workbench.studies.input.leaves import leaf_bytes, leaves
+from workbench.studies.data.workers import probe_workers
+from workbench.studies.input.described import as_round, cores, describe, fetch_parts, no_batch
 from workbench.studies.input.loaders import closed, is_stream
 from workbench.studies.input.loop import Device, Loop, Step, run_cached, run_loop
 from workbench.studies.input.reads import observe_reads
 from workbench.studies.input.syncs import StaleFetches, count_syncs
 from workbench.studies.input.variants import cached_items, drain, null_transform, spec_loader
 from workbench.train.rng import isolated_rng
+from workbench.workloads.indexed import IndexedDataset
+from workbench.workloads.leaves import example_hashes, leaf_bytes, leaves
 
 __all__ = ["Budget", "Stepping", "collect_input"]
 
 ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
-SLICES = 20
+_VISITS = 4 * 20
+"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
+_SECONDS = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")
+SLICES = 26
 """Parts that the budget is cut into; about so many pieces are timed."""
 
 
@@ -95,13 +102,14 @@ class _Audit:
     def __init__(self, loader: Any, own: DataLoader[Any] | None, stepping: Stepping, budget: Budget) -> None:
         self.loader, self.own, self.stepping, self.budget = loader, own, stepping, budget
         self.kept: list[Any] = []
+        self.order: list[Any] = []
         self.facts: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
         """Measure, ask for the cause, and try its answer."""
         described = describe(self.loader, self.own)
         self.facts |= {"step": self.stepping.kind, "ahead": self.stepping.device.ahead, "loader": described}
-        self.facts |= {"cores": _cores(), "asked": asdict(self.budget), "variants": [], "syncs": None, "reads": None}
+        self.facts |= {"cores": cores(), "asked": asdict(self.budget), "variants": [], "syncs": None, "reads": None}
         self._as_it_is()
         if self.own is not None:
             self._parts(self.own)
@@ -109,11 +117,13 @@ class _Audit:
             self._watch()
         if self.own is not None:
             self._variants(self.own)
+            self.facts["draws"] = self._draws(self.own)
+            self.facts["epochs"] = self._epochs(self.own)
         cause = find_cause(self.facts)
         bound = self.stepping.step is None or step_time(self.facts).wait_share >= self.budget.worth
         self.facts["fix"] = None
         if self.own is not None and cause.fix is not None and bound:
-            self._try(self.own, cause.fix.change, cause.fix.value, cause.fix.period_s)
+            self._try(self.own, cause.fix.change, cause.fix.value)
         return self.facts
 
     def _as_it_is(self) -> None:
@@ -124,18 +134,20 @@ class _Audit:
             for _ in range(ROUNDS):
                 loops.append(self._loop(timed, keep=self.kept if not loops else None))
                 if not len(loops[0]):
-                    raise DataError(_nothing(self.loader, self.own))
+                    raise DataError(no_batch(self.loader, self.own))
                 del self.kept[4:]
                 rounds.append(as_round(loops[-1]) | self._cached())
         self.facts |= {"rounds": rounds, "cold_s": loops[0].wait_s[0]}
         fetched = [pair for loop in loops for pair in loop.fetched[1 if len(loop.fetched) > 1 else 0 :]]
-        self.facts["fetch"] = _fetch(fetched)
-        ended = [count for loop in loops for count in loop.ended]
-        self.facts["length"] = {"claimed": self.facts["loader"]["batches"], "yielded": ended[0] if ended else None}
-        if self.facts["loader"]["batches"] is None and ended:
-            self.facts["loader"]["batches"] = ended[0]
+        self.facts["fetch"] = fetch_parts(fetched)
+        self.facts["batch_bytes"] = {path: leaf_bytes(leaf) for path, leaf in leaves(self.kept[0])}
+        described = self.facts["loader"]
         if loops[0].indices:
-            self.facts["loader"]["examples_per_batch"] = float(np.mean([len(i) for i in loops[0].indices]))
+            described["examples_per_batch"] = float(np.mean([len(i) for i in loops[0].indices]))
+        ended = [count for loop in loops for count in loop.ended]
+        self.facts["length"] = {"claimed": described.pop("examples"), "yielded": ended[0] if ended else None}
+        if described["batches"] is None and ended:
+            described["batches"] = max(1, round(ended[0] / described.get("examples_per_batch", 1)))
 
     def _own_loader(self) -> Any:
         return self.loader if self.own is None else spec_loader(self.own, {}, None)
@@ -162,10 +174,45 @@ class _Audit:
         self.facts["syncs"] = count_syncs(self.kept, step)
 
     def _parts(self, loader: DataLoader[Any]) -> None:
+        if not is_stream(loader) and loader.batch_sampler is not None and self.facts["length"]["claimed"]:
+            IndexedDataset(loader.dataset)[
+                self.facts["length"]["claimed"] - 1
+            ]  # a length that is too long ends in an error
         self.data = cached_items(loader, seconds=self.budget.slice_s)
-        first = self.data.items[0] if self.data.items else None
-        sizes = {path: leaf_bytes(leaf) for path, leaf in leaves(first)}
-        self.facts["item_bytes"] = sizes
+        self.facts["item_bytes"] = {path: leaf_bytes(leaf) for path, leaf in leaves(self.data.items[0])}
+
+    def _draws(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+        """Whether workers draw random numbers of their own; None where that would take too long, or cannot be asked."""
+        item_s = self.facts["fetch"]["items_s"] / max(1.0, self.facts["loader"]["examples_per_batch"])
+        if (
+            is_stream(loader)
+            or loader.batch_sampler is None
+            or (loader.num_workers and item_s * _VISITS > self.budget.seconds)
+        ):
+            return None
+        how = {"worker_init_fn": loader.worker_init_fn, "context": loader.multiprocessing_context}
+        return probe_workers(loader.dataset, num_workers=loader.num_workers, timeout_s=self.budget.timeout_s, **how)
+
+    def _epochs(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+        """Whether a stream gives the same examples without workers and with several; None where an epoch takes too long."""
+        if not is_stream(loader) or not self.budget.max_workers:
+            return None
+        workers = max(2, loader.num_workers)
+        found: dict[int, Counter[str]] = {}
+        for count in (0, workers):
+            kept: list[Any] = []
+            with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
+                epoch = run_loop(
+                    timed, None, Device(lambda: None, ahead=False), seconds=2 * self.budget.slice_s, least=1, most=10_000,
+                    timeout_s=self.budget.timeout_s, epochs=1, keep=kept,
+                )  # fmt: skip
+            if not epoch.ended:
+                return None
+            found[count] = Counter(digest for batch in kept for digest in example_hashes(batch))
+        return {
+            "workers": workers, "without": found[0].total(), "with_workers": found[workers].total(),
+            "same": found[0] == found[workers] or (loader.drop_last and found[workers] <= found[0]),
+        }  # fmt: skip
 
     def _variants(self, loader: DataLoader[Any]) -> None:
         workers = loader.num_workers
@@ -193,108 +240,39 @@ class _Audit:
             best, tried = row["batch_s"], tried * 2
 
     def _drain(self, loader: DataLoader[Any], variant: dict[str, Any], data: Any = None) -> dict[str, Any]:
-        row = drain(loader, variant, data, seconds=self.budget.slice_s, timeout_s=self.budget.timeout_s)
+        row = self._drained(loader, variant, data)
         indices = row.pop("indices")
-        if not is_stream(loader) and data is None and indices:
-            row["same_order"] = self._same_order(loader, indices)
+        if not is_stream(loader) and data is None:
+            self.order = self.order or indices
+            row["same_order"] = all(list(a) == list(b) for a, b in zip(self.order, indices, strict=False))  # P1.7
         self.facts["variants"].append(row)
         return row
 
-    def _same_order(self, loader: DataLoader[Any], indices: list[Any]) -> bool:
-        """Tell whether batches came as the sampler drew them (P1.7)."""
-        with untouched(loader):
-            drawn = iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
-            wanted = [list(b) if isinstance(b, (list, tuple)) else [b] for _, b in zip(indices, drawn, strict=False)]
-        return all(list(got) == want for got, want in zip(indices, wanted, strict=False))
+    def _drained(self, loader: DataLoader[Any], variant: dict[str, Any], data: Any) -> dict[str, Any]:
+        return drain(loader, variant, data, seconds=self.budget.slice_s, timeout_s=self.budget.timeout_s)
 
-    def _try(self, loader: DataLoader[Any], change: str, value: Any, predicted_s: float) -> None:
-        """The change in full, turn and turn about with the loader as it is."""
-        variant = next((r for r in self.facts["variants"] if r["change"] == change and r["value"] == value), {})
-        if change == "persistent":
-            variant = {"persistent": True}
+    def _try(self, loader: DataLoader[Any], change: str, value: Any) -> None:
+        """The change in full, turn and turn about with what it is predicted from: the machine may be slower by now."""
+        variant = next((r for r in self.facts["variants"] if r["change"] == change and r["value"] == value), None)
         data = self.data if change == "cache" else None
         before: list[dict[str, Any]] = []
         after: list[dict[str, Any]] = []
-        with closed(self._own_loader()) as one, closed(spec_loader(loader, variant, data)) as other:
+        rows: list[dict[str, Any]] = []
+        changed = spec_loader(loader, variant or ({"persistent": True} if change == "persistent" else {}), data)
+        with closed(self._own_loader()) as one, closed(changed) as other:
             for _ in range(ROUNDS):
-                before.append(as_round(self._loop(one)))
-                if change == "no_sync":
-                    with StaleFetches():
-                        after.append(as_round(self._loop(other)))
-                else:
+                before.append(as_round(self._loop(one)) | self._cached())
+                if variant is not None:
+                    rows.append(self._drained(loader, variant, data))
+                with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
                     after.append(as_round(self._loop(other)))
+        row = [{**rows[0], **{k: float(np.median([r[k] for r in rows])) for k in _SECONDS}}] if rows else []
+        as_is = [r for r in self.facts["variants"] if r["change"] == "as_is"]
+        again = {**self.facts, "rounds": before, "variants": [*as_is, *row]}
+        predicted = [p.period_s for p in predictions(again) if (p.change, p.value) == (change, value)]
         batches = self.facts["loader"]["batches"]
         self.facts["fix"] = {
-            "change": change, "value": value, "predicted_s": predicted_s, "now_s": step_time(self.facts).period_s,
+            "change": change, "value": value, "predicted_s": predicted[0] if predicted else math.nan,
             "before_s": loop_period(before, batches)[0], "after_s": loop_period(after, batches)[0],
             "before": before, "after": after,
         }  # fmt: skip
-
-
-def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
-    """Return the settings of a loader that matter for its speed."""
-    if own is None:
-        return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None}
-    return {
-        "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
-        "batch_size": own.batch_size, "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
-        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own),
-    }  # fmt: skip
-
-
-def _batches(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches an epoch should have, without asking the loader, which would hold a stream to it."""
-    try:
-        if is_stream(loader):
-            full, rest = divmod(len(loader.dataset), loader.batch_size or 1)  # type: ignore[arg-type]
-            return full + (rest > 0 and not loader.drop_last)
-        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def as_round(loop: Loop) -> dict[str, Any]:
-    """Return what one round of a loop showed, as JSON values."""
-    waits, steps, first = np.array(loop.wait_s), np.array(loop.step_s), np.array(loop.first, dtype=bool)
-    inner = loop.total_s - float((waits + steps)[first].sum())
-    return {
-        "steps": len(loop),
-        "steady_s": inner / int((~first).sum()) if (~first).any() else math.nan,
-        "wait_s": loop.steady_wait_s,
-        "step_s": float(steps.mean()) if len(steps) else math.nan,
-        "starts": waits[first].tolist(),
-    }
-
-
-def _fetch(fetched: list[Any]) -> dict[str, float] | None:
-    if not fetched:
-        return None
-    items, collate = ([pair[k] for pair in fetched] for k in (0, 1))
-    return {
-        "items_s": float(np.mean([s.wall_s for s in items])),
-        "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
-        "items_queued_s": float(np.mean([s.queued_s for s in items])),
-        "collate_s": float(np.mean([s.wall_s for s in collate])),
-        "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
-    }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _nothing(loader: Any, own: DataLoader[Any] | None) -> str:
-    if own is None:
-        return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
-    claimed = f", which says it has {_length(own.dataset)} examples," if _length(own.dataset) is not None else ""
-    return (
-        f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
-        f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
-    )
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None

@@ -56,7 +56,9 @@ def _place(frame: FrameType | None) -> str:
     walk: FrameType | None = frame
     while walk is not None:
         module = str(walk.f_globals.get("__name__", ""))
-        if not module.startswith(("torch", "workbench.", "threading", "multiprocessing", "queue", "selectors", "signal")):
+        if not module.startswith(
+            ("torch", "workbench.", "threading", "multiprocessing", "queue", "selectors", "signal")
+        ):
             innermost = walk
             break
         if module.startswith("torch.utils.data.dataloader"):

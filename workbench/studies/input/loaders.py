@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,12 +61,20 @@ def timed_loader(
     if is_stream(loader):
         settings |= {"batch_size": loader.batch_size}
         settings |= {"drop_last": loader.drop_last} if loader.batch_size is not None else {}
-        return DataLoader(TimedStream(data), **settings)
-    if loader.batch_sampler is None:
-        sampler = _Endless(loader.sampler) if endless else loader.sampler
-        return DataLoader(TimedDataset(data), batch_size=None, sampler=sampler, **settings)
-    sampler = _Endless(loader.batch_sampler) if endless else loader.batch_sampler
-    return DataLoader(TimedDataset(data), batch_sampler=sampler, **settings)
+    elif loader.batch_sampler is None:
+        settings |= {"batch_size": None, "sampler": _Endless(loader.sampler) if endless else loader.sampler}
+    else:
+        settings["batch_sampler"] = _Endless(loader.batch_sampler) if endless else loader.batch_sampler
+    with _any_number_of_workers():
+        return DataLoader(TimedStream(data) if is_stream(loader) else TimedDataset(data), **settings)
+
+
+@contextlib.contextmanager
+def _any_number_of_workers() -> Iterator[None]:
+    """Keep torch from warning that workers are more than processors: whether that is too many is what is measured."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 class _Endless:
@@ -109,7 +118,8 @@ def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
         while True:
             with time_limit(timeout_s, "The loader gave no batch"):
                 if batches is None:
-                    batches = iter(loader)
+                    with _any_number_of_workers():
+                        batches = iter(loader)
                 try:
                     batch = next(batches)
                 except StopIteration:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from workbench.studies.input.clock import Spent, now
+from workbench.studies.input.clock import Spent, now, queued_s
 from workbench.studies.input.loaders import batches_of
 from workbench.studies.input.timed import TimedBatch
 
 __all__ = ["Device", "Loop", "Step", "run_cached", "run_loop"]
 
 Step = Callable[[Any], Any]
+_CATCH_UP = 16
+"""Steps after which a device that lags behind is waited for (rule of thumb)."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,17 @@ class Loop:
 
     Attributes:
         wait_s: waited for the batch.
+        queued_s: of that, the loop was ready to go on, and other programs had the processors.
         step_s: spent in the step, on the host.
         first: the batch was the first of an epoch.
         fetched: what its making took, where the loader is timed.
         indices: of the examples of each batch, where known.
-        ended: the number of batches of each epoch that was read to its end.
+        ended: examples of each epoch that was read to its end, batches where examples cannot be counted.
         total_s: of the whole loop, the device's work included.
     """
 
     wait_s: list[float] = field(default_factory=list)
+    queued_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     first: list[bool] = field(default_factory=list)
     fetched: list[tuple[Spent, Spent]] = field(default_factory=list)
@@ -56,19 +58,6 @@ class Loop:
 
     def __len__(self) -> int:
         return len(self.wait_s)
-
-    @property
-    def steady_s(self) -> float:
-        """Mean seconds from one batch to the next within an epoch; NaN where there is no second batch."""
-        inner = ~np.array(self.first, dtype=bool)
-        both = np.array(self.wait_s) + np.array(self.step_s)
-        return float(both[inner].mean()) if inner.any() else float("nan")
-
-    @property
-    def steady_wait_s(self) -> float:
-        """Mean seconds that a batch within an epoch was waited for; NaN where there is none."""
-        inner = ~np.array(self.first, dtype=bool)
-        return float(np.array(self.wait_s)[inner].mean()) if inner.any() else float("nan")
 
 
 def run_loop(
@@ -99,10 +88,11 @@ def run_loop(
     found = Loop()
     device.wait()
     began = before = time.perf_counter()
+    queued = queued_s()
     for epoch in itertools.count():
-        taken = 0
+        taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
-            came = time.perf_counter()
+            came, lost = time.perf_counter(), queued_s() - queued
             batch = _noted(found, timed)
             if step is not None:
                 step(batch)
@@ -110,14 +100,18 @@ def run_loop(
                 keep.append(batch)
             done = time.perf_counter()
             found.wait_s.append(came - before)
+            found.queued_s.append(min(lost, came - before))
             found.step_s.append(done - came)
             found.first.append(taken == 0)
-            before, taken = done, taken + 1
+            if device.ahead and len(found) % _CATCH_UP == 0:
+                device.wait()  # or the host would hand over more work than the time allows
+            before, queued, taken = time.perf_counter(), queued_s(), taken + 1
+            examples += len(found.indices[-1]) if found.indices else 1
             if len(found) >= most or (done - began >= seconds and len(found) >= least):
                 device.wait()
                 found.total_s = time.perf_counter() - began
                 return found
-        found.ended.append(taken)
+        found.ended.append(examples)
         if taken == 0 or (epochs is not None and epoch + 1 >= epochs):
             break
     device.wait()
@@ -140,6 +134,8 @@ def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: f
     while count < most:
         step(batches[count % len(batches)])
         count += 1
+        if device.ahead and count % _CATCH_UP == 0:
+            device.wait()
         if count >= least and time.perf_counter() - began.wall_s >= seconds:
             break
     device.wait()

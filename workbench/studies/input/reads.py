@@ -8,21 +8,57 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from workbench.studies.input.leaves import leaf_bytes, leaves
+from workbench.workloads.leaves import leaf_bytes, leaves
 
 __all__ = ["observe_reads"]
 
 _MOVES = frozenset(
-    "to cpu cuda xpu pin_memory contiguous detach clone float double half bfloat16 long int type requires_grad_".split()
+    [
+        "to",
+        "cpu",
+        "cuda",
+        "xpu",
+        "pin_memory",
+        "contiguous",
+        "detach",
+        "clone",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "long",
+        "int",
+        "type",
+        "requires_grad_",
+    ]
 )
 """Functions after which a tensor is still the same data, somewhere else or in another type: no use of it yet."""
 _LOOKS = frozenset(
-    "size dim ndimension numel nelement element_size stride data_ptr is_contiguous is_floating_point is_pinned get_device "
-    "__len__ __repr__ __hash__ __get__ __format__".split()
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "data_ptr",
+        "is_contiguous",
+        "is_floating_point",
+        "is_pinned",
+        "get_device",
+        "__len__",
+        "__repr__",
+        "__hash__",
+        "__get__",
+        "__format__",
+    ]
 )
 
 
-def observe_reads(batch: Any, step: Callable[[Any], Any], *, prepare: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+def observe_reads(
+    batch: Any, step: Callable[[Any], Any], *, prepare: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
     """Call a step with a batch and return what it reads of it.
 
     A tensor is read when it enters any computation; moving it to a device or changing its type is none. What is no tensor is

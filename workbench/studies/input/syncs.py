@@ -17,13 +17,26 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from workbench.studies.input.leaves import leaves
 from workbench.studies.input.loop import Step
+from workbench.workloads.leaves import leaves
 
 __all__ = ["StaleFetches", "count_syncs"]
 
 _FETCHES = frozenset(
-    "item tolist numpy cpu __array__ __float__ __int__ __bool__ __index__ __complex__ __format__ __repr__".split()
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "__array__",
+        "__float__",
+        "__int__",
+        "__bool__",
+        "__index__",
+        "__complex__",
+        "__format__",
+        "__repr__",
+    ]
 )
 
 
@@ -39,7 +52,7 @@ def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[
         "steps", "share" (of the steps that fetch at least once), "per_step" (fetches), "places" ({"file:line function": fetches
         per step}, most first), "how".
     """
-    on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_cuda = torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     count = _cuda_syncs if on_cuda else _fetches
     found = [count(batches, step, k) for k in range(steps)]
     total: Counter[str] = sum(found, Counter())

@@ -38,7 +38,7 @@ class TimedBatch:
 
     def pin_memory(self) -> TimedBatch:
         """Pin what the loader would have pinned."""
-        data = torch.utils.data._utils.pin_memory.pin_memory(self.data)
+        data = torch.utils.data._utils.pin_memory.pin_memory(self.data)  # type: ignore[no-untyped-call]
         return TimedBatch(data, self.indices, self.items, self.collate, self.worker)
 
 

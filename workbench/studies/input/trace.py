@@ -21,7 +21,9 @@ LOADING, STEP = "data loading", "training step"
 """Names of the spans."""
 
 
-def write_trace(loader: Any, stepping: Any, path: str | Path, *, steps: int = 20, timeout_s: float = 60.0) -> dict[str, Any]:
+def write_trace(
+    loader: Any, stepping: Any, path: str | Path, *, steps: int = 20, timeout_s: float = 60.0
+) -> dict[str, Any]:
     """Write a trace that https://ui.perfetto.dev opens.
 
     Args:
@@ -40,7 +42,10 @@ def write_trace(loader: Any, stepping: Any, path: str | Path, *, steps: int = 20
     file.parent.mkdir(parents=True, exist_ok=True)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     own = loader if isinstance(loader, DataLoader) else None
-    with untouched(own) if own is not None else isolated_rng(), closed(timed_loader(own) if own is not None else loader) as timed:
+    with (
+        untouched(own) if own is not None else isolated_rng(),
+        closed(timed_loader(own) if own is not None else loader) as timed,
+    ):
         batches = iter(batches_of(timed, timeout_s=timeout_s))
         done = 0
         with profile(activities=activities) as profiler:

@@ -12,9 +12,9 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from workbench.studies.data.order import untouched
-from workbench.studies.input.leaves import without
 from workbench.studies.input.loaders import closed, is_stream, timed_loader
 from workbench.studies.input.loop import Device, run_loop
+from workbench.workloads.leaves import without
 
 __all__ = ["CachedItems", "CachedStream", "Dropping", "cached_items", "drain", "null_transform", "spec_loader"]
 
@@ -44,9 +44,7 @@ def drain(
     with untouched(loader), closed(spec_loader(loader, variant, data, endless=not is_stream(loader))) as changed:
         spent = time.process_time()
         lap = max(1, workers)
-        found = run_loop(
-            changed, None, _IDLE, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s
-        )
+        found = run_loop(changed, None, _IDLE, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s)
         spent = time.process_time() - spent
     gaps, first = np.array(found.wait_s) + np.array(found.step_s), np.array(found.first)
     counted = np.arange(len(gaps)) >= lap
@@ -69,7 +67,9 @@ def drain(
     }
 
 
-def spec_loader(loader: DataLoader[Any], variant: dict[str, Any], data: Any, *, endless: bool = False) -> DataLoader[Any]:
+def spec_loader(
+    loader: DataLoader[Any], variant: dict[str, Any], data: Any, *, endless: bool = False
+) -> DataLoader[Any]:
     """Return the loader that a variant describes: "workers", "persistent", and "dropped" paths of features.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["content_hash", "leaf_bytes", "leaves", "without"]
+__all__ = ["content_hash", "example_hashes", "leaf_bytes", "leaves", "without"]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -60,6 +60,17 @@ def content_hash(value: Any) -> str:
         else:
             found.update(f"{type(leaf).__name__}:{leaf!r}".encode("utf-8", "surrogatepass"))
     return found.hexdigest()
+
+
+def example_hashes(batch: Any) -> list[str]:
+    """Return a hash of each example of a collated batch; of the batch where its leaves do not have one row an example."""
+    parts = [leaf for _, leaf in leaves(batch)]
+    rows = {
+        len(part) if isinstance(part, list) else (part.shape[0] if getattr(part, "ndim", 0) else -1) for part in parts
+    }
+    if len(rows) != 1 or -1 in rows:
+        return [content_hash(batch)]
+    return [content_hash([part[row] for part in parts]) for row in range(rows.pop())]
 
 
 def without(value: Any, dropped: frozenset[str], path: str = "") -> Any:
