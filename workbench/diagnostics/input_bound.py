@@ -60,7 +60,7 @@ def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: fl
     gain = _gain(facts)
     if facts["step"] == "none":
         return Finding(
-            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=_advice(cause, gain),
+            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=_NEXT[cause.name],
             summary=f"Not judged without a step: the loader gives a batch every {_ms(now.period_s)}{where}; it keeps up with "
             f"steps that take longer.{gain}",
         )  # fmt: skip
@@ -79,7 +79,7 @@ def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: fl
     much = "Much" if share >= high_share else "Some"
     return Finding(
         code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
-        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=_advice(cause, gain), **numbers,
+        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=_NEXT[cause.name], **numbers,
     )  # fmt: skip
 
 
@@ -126,10 +126,6 @@ def _gain(facts: Mapping[str, Any]) -> str:
         return ""
     what = _CHANGES[fix["change"]].format(fix["value"])
     return f" With {what} it is {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
-
-
-def _advice(cause: Cause, gain: str) -> tuple[str, ...]:
-    return (*((gain.strip(),) if gain else ()), *_NEXT[cause.name])
 
 
 def _ms(seconds: float) -> str:

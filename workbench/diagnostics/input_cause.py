@@ -54,7 +54,10 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
     name = _explained(facts, now, tried, most) or _too_few(facts, now, tried, hidden_share)
     if name is None:
         name = max(parts, key=lambda part: parts[part]) if parts else "unknown"
-    fitting = [p for p in tried if p.change in _ANSWERS.get(name, ())]
+    answers = _ANSWERS.get(name, ())
+    if facts["step"] == "none":  # without a step to hide behind, ready-made items would always be best
+        answers = answers[:1]
+    fitting = [p for p in tried if p.change in answers]
     return Cause(name=name, parts=parts, fix=_best(fitting, now.period_s))
 
 
