@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
 
 def _best(fitting: Sequence[Prediction], period_s: float, *, close: float = 0.8) -> Prediction | None:
     """Return the first prediction that saves nearly as much as the best: fewer workers, and workers before stored items."""
-    if not fitting:
+    if not fitting or math.isnan(period_s):
         return None
     saved = [period_s - p.period_s for p in fitting]
     return next(p for p, s in zip(fitting, saved, strict=True) if s >= min(max(saved), close * max(saved)))

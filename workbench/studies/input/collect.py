@@ -203,7 +203,7 @@ class _Audit:
             kept: list[Any] = []
             with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
                 epoch = run_loop(
-                    timed, None, Device(lambda: None, ahead=False), seconds=2 * self.budget.slice_s, least=1, most=10_000,
+                    timed, None, Device(lambda: None, ahead=False), seconds=max(1.0, self.budget.seconds / 8), least=1, most=10_000,
                     timeout_s=self.budget.timeout_s, epochs=1, keep=kept,
                 )  # fmt: skip
             if not epoch.ended:

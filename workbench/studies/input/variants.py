@@ -41,11 +41,9 @@ def drain(
         whoever makes it), "batches", and "indices" of the first ones where they are known.
     """
     workers = int(variant["workers"])
+    lap = max(1, workers)
     with untouched(loader), closed(spec_loader(loader, variant, data, endless=not is_stream(loader))) as changed:
-        spent = time.process_time()
-        lap = max(1, workers)
         found = run_loop(changed, None, _IDLE, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s)
-        spent = time.process_time() - spent
     gaps, first = np.array(found.wait_s) + np.array(found.step_s), np.array(found.first)
     counted = np.arange(len(gaps)) >= lap
     counted &= ~first
@@ -57,7 +55,7 @@ def drain(
     return {
         **variant,
         "batch_s": float(gaps[counted].mean()),
-        "handoff_s": spent / len(found) if workers else 0.0,
+        "handoff_s": float(np.array(found.cpu_s)[counted].mean()) if workers else 0.0,
         "cpu_s": float(np.mean(cpu)),
         "items_s": float(np.mean([items.wall_s for items, _ in found.fetched])),
         "collate_s": float(np.mean([collate.wall_s for _, collate in found.fetched])),
