@@ -62,7 +62,7 @@ def examine_input(
         _write(record.path, diagnosis, record)
         return diagnosis
     folder = None if out is None else Path(out)
-    doing: Callable[[Any], Any] | float | None = step if not isinstance(step, str) else load_named(step, what="a step", call=False)  # fmt: skip
+    doing: Callable[[Any], Any] | float | None = _step(step) if isinstance(step, str) else step
     audit = audit_input(
         found, doing, name=target, seconds=seconds, max_workers=max_workers, timeout_s=timeout_s,
         trace=None if folder is None else folder / "trace.json",
@@ -72,6 +72,13 @@ def examine_input(
         write_atomic(folder / "facts.json", dumps(to_json(audit.facts)).encode())
         _write(folder, diagnosis, audit)
     return diagnosis
+
+
+def _step(name: str) -> Callable[[Any], Any]:
+    found = load_named(name, what="a step", call=False)
+    if not callable(found):
+        raise UsageError(f"--step {name} must be a function of one batch, not {type(found).__name__}.")
+    return found  # type: ignore[no-any-return]
 
 
 def _write(folder: Path, diagnosis: Diagnosis, record: InputAudit | StudyRecord) -> None:

@@ -209,9 +209,11 @@ class _Audit:
             if not epoch.ended:
                 return None
             found[count] = Counter(digest for batch in kept for digest in example_hashes(batch))
+        one, more = found[0].total(), found[workers].total()
+        lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
         return {
-            "workers": workers, "without": found[0].total(), "with_workers": found[workers].total(),
-            "same": found[0] == found[workers] or (loader.drop_last and found[workers] <= found[0]),
+            "workers": workers, "without": one, "with_workers": more, "same": more == one or 0 < one - more <= lost,
+            "same_contents": found[0] == found[workers],
         }  # fmt: skip
 
     def _variants(self, loader: DataLoader[Any]) -> None:
