@@ -199,7 +199,11 @@ def test_epochs_that_lie() -> None:
     assert found(length={"claimed": 800, "yielded": 600}).value == pytest.approx(0.75)
     assert found(length={"claimed": 800, "yielded": 800}).status == "ok"
     doubled = {"workers": 2, "without": 40, "with_workers": 80, "same": False}
-    assert found(epochs=doubled).value == 2.0
+    assert found(epochs=doubled, workers=2).value == 2.0
+    assert found(epochs=doubled, workers=2).status == "warn"
+    assert found(epochs=doubled, variants=[], length={"claimed": 40, "yielded": 40}).status == "ok"
+    tried = {p.value for p in predictions(pipeline(epochs=doubled)) if p.change == "workers"}
+    assert tried == {1}, "more would repeat each other's examples"
     facts = pipeline()
     facts["variants"][1]["same_order"] = False
     assert said(facts)["input.example_count"].status == "warn"

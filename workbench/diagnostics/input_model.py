@@ -129,6 +129,8 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
             continue
         if row["change"] == "workers" and row["value"] <= (loader.get("num_workers") or 0):
             continue
+        if row["change"] == "workers" and row["value"] > 1 and not (facts.get("epochs") or {"same": True})["same"]:
+            continue  # they would repeat each other's examples
         period = _with(now.compute_s, cpu, row, facts["cores"])
         if (
             row["change"] == "workers" and batches

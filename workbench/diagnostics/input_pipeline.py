@@ -121,11 +121,16 @@ def _count(facts: Mapping[str, Any]) -> Finding:
     evidence = {"length": length, "epochs": epochs, "workers_compared": [r["workers"] for r in rows]}
     common: dict[str, Any] = {"code": code, "clause": _CLAUSE[code], "evidence": evidence}
     claimed, given = length["claimed"], length["yielded"]
-    if epochs and not epochs["same"]:
+    repeated = bool(epochs) and not epochs["same"]
+    said = ""
+    if repeated:
+        said = (
+            f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with "
+            f"{epochs['workers']}: the stream does not share its examples out among them."
+        )
+    if repeated and (loader.get("num_workers") or 0) > 1:
         return Finding(
-            status="warn", value=epochs["with_workers"] / max(1, epochs["without"]), unit="times", threshold=1.0,
-            summary=f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with "
-            f"{epochs['workers']}: the stream does not share its examples out among them.",
+            status="warn", value=epochs["with_workers"] / max(1, epochs["without"]), unit="times", threshold=1.0, summary=said,
             advice=("Let each worker read its own part: see torch.utils.data.get_worker_info().",), **common,
         )  # fmt: skip
     if claimed and given is not None and not _fits(claimed, given, loader):
@@ -148,7 +153,7 @@ def _count(facts: Mapping[str, Any]) -> Finding:
         )
     if given is None:
         return Finding(status="not_measured", summary="Not measured: no epoch came to its end in time.", **common)
-    return Finding(status="ok", summary=f"An epoch gives {given:,} examples, as often as asked.", **common)
+    return Finding(status="ok", summary=said or f"An epoch gives {given:,} examples, as often as asked.", **common)
 
 
 def _fits(claimed: int, given: int, loader: Mapping[str, Any]) -> bool:

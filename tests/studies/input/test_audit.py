@@ -207,7 +207,8 @@ def test_streams_whose_length_lies() -> None:
 @pytest.mark.slow
 def test_a_stream_that_every_worker_reads_whole() -> None:
     shared, whole = (
-        said(loader(Stream(40, shared=s)), 0.001, seconds=2.0)["input.example_count"] for s in (True, False)
+        said(loader(Stream(40, shared=s), num_workers=2), 0.001, seconds=2.0)["input.example_count"]
+        for s in (True, False)
     )
     assert shared.status == "ok"
     assert (whole.status, whole.value) == ("warn", 2.0)

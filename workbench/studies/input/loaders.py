@@ -45,8 +45,9 @@ def timed_loader(
     data = loader.dataset if dataset is None else dataset
     workers = loader.num_workers if num_workers is None else num_workers
     keep = loader.persistent_workers if persistent_workers is None else persistent_workers
+    timed = TimedCollate(loader.collate_fn if collate is None else collate)
     settings: dict[str, Any] = {
-        "collate_fn": TimedCollate(loader.collate_fn if collate is None else collate),
+        "collate_fn": timed,
         "num_workers": workers,
         "pin_memory": loader.pin_memory and torch.cuda.is_available(),
         "generator": loader.generator,
@@ -66,7 +67,7 @@ def timed_loader(
     else:
         settings["batch_sampler"] = _Endless(loader.batch_sampler) if endless else loader.batch_sampler
     with _any_number_of_workers():
-        return DataLoader(TimedStream(data) if is_stream(loader) else TimedDataset(data), **settings)
+        return DataLoader(TimedStream(data, timed) if is_stream(loader) else TimedDataset(data), **settings)
 
 
 @contextlib.contextmanager

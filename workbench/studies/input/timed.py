@@ -45,7 +45,7 @@ class TimedBatch:
 class _Passing:
     """Attributes of a wrapped dataset, for a `worker_init_fn` that reads or sets some."""
 
-    _own = ("_inner", "_asked")
+    _own = ("_inner", "_asked", "_collate")
 
     def __init__(self, data: Any, asked: Any) -> None:
         object.__setattr__(self, "_inner", data)
@@ -89,20 +89,23 @@ class TimedDataset(_Passing, Dataset[Any]):
 
 
 class TimedStream(_Passing, IterableDataset[Any]):
-    """An iterable dataset that says when fetching an item began; an item that raises is named.
+    """An iterable dataset that says when fetching a batch began; an item that raises is named.
 
     Args:
         data: the dataset.
+        collate: says when a batch is done, in the same process.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, collate: TimedCollate) -> None:
         super().__init__(data, CountedStream(data))
+        object.__setattr__(self, "_collate", collate)
 
     def __iter__(self) -> Iterator[Any]:
         items = iter(self._asked)
-        place = 0
+        place, began = 0, now()
         while True:
-            began = now()
+            if self._collate.done:  # the clock costs too much to be asked for every item
+                began, self._collate.done = now(), False
             try:
                 value = next(items)
             except StopIteration:
@@ -114,12 +117,15 @@ class TimedStream(_Passing, IterableDataset[Any]):
 class TimedCollate:
     """A collate function that returns a `TimedBatch`.
 
+    Attributes:
+        done: a batch was made, and no item of the next one was asked for yet.
+
     Args:
         collate: the loader's own.
     """
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
+        self.collate, self.done = collate, True
 
     def __call__(self, fetched: Any) -> TimedBatch:
         """Collate what a timed dataset gave."""
@@ -130,5 +136,6 @@ class TimedCollate:
         middle = now()
         data = self.collate(values)
         end = now()
+        self.done = True
         info = get_worker_info()
         return TimedBatch(data, indices, middle.since(began), end.since(middle), -1 if info is None else int(info.id))
