@@ -123,6 +123,10 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
     now, loader = step_time(facts), facts["loader"]
     batches = loader.get("batches")
     cpu = _median([r["cached_cpu_s"] for r in facts["rounds"]])
+    step = _median(
+        [r["step_s"] for r in facts["rounds"]]
+    )  # between batches, after a wait: slower than one right after another
+    compute = now.compute_s if facts["ahead"] else max(now.compute_s, step)
     found = []
     for row in facts.get("variants", ()):
         if row["change"] in ("as_is", "null_transform"):
@@ -131,7 +135,7 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
             continue
         if row["change"] == "workers" and row["value"] > 1 and not (facts.get("epochs") or {"same": True})["same"]:
             continue  # they would repeat each other's examples
-        period = _with(now.compute_s, cpu, row, facts["cores"])
+        period = _with(compute, cpu, row, facts["cores"])
         if (
             row["change"] == "workers" and batches
         ):  # the workers persist: an epoch begins with one batch that is waited for

@@ -120,6 +120,7 @@ def plot_input_workers(record: _Facts, diagnosis: Diagnosis | None = None, *, ax
         if compute > 0:
             axes.axhline(1 / compute, color=BAD, linestyle="--", label="what the step can use")
         log_scale(axes, "y")
+        axes.margins(y=0.2)
         axes.set_xticks(count, [str(n) for n in count])
         axes.set(xlabel="worker processes", ylabel="batches per second", title="Throughput against workers")
         legend(axes)
