@@ -22,9 +22,9 @@ from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
 from tests.helpers.simulated_batches import batches
+from tests.helpers.simulated_input import pipeline
 from tests.helpers.simulated_norms import row as norm_devices
 from tests.helpers.simulated_norms import study as norm_study
-from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.selection_gap import selection_gaps

@@ -144,12 +144,21 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
             period += now.restart_s
         found.append(Prediction(change=row["change"], value=row["value"], period_s=period))
     if loader.get("num_workers") and not loader.get("persistent_workers") and now.restart_s > 0:
-        found.append(Prediction(change="persistent", value=True, period_s=now.period_s - now.restart_s))
+        found.append(Prediction(change="persistent", value=True, period_s=_persistent(facts, now, cpu)))
     syncs = facts.get("syncs")
     if facts["ahead"] and syncs and syncs["per_step"] > 0:
         waited = loop_period(facts["rounds"], batches)[1]
         found.append(Prediction(change="no_sync", value=None, period_s=max(now.compute_s, waited)))
     return found
+
+
+def _persistent(facts: Mapping[str, Any], now: StepTime, cpu: float) -> float:
+    """Return the step with workers that stay: as the loader does when it never ends, and the first batch of an epoch waited for."""
+    as_is = [row for row in facts.get("variants", ()) if row["change"] == "as_is"]
+    if not as_is:
+        return now.period_s - now.restart_s
+    first = (as_is[0]["items_s"] + as_is[0]["collate_s"]) / facts["loader"]["batches"]
+    return min(now.period_s, _with(now.compute_s, cpu, as_is[0], facts["cores"]) + float(first))
 
 
 def _with(compute_s: float, compute_cpu_s: float, row: Mapping[str, Any], cores: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ def write_trace(
     ):
         batches = iter(batches_of(timed, timeout_s=timeout_s))
         done = 0
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", "6"
+        )  # or torch's profiler writes to the terminal whenever it starts and stops
         with profile(activities=activities) as profiler:
             while done < steps:
                 with record_function(LOADING):
