@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
     from workbench.diagnostics.hosts import diagnose_hosts
     from workbench.diagnostics.hosts_area import host_areas
+    from workbench.diagnostics.input_pipeline import diagnose_input_pipeline
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
     from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
     from workbench.plots.hosts import plot_bytes_read, plot_hosts, plot_shards
+    from workbench.plots.input_pipeline import plot_input_pipeline, plot_input_workers
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
@@ -118,6 +120,9 @@ if TYPE_CHECKING:
     from workbench.studies.evaluation_check import check_evaluation
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
     from workbench.studies.hosts import HostsStudy, audit_hosts, audit_script, read_hosts, self_test_hosts
+    from workbench.studies.input.audit import audit_input
+    from workbench.studies.input.storage import compare_storage
+    from workbench.studies.input_pipeline import InputPipelineStudy
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
@@ -137,9 +142,11 @@ if TYPE_CHECKING:
     from workbench.train.rule_forms import explain_rule
     from workbench.train.trainer import Trainer
     from workbench.workloads.base import Workload
+    from workbench.workloads.delayed import Delayed
     from workbench.workloads.evaluation_sample import draw_sample, sampled_workload
     from workbench.workloads.helpers import classification, language_model, regression
     from workbench.workloads.registry import list_workloads, load_workload
+    from workbench.workloads.stored import cache_dataset
     from workbench.workloads.subset import periodic_subset
 
 __version__ = "0.1.0"
@@ -156,6 +163,7 @@ __all__ = [
     "ComparisonStudy",
     "ConfigError",
     "DataError",
+    "Delayed",
     "DeviceError",
     "Diagnosis",
     "EvaluationSampleStudy",
@@ -163,6 +171,7 @@ __all__ = [
     "Finding",
     "Hook",
     "HostsStudy",
+    "InputPipelineStudy",
     "InstabilityStudy",
     "LRSweep",
     "Norms",
@@ -189,14 +198,17 @@ __all__ = [
     "audit_checkpoint",
     "audit_data",
     "audit_hosts",
+    "audit_input",
     "audit_resume",
     "audit_script",
     "better_rule",
+    "cache_dataset",
     "check_evaluation",
     "check_stability",
     "class_counts",
     "classification",
     "clipping_panel",
+    "compare_storage",
     "constant",
     "cosine",
     "describe_notebook",
@@ -212,6 +224,7 @@ __all__ = [
     "diagnose_evaluation",
     "diagnose_evaluation_sample",
     "diagnose_hosts",
+    "diagnose_input_pipeline",
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
@@ -265,6 +278,8 @@ __all__ = [
     "plot_grad_norm",
     "plot_grad_norm_histogram",
     "plot_hosts",
+    "plot_input_pipeline",
+    "plot_input_workers",
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
@@ -326,6 +341,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.data": ("diagnose_data",),
     "diagnostics.hosts": ("diagnose_hosts",),
     "diagnostics.hosts_area": ("host_areas",),
+    "diagnostics.input_pipeline": ("diagnose_input_pipeline",),
     "diagnostics.instability": ("diagnose_instability",),
     "diagnostics.lr_sweep": ("diagnose_lr_sweep",),
     "diagnostics.optimizers": (
@@ -407,6 +423,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_hosts",
         "plot_shards",
     ),
+    "plots.input_pipeline": (
+        "plot_input_pipeline",
+        "plot_input_workers",
+    ),
     "plots.instability": (
         "plot_confirm",
         "plot_probe",
@@ -462,6 +482,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "read_hosts",
         "self_test_hosts",
     ),
+    "studies.input.audit": ("audit_input",),
+    "studies.input.storage": ("compare_storage",),
+    "studies.input_pipeline": ("InputPipelineStudy",),
     "studies.instability": ("InstabilityStudy",),
     "studies.lr_sweep": ("LRSweep",),
     "studies.optimizers": ("OptimizersStudy",),
@@ -484,6 +507,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.rule_forms": ("explain_rule",),
     "train.trainer": ("Trainer",),
     "workloads.base": ("Workload",),
+    "workloads.delayed": ("Delayed",),
     "workloads.evaluation_sample": (
         "draw_sample",
         "sampled_workload",
@@ -497,6 +521,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "list_workloads",
         "load_workload",
     ),
+    "workloads.stored": ("cache_dataset",),
     "workloads.subset": ("periodic_subset",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

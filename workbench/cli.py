@@ -100,6 +100,22 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_diagnose)
 
 
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="a workload, or a DataLoader as module:name or file.py:name")
+    step = parser.add_mutually_exclusive_group()
+    step.add_argument(
+        "--step", metavar="NAME", help="of a loader: a function of one batch, as module:name or file.py:name"
+    )
+    step.add_argument("--step-s", metavar="S", type=float, help="of a loader: seconds that your step takes")
+    parser.add_argument("--out", metavar="DIR", help="folder for diagnosis.json, trace.json and figures/")
+    parser.add_argument("--device", metavar="D", default="auto", help="of a workload's step (default: auto)")
+    parser.add_argument("--seconds", metavar="S", type=float, default=20.0, help="to look for, about (default: 20)")
+    parser.add_argument("--max-workers", metavar="N", type=int, default=8, help="worker processes to try (default: 8)")
+    parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help="that a batch may take (default: 60)")
+    parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
+    parser.set_defaults(command=_input)
+
+
 def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_list)
 
@@ -167,6 +183,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 
 _COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "diagnose": _add_diagnose,
+    "input": _add_input,
     "list": _add_list,
     "describe": _add_describe,
     "run": _add_run,
@@ -211,6 +228,29 @@ def _diagnose(args: argparse.Namespace) -> int:
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
+    return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
+
+
+def _input(args: argparse.Namespace) -> int:
+    from workbench.playbook_input import examine_input
+
+    diagnosis = examine_input(
+        args.target,
+        step=args.step if args.step is not None else args.step_s,
+        out=args.out,
+        device=args.device,
+        seconds=args.seconds,
+        max_workers=args.max_workers,
+        timeout_s=args.timeout,
+        command=shlex.join(["workbench", *args.words]),
+    )
+    print(diagnosis)
+    for finding in diagnosis:
+        if finding.status == "warn" or finding.code == "input.bound":
+            for line in finding.advice:
+                print(textwrap.fill(f"- {line}", width=100, subsequent_indent="  "))
+    if diagnosis.path is not None:
+        print(f"Folder: {diagnosis.path}")
     return VERDICT if args.fail_on and diagnosis.verdict in _AT_OR_ABOVE[args.fail_on] else RAN
 
 

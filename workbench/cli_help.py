@@ -56,6 +56,23 @@ Behind the colon stands the name of a Workload in that file, or of a function th
 nothing. The same command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
     ),
+    "input": CommandHelp(
+        line="does training wait for its data, why, and what would help?",
+        description="""\
+Times a loader and its step, splits the time into waiting and computing, and finds the cause by short ablations:
+latency, preprocessing, collating, synchronisation, workers that restart, too few workers, features nobody reads.
+The change that answers it is tried, and its predicted gain held against the measured one.""",
+        epilog="""\
+examples:
+  workbench input digits_mlp                               a workload: its own loader and step
+  workbench input train.py:loader --step train.py:step     your DataLoader, and a function that trains on one batch
+  workbench input train.py:loader --step-s 0.05 --out runs/input    a step of 50 ms; a trace for ui.perfetto.dev
+  workbench input package.module:make_loader --fail-on warn    in CI: 3 when training waits
+
+Without a step nobody can say whether a loader is too slow; what it spends its time on is measured all the same.
+A step makes several hundred updates: give it a model that may be spoilt.
+next: change what the advice names, and run it again""",
+    ),
     "list": CommandHelp(
         line="what can be diagnosed or run here?",
         description="Shows the bundled workloads and the notebooks in ./notebooks.",

@@ -17,6 +17,7 @@ from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
 from workbench.diagnostics.evaluation import diagnose_evaluation
 from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
+from workbench.diagnostics.input_share import diagnose_input_share
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
@@ -228,6 +229,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         before += diagnose_architecture(record)
     if "data" in record.facts:
         before += diagnose_data(record)
+    before += diagnose_input_share(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record) + diagnose_periodicity(record)
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
     if "noise_scale" in record.facts:

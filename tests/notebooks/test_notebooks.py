@@ -28,6 +28,7 @@ EXPECTED = {
     "11_batch_size",
     "12_batch_norm",
     "13_hosts",
+    "14_input_pipeline",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 

@@ -22,6 +22,7 @@ from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
 from tests.helpers.simulated_batches import batches
+from tests.helpers.simulated_input import pipeline
 from tests.helpers.simulated_norms import row as norm_devices
 from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
@@ -49,6 +50,8 @@ SAMPLED = {
         "classes_before": [{"class": 0, "total": 20, "correct": 17}, {"class": 1, "total": 80, "correct": 74}],
     }
 }  # fmt: skip
+FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
+PIPELINE = {"input_pipeline": pipeline(fix=FIX)}
 GAPS = selection_gaps((20, 50), rounds=(5,), repeats=3)
 TABLE = pd.DataFrame({"study": ["a", "b"], "trials": [3, 2], "best_value": [0.5, np.nan]})
 READ = pd.DataFrame(
@@ -84,6 +87,8 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_shards": lambda r, d, ax: plots.plot_shards(job(), ax=ax),
     "plot_bytes_read": lambda r, d, ax: plots.plot_bytes_read(READ, ax=ax),
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
+    "plot_input_pipeline": lambda r, d, ax: plots.plot_input_pipeline(replace(r, facts=PIPELINE), d, ax=ax),
+    "plot_input_workers": lambda r, d, ax: plots.plot_input_workers(replace(r, facts=PIPELINE), d, ax=ax),
     "plot_predictions": lambda r, d, ax: plots.plot_predictions(predicted(), ax=ax),
     "plot_timed_evaluations": lambda r, d, ax: plots.plot_timed_evaluations(paused(), ax=ax),
     "plot_tuned_lr": lambda r, d, ax: plots.plot_tuned_lr(BATCHES, ax=ax),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.data_order import CLAUSE, data_finding, unshuffled, weak_shuffle
 
-__all__ = ["diagnose_data"]
+__all__ = ["diagnose_data", "worker_rng_finding"]
 
 _REPEATS = 0.8
 """Training rows that repeat, over the share found elsewhere, from which few distinct values are as likely a reason as a leak.
@@ -70,7 +70,7 @@ def diagnose_data(
             weak_shuffle(facts, alpha, order),
             _imbalance(facts, class_ratio),
             _scale(facts, feature_ratio, largest_scale, smallest_scale),
-            _worker_rng(facts),
+            worker_rng_finding(facts),
         )
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
@@ -192,7 +192,13 @@ def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smalles
     )  # fmt: skip
 
 
-def _worker_rng(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
+def worker_rng_finding(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
+    """Return `data.worker_rng`: whether worker processes draw random numbers of their own.
+
+    Args:
+        facts: "workers" is what was found by asking them, None where nobody could.
+        alpha: chance of as many equal draws (rule of thumb).
+    """
     workers = facts["workers"]
     if workers is None:
         return data_finding(

@@ -63,6 +63,7 @@ OTHER_STAGES = frozenset(
         "optimizers_range",
         "optimizers_seeds",
         "optimizers_twin",
+        "input_pipeline",
     }
 )
 """Stages whose trials never count as a point of the sweep."""

@@ -12,6 +12,7 @@ from workbench.plots.evaluation import plot_evaluation, plot_timed_evaluations
 from workbench.plots.evaluation_sample import plot_class_recall, plot_evaluation_sample, plot_selection_gap
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.hosts import plot_bytes_read, plot_hosts, plot_shards
+from workbench.plots.input_pipeline import plot_input_pipeline, plot_input_workers
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
@@ -39,6 +40,8 @@ __all__ = [
     "plot_grad_norm",
     "plot_grad_norm_histogram",
     "plot_hosts",
+    "plot_input_pipeline",
+    "plot_input_workers",
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",

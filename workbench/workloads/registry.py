@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -14,7 +14,7 @@ from typing import Any
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
 from workbench.workloads.base import Workload
 
-__all__ = ["call_on", "file_modules", "list_workloads", "load_workload"]
+__all__ = ["call_on", "file_modules", "list_workloads", "load_named", "load_workload"]
 
 _FILE_MODULE = "_workload_"
 
@@ -55,7 +55,33 @@ def load_workload(name: str) -> Workload:
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause, or gave something else.
     """
-    asked = name
+    found: Workload = _find(name, _as_workload)
+    return found.replace(source=name)
+
+
+def load_named(name: str, *, what: str, call: bool = True) -> Any:
+    """Return whatever a name stands for: the way of `load_workload` for things that are no workloads.
+
+    Args:
+        name: a bundled workload, `package.module:attribute` or `path/to/file.py:attribute`.
+        what: is asked for, for messages, such as "a loader".
+        call: a function is called with nothing, and what it returns is meant.
+
+    Raises:
+        UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
+        WorkloadError: the module or the function raised, with that error as the cause.
+    """
+
+    def made(value: Any, full: str) -> Any:
+        if call and callable(value) and not isinstance(value, Workload) and not hasattr(value, "__iter__"):
+            value = _called(value, full, what)
+        return value.replace(source=name) if isinstance(value, Workload) else value
+
+    return _find(name, made)
+
+
+def _find(name: str, made: Callable[[Any, str], Any]) -> Any:
+    """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from."""
     if ":" not in name:
         if name not in _BUNDLED:
             raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name(name)}")
@@ -66,7 +92,7 @@ def load_workload(name: str) -> Workload:
     is_file = source.endswith(".py")
     with _importable(Path(source).resolve().parent if is_file else Path.cwd()):
         module = _import_file(Path(source)) if is_file else _import_module(source)
-        return _as_workload(_attribute(module, attribute, source), name).replace(source=asked)
+        return made(_attribute(module, attribute, source), name)
 
 
 def call_on(workload: object, expression: str) -> str | None:
@@ -162,17 +188,21 @@ def _may_be(value: Any, module: ModuleType) -> bool:
 def _as_workload(value: Any, name: str) -> Workload:
     called = ""
     if callable(value):
-        try:
-            value, called = value(), "() returned"
-        except WorkbenchError:
-            raise
-        except Exception as error:
-            raise WorkloadError(
-                f"{name} is called without arguments to get a Workload, and raised {_last_line(error)}."
-            ) from error
+        value, called = _called(value, name, "a Workload"), "() returned"
     if not isinstance(value, Workload):
         raise WorkloadError(
             f"{name}{called or ' is'} {type(value).__name__}, but must be a Workload or a function without arguments "
             "that returns one."
         )
     return value
+
+
+def _called(value: Callable[[], Any], name: str, what: str) -> Any:
+    try:
+        return value()
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"{name} is called without arguments to get {what}, and raised {_last_line(error)}."
+        ) from error

@@ -17,7 +17,7 @@ from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.rows import Rows, fetch_rows, split_item
 from workbench.train.rng import isolated_rng
 
-__all__ = ["loader_order", "stream_order", "trainer_order"]
+__all__ = ["loader_order", "stream_order", "trainer_order", "untouched"]
 
 MAX_INDICES = 200_000
 """Indices of an epoch that are looked at, at most: an order this long that looks random is."""
@@ -42,7 +42,7 @@ def loader_order(loader: DataLoader[Any], *, max_examples: int) -> dict[str, Any
         loader: the person's own.
         max_examples: whose labels are read, at most.
     """
-    with _untouched(loader):
+    with untouched(loader):
         first, second = (_indices(loader) for _ in range(2))
     data, read = loader.dataset, first[:max_examples].tolist()
     rows = fetch_rows(data, read) if read else Rows(0, np.empty((0, 0)), None)
@@ -65,7 +65,7 @@ def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Row
         max_examples: read of each of two epochs, at most.
     """
     batched = isinstance(stream, DataLoader)
-    with _untouched(stream) if batched else isolated_rng():
+    with untouched(stream) if batched else isolated_rng():
         first, second = (_read(stream, max_examples, batched=batched) for _ in range(2))
     labels = first.labels
     return {
@@ -105,7 +105,7 @@ def _unbatched(batch: Any) -> list[Any]:
 
 
 @contextmanager
-def _untouched(loader: DataLoader[Any]) -> Iterator[None]:
+def untouched(loader: DataLoader[Any]) -> Iterator[None]:
     """Leave the global random state and the loader's own generators as they were."""
     holders = (
         (loader, loader.sampler, loader.batch_sampler) if not isinstance(loader.dataset, IterableDataset) else (loader,)

@@ -1,0 +1,223 @@
+"""The model of loading beside computing against a loader that is played batch by batch; each cause, and each verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.simulated_input import pipeline, played
+from workbench.diagnostics.input_cause import CAUSES, find_cause, fix_speedups
+from workbench.diagnostics.input_model import knee, loop_period, predictions, step_time
+from workbench.diagnostics.input_pipeline import CODES, diagnose_input_pipeline
+from workbench.plain import dumps
+
+
+@dataclass
+class Looked:
+    facts: dict[str, Any]
+    workload: str = "w"
+    command: str | None = None
+    path: Path | None = None
+
+
+def said(facts: dict[str, Any], **thresholds: float) -> Any:
+    diagnosis = diagnose_input_pipeline(Looked({"input_pipeline": facts}), **thresholds)
+    assert [f.code for f in diagnosis] == list(CODES)
+    dumps(diagnosis.to_dict())
+    for finding in diagnosis:
+        assert finding.clause
+        assert finding.advice or finding.status not in ("warn", "fail")
+    return diagnosis
+
+
+@pytest.mark.parametrize("compute_s", [0.0, 0.004, 0.02])
+@pytest.mark.parametrize("fetch_s", [0.001, 0.012, 0.05])
+def test_predicted_steps_are_those_of_the_played_loader(fetch_s: float, compute_s: float) -> None:
+    facts = pipeline(fetch_s=fetch_s, compute_s=compute_s, tried=(1, 2, 4, 8), batches=10**9)
+    found = {p.value: p.period_s for p in predictions(facts) if p.change == "workers"}
+    assert set(found) == {1, 2, 4, 8}
+    for workers, period in found.items():
+        assert period == pytest.approx(played(fetch_s, compute_s, workers), rel=0.01)
+
+
+def test_the_step_is_split_into_waiting_hidden_and_computing() -> None:
+    alone = step_time(pipeline(fetch_s=0.03, compute_s=0.01))
+    assert (alone.period_s, alone.wait_s, alone.compute_s) == pytest.approx((0.04, 0.03, 0.01))
+    assert (alone.hidden_s, alone.restart_s) == (0, 0)
+    assert alone.wait_share == pytest.approx(0.75)
+    beside = step_time(pipeline(fetch_s=0.03, compute_s=0.02, workers=2, start_s=0.03, batches=10**9))
+    assert beside.wait_s == pytest.approx(0, abs=1e-9)
+    assert beside.hidden_s == pytest.approx(0.03)
+
+
+def test_starting_an_epoch_is_shared_out_over_its_batches() -> None:
+    rounds = [{"steady_s": 0.01, "wait_s": 0.0, "step_s": 0.01, "starts": [9.0, 0.5]}, {"steady_s": 0.01, "wait_s": 0.0, "step_s": 0.01, "starts": [0.5]}]  # fmt: skip
+    period, wait, start = loop_period(rounds, 10)
+    assert (period, wait, start) == pytest.approx((0.06, 0.05, 0.5)), "the very first start is left out"
+    assert loop_period(rounds, None)[0] == pytest.approx(0.01)
+
+
+def test_epochs_of_one_batch_are_all_start() -> None:
+    rounds = [{"steady_s": math.nan, "wait_s": math.nan, "step_s": 0.01, "starts": [0.2, 0.1]}]
+    assert loop_period(rounds, 1) == pytest.approx((0.11, 0.1, 0.1))
+
+
+def test_processors_bound_what_workers_can_do() -> None:
+    facts = pipeline(fetch_s=0.04, compute_s=0.01, cores=2, batches=10**9)
+    for row in facts["variants"]:
+        row["cpu_s"] = 0.04
+    found = {p.value: p.period_s for p in predictions(facts) if p.change == "workers"}
+    assert found[4] == pytest.approx(0.02)
+
+
+def test_an_empty_table_has_no_knee_and_a_flat_one_its_first_row() -> None:
+    assert knee([]) is None
+    rows = [{"workers": k, "batch_s": s} for k, s in ((1, 0.04), (2, 0.02), (4, 0.0105), (8, 0.01))]
+    assert knee(rows) == 4
+    assert knee([{"workers": 1, "batch_s": 0.01}, {"workers": 2, "batch_s": 0.0101}]) == 1
+
+
+DROP = {"change": "drop", "value": ["extra"], "dropped": ["extra"], "workers": 0, "batch_s": 0.002, "handoff_s": 0.0,
+        "cpu_s": 0.0, "items_s": 0.001, "collate_s": 0.001}  # fmt: skip
+SYNC = {"steps": 20, "share": 1.0, "per_step": 1.0, "places": {"train.py:3 step": 1.0}, "how": "calls"}
+
+
+def planted(cause: str) -> dict[str, Any]:
+    if cause == "latency":
+        return pipeline()
+    if cause == "preprocessing":
+        return pipeline(blocked=0.1)
+    if cause == "collate":
+        return pipeline(collate=0.9)
+    if cause == "worker_restart":
+        return pipeline(fetch_s=0.01, workers=2, start_s=0.3, batches=5)
+    if cause == "too_few_workers":
+        return pipeline(workers=1, tried=(1, 2, 4))
+    if cause == "unused_features":
+        facts = pipeline(collate=0.9)
+        facts["variants"].append(DROP)
+        return facts
+    return pipeline(fetch_s=0.009, ahead=True, syncs=SYNC)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_is_found(cause: str) -> None:
+    facts = planted(cause)
+    found = find_cause(facts)
+    assert found.name == cause
+    assert found.fix is not None
+    assert found.fix.period_s < step_time(facts).period_s
+    finding = said(facts)["input.bound"]
+    assert (finding.status, finding.evidence["cause"]) == ("warn", cause)
+
+
+def test_latency_that_no_number_of_workers_hides_stays_latency() -> None:
+    assert find_cause(pipeline(fetch_s=1.0, workers=1, tried=(1, 2, 4))).name == "latency"
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_hidden_loading_is_healthy(workers: int) -> None:
+    finding = said(pipeline(fetch_s=0.03, compute_s=0.02, workers=workers, batches=1000))["input.bound"]
+    assert finding.status == "ok"
+    assert "hidden behind" in finding.summary
+
+
+def test_a_slow_first_batch_is_healthy() -> None:
+    facts = pipeline(fetch_s=0.0005, compute_s=0.02, cold_s=3.0)
+    facts["rounds"][0]["starts"][0] = 3.0
+    assert said(facts)["input.bound"].status == "ok"
+
+
+def test_a_wait_that_the_interpreter_alone_takes_is_no_alarm() -> None:
+    facts = pipeline(fetch_s=0.0002, compute_s=0.0002)
+    assert said(facts)["input.bound"].status == "ok"
+    assert said(facts, least_wait_s=1e-5)["input.bound"].status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("fetch_s", "status", "word"), [(0.0009, "ok", "8%"), (0.0015, "warn", "Some"), (0.004, "warn", "Much")]
+)
+def test_the_shares_at_which_it_speaks(fetch_s: float, status: str, word: str) -> None:
+    finding = said(pipeline(fetch_s=fetch_s, compute_s=0.01))["input.bound"]
+    assert finding.status == status
+    assert finding.summary.startswith(word)
+    assert finding.value == pytest.approx(fetch_s / (fetch_s + 0.01))
+
+
+def test_the_gain_of_what_was_tried_is_said_and_kept() -> None:
+    fix = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
+    facts = pipeline(fix=fix)
+    assert fix_speedups(facts) == {"predicted": pytest.approx(4), "measured": pytest.approx(3.2)}
+    finding = said(facts)["input.bound"]
+    assert "With num_workers=4 it is 3.2 times as fast (predicted: 4)." in finding.summary
+    assert finding.evidence["fix"]["measured"] == pytest.approx(3.2)
+
+
+def test_without_a_step_and_without_times() -> None:
+    assert said(pipeline(step="none", compute_s=0.0))["input.bound"].status == "not_measured"
+    facts = pipeline()
+    for one in facts["rounds"]:
+        one.update(steady_s=math.nan, wait_s=math.nan, step_s=math.nan, starts=[])
+    assert said(facts)["input.bound"].status == "not_measured"
+
+
+def test_nobody_looked() -> None:
+    diagnosis = diagnose_input_pipeline(Looked({}))
+    assert [f.code for f in diagnosis] == list(CODES)
+    assert {f.status for f in diagnosis} == {"not_measured"}
+
+
+def test_unused_features_by_their_bytes() -> None:
+    reads = {"read": ["x"], "unread": ["mask"], "moved_bytes": 1000, "read_bytes": 900, "known": True}
+    finding = said(pipeline(reads={**reads, "bytes": {"x": 900, "mask": 100}}))["input.unused_features"]
+    assert (finding.status, finding.value) == ("warn", 0.1)
+    assert "never reads mask" in finding.summary
+    finding = said(pipeline(reads={**reads, "bytes": {"x": 900, "mask": 10}}))["input.unused_features"]
+    assert finding.status == "ok"
+    assert "too few to matter" in finding.summary
+    hidden = {**reads, "read": [], "known": False, "bytes": {"x": 900, "mask": 100}}
+    assert said(pipeline(reads=hidden))["input.unused_features"].status == "not_measured"
+    assert said(pipeline(reads=None))["input.unused_features"].status == "not_measured"
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.0, "ok"), (0.1, "ok"), (0.5, "warn"), (1.0, "warn")])
+def test_synchronisations_by_their_share_of_the_steps(share: float, status: str) -> None:
+    finding = said(pipeline(syncs={**SYNC, "share": share}))["input.sync_every_step"]
+    assert finding.status == status
+    assert said(pipeline(syncs=None))["input.sync_every_step"].status == "not_measured"
+
+
+def test_epochs_that_lie() -> None:
+    def found(**changes: Any) -> Any:
+        return said(pipeline(**changes))["input.example_count"]
+
+    assert found().status == "ok"
+    assert found(length={"claimed": 800, "yielded": 600}).value == pytest.approx(0.75)
+    assert found(length={"claimed": 800, "yielded": 800}).status == "ok"
+    doubled = {"workers": 2, "without": 40, "with_workers": 80, "same": False}
+    assert found(epochs=doubled, workers=2).value == 2.0
+    assert found(epochs=doubled, workers=2).status == "warn"
+    assert found(epochs=doubled, variants=[], length={"claimed": 40, "yielded": 40}).status == "ok"
+    tried = {p.value for p in predictions(pipeline(epochs=doubled)) if p.change == "workers"}
+    assert tried == {1}, "more would repeat each other's examples"
+    facts = pipeline()
+    facts["variants"][1]["same_order"] = False
+    assert said(facts)["input.example_count"].status == "warn"
+    assert found(variants=[], length={"claimed": None, "yielded": None}).status == "not_measured"
+
+
+def test_an_incomplete_batch_may_be_dropped_by_each_worker() -> None:
+    facts = pipeline(workers=2, length={"claimed": 30, "yielded": 16})
+    assert said(facts)["input.example_count"].status == "warn"
+    facts["loader"]["drop_last"] = True
+    assert said(facts)["input.example_count"].status == "ok"
+
+
+def test_items_too_slow_to_be_asked_for_again() -> None:
+    assert said(pipeline(draws=None))["data.worker_rng"].status == "not_measured"
+    alike = {"workers": 2, "random": True, "same_in_workers": True, "same_in_epochs": True, "p": 1e-9, "visits": 20}
+    assert said(pipeline(draws=alike))["data.worker_rng"].status == "warn"

@@ -1,0 +1,68 @@
+"""The bars add up to the step, the knee is where the numbers have it, and nothing measured is said to be nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.helpers.simulated_input import pipeline
+from workbench.plots._style import why_not_measured
+from workbench.plots.input_pipeline import plot_input_pipeline, plot_input_workers
+
+FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
+
+
+@dataclass
+class Looked:
+    facts: dict[str, Any]
+
+
+def drawn(draw: Any, **changes: Any) -> Axes:
+    ax: Axes = draw(Looked({"input_pipeline": pipeline(**changes)}), ax=Figure().subplots())
+    return ax
+
+
+def test_bars_add_up_to_the_step_and_to_a_batch() -> None:
+    ax = drawn(plot_input_pipeline, fetch_s=0.03, compute_s=0.01, collate=0.5, fix=FIX)
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == [
+        "as it is",
+        "batch at hand",
+        "num_workers=4: predicted",
+        "num_workers=4: measured",
+        "making a batch",
+    ]
+    widths = [0.0] * len(names)
+    for bar in ax.patches:
+        widths[round(bar.get_y() + bar.get_height() / 2)] += bar.get_width()
+    assert widths == pytest.approx([40, 10, 10, 12.5, 30])
+    assert ax.get_title(loc="left").startswith("75% of a step")
+    assert len({text.get_text() for text in ax.get_legend().get_texts()}) == len(ax.get_legend().get_texts())
+
+
+def test_starting_workers_are_a_bar_of_their_own() -> None:
+    ax = drawn(plot_input_pipeline, fetch_s=0.01, workers=2, start_s=0.3, batches=5)
+    assert "workers starting" in [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_without_a_step_there_is_no_share() -> None:
+    ax = drawn(plot_input_pipeline, step="none", compute_s=0.0)
+    assert ax.get_title(loc="left") == "Nobody uses the batches"
+
+
+def test_the_knee_is_marked_where_the_table_has_it() -> None:
+    ax = drawn(plot_input_workers, tried=(1, 2, 4, 8))
+    (mark,) = [line for line in ax.lines if str(line.get_label()).startswith("knee")]
+    assert (mark.get_label(), list(mark.get_xdata())) == ("knee: 8", [8])
+    (step,) = [line for line in ax.lines if line.get_label() == "what the step can use"]
+    assert step.get_ydata()[0] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("draw", [plot_input_pipeline, plot_input_workers])
+def test_nothing_measured_is_said(draw: Any) -> None:
+    assert why_not_measured(draw(Looked({}), ax=Figure().subplots()))
+    assert why_not_measured(drawn(plot_input_workers, tried=())) if draw is plot_input_workers else True

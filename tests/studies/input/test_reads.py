@@ -1,0 +1,142 @@
+"""What a step reads of a batch, where it fetches numbers, and the clock that tells waiting from working."""
+
+from __future__ import annotations
+
+import time
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.studies.input.clock import now
+from workbench.studies.input.reads import observe_reads
+from workbench.studies.input.syncs import StaleFetches, count_syncs
+
+MODEL = nn.Linear(4, 2)
+BATCH: dict[str, Any] = {
+    "x": torch.randn(8, 4),
+    "y": torch.randn(8, 2),
+    "mask": torch.ones(8, 100),
+    "file": ["a"] * 8,
+    "n": 3,
+}
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def loss_of(x: Tensor, y: Tensor) -> Tensor:
+    return ((MODEL(x) - y) ** 2).mean()
+
+
+def moved(batch: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.to("cpu", non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
+def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
+    return loss_of(x, y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "read", "unread"),
+    [
+        (BATCH, lambda b: loss_of(b["x"], b["y"]), {"x", "y"}, {"mask", "file", "n"}),
+        (BATCH, lambda b: loss_of(moved(b)["x"].float(), moved(b)["y"]), {"x", "y"}, {"mask"}),
+        (BATCH, lambda b: by_keyword(**b), {"x", "y", "file", "n"}, {"mask"}),
+        (
+            BATCH,
+            lambda b: (b["mask"].shape, len(b["mask"]), loss_of(b["x"], b["y"])),
+            {"x", "y"},
+            {"mask", "file", "n"},
+        ),
+        (BATCH, lambda b: loss_of(b["x"], b.get("y") * b["n"]), {"x", "y", "n"}, {"mask", "file"}),
+        ([BATCH["x"], BATCH["y"], BATCH["mask"]], lambda b: loss_of(*b[:2]), {"0", "1"}, {"2"}),
+        ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: MODEL(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
+        (Pair(BATCH["x"], BATCH["y"]), lambda b: MODEL(b.x).sum(), {"x"}, {"y"}),
+        (BATCH["x"], lambda b: MODEL(b).sum(), {"item"}, set()),
+        (BATCH, lambda b: loss_of(b["x"][:, :4], b["y"].detach().clone()), {"x", "y"}, {"mask", "file", "n"}),
+    ],
+)
+def test_parts_that_are_read_and_parts_that_are_not(batch: Any, step: Any, read: set[str], unread: set[str]) -> None:
+    found = observe_reads(batch, step)
+    assert set(found["read"]) == read
+    assert set(found["unread"]) == unread
+    assert found["known"]
+
+
+def test_moving_is_no_reading_and_bytes_are_counted() -> None:
+    found = observe_reads(BATCH, lambda b: loss_of(moved(b)["x"], moved(b)["y"]))
+    assert found["bytes"] == {"x": 128, "y": 64, "mask": 3200, "file": 8, "n": 8}
+    assert found["moved_bytes"] == 128 + 64 + 3200
+    assert found["read_bytes"] == 192
+
+
+def test_a_step_that_is_seen_to_read_nothing_is_not_known() -> None:
+    assert not observe_reads(BATCH, lambda b: None)["known"]
+
+
+def test_a_batch_is_given_on_unchanged() -> None:
+    seen: list[Any] = []
+    observe_reads(BATCH, seen.append)
+    assert dict(seen[0]) == {**BATCH} or all(seen[0][k] is BATCH[k] for k in BATCH)
+    assert isinstance(seen[0], dict)
+
+
+def trained(fetch: Any) -> Any:
+    optimizer = torch.optim.Adam(MODEL.parameters())
+    count = [0]
+
+    def step(batch: Any) -> None:
+        loss = loss_of(batch["x"], batch["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(MODEL.parameters(), 1.0)
+        optimizer.step()
+        fetch(loss.detach(), count[0])
+        count[0] += 1
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("fetch", "share", "per_step"),
+    [
+        (lambda loss, k: None, 0.0, 0.0),
+        (lambda loss, k: loss.item(), 1.0, 1.0),
+        (lambda loss, k: (float(loss), f"{loss:.3f}", loss.tolist()), 1.0, 3.0),
+        (lambda loss, k: loss.cpu().numpy(), 1.0, 2.0),
+        (lambda loss, k: loss.item() if k % 10 == 0 else None, 0.1, 0.1),
+        (lambda loss, k: bool(loss > 0), 1.0, 1.0),
+        (lambda loss, k: BATCH["y"].tolist(), 0.0, 0.0),
+    ],
+)
+def test_fetches_are_counted_with_their_place(fetch: Any, share: float, per_step: float) -> None:
+    found = count_syncs([BATCH], trained(fetch), steps=20)
+    assert (found["share"], found["per_step"]) == (share, per_step)
+    assert all(place.startswith("test_reads.py:") for place in found["places"])
+    assert bool(found["places"]) == (share > 0)
+
+
+def test_stale_fetches_are_made_once() -> None:
+    fetched: list[float] = []
+    step = trained(lambda loss, k: fetched.append(loss.item()))
+    with StaleFetches():
+        for _ in range(3):
+            step(BATCH)
+    assert len(set(fetched)) == 1
+    step(BATCH)
+    assert fetched[-1] != fetched[0]
+
+
+def test_the_clock_tells_waiting_from_working() -> None:
+    began = now()
+    time.sleep(0.05)
+    slept = now().since(began)
+    assert slept.blocked_s == pytest.approx(0.05, abs=0.02)
+    assert slept.cpu_s < 0.01
+    began, until = now(), time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    worked = now().since(began)
+    assert worked.cpu_s == pytest.approx(0.05, abs=0.01)
+    assert worked.blocked_s < 0.02

@@ -1,0 +1,87 @@
+"""`workbench input`: a loader, or a workload, by its name; a folder with verdict, trace and pictures; exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench import cli
+from workbench.errors import UsageError
+from workbench.playbook_input import examine_input
+
+ROOT = Path(__file__).parents[1]
+MINE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.helpers.input_loaders import Items, TrainStep, loader as make
+from tests.helpers.workloads import small_workload as workload
+
+loader = make(Items(sleep_s=0.001))
+step = TrainStep(0.004)
+nothing = 3
+
+
+def fresh():
+    return make(Items())
+"""
+QUICK = ["--seconds", "0.5", "--max-workers", "0"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "out"
+    words = ["input", f"{mine}:loader", "--step", f"{mine}:step", "--out", str(out), *QUICK, "--fail-on", "warn"]
+    assert cli.main(words) == cli.VERDICT
+    shown = capsys.readouterr().out
+    assert "latency in Items.__getitem__" in shown
+    assert "- Copy the data next to the training process" in shown
+    assert f"Folder: {out}" in shown
+    said = json.loads((out / "diagnosis.json").read_text())
+    assert (said["verdict"], said["command"].startswith("workbench input")) == ("warn", True)
+    assert json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert json.loads((out / "facts.json").read_text())["input_pipeline"]["step"] == "function"
+    assert (out / "figures" / "input_pipeline.svg").read_text().startswith("<svg")
+    assert not (out / "figures" / "input_workers.svg").exists(), "no worker was tried"
+
+
+def test_a_loader_alone_and_with_seconds(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["input", f"{mine}:fresh", *QUICK]) == cli.RAN
+    assert "Not judged without a step" in capsys.readouterr().out
+    assert cli.main(["input", f"{mine}:fresh", "--step-s", "0.02", *QUICK, "--fail-on", "warn"]) == cli.RAN
+
+
+def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
+    words = ["input", f"{mine}:workload", "--out", str(tmp_path / "s"), "--device", "cpu", *QUICK]
+    assert cli.main(words) == cli.RAN
+    assert (tmp_path / "s" / "study.json").is_file()
+    assert (tmp_path / "s" / "trace.json").is_file()
+    assert json.loads((tmp_path / "s" / "diagnosis.json").read_text())["findings"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["{mine}:nothing"], cli.USAGE, "must be a DataLoader, not int"),
+        (["{mine}:lodaer"], cli.USAGE, "no attribute 'lodaer'"),
+        (["no_such"], cli.USAGE, "'no_such' is not known"),
+        (["{mine}:workload", "--step-s", "1"], cli.USAGE, "a workload has its own step"),
+        (["{mine}:fresh", "--step", "{mine}:nothing"], cli.USAGE, "must be a function"),
+        (["{mine}:fresh", "--seconds", "-1"], cli.USAGE, "seconds=-1"),
+        (["{mine}:fresh", "--step", "a", "--step-s", "1"], cli.USAGE, "not allowed with"),
+    ],
+)
+def test_wrong_words(mine: str, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["input", *(word.replace("{mine}", mine) for word in words)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_step_of_a_workload_is_refused_in_python_too(mine: str) -> None:
+    with pytest.raises(UsageError, match="its own step"):
+        examine_input("digits_mlp", step=0.1)

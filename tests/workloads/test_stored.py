@@ -1,0 +1,125 @@
+"""Stored items are the items, bit for bit; what cannot be stored is refused by name; a latency knob."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from workbench.errors import ConfigError, DataError, UsageError
+from workbench.workloads.delayed import Delayed
+from workbench.workloads.leaves import content_hash, leaf_bytes, leaves
+from workbench.workloads.stored import StoredDataset, cache_dataset
+
+
+class Listed:
+    """A dataset of these items."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def nested(k: int) -> Any:
+    return {
+        "x": torch.arange(6, dtype=torch.float32).view(2, 3) + k,
+        "half": torch.full((2,), float(k), dtype=torch.bfloat16),
+        "meta": [np.float32(k) * np.ones(3, dtype=np.float32), (k, k / 2, k % 2 == 0)],
+        "scalar": torch.tensor(k),
+    }
+
+
+def test_items_come_back_bit_for_bit(tmp_path: Path) -> None:
+    data = Listed(*(nested(k) for k in range(5)))
+    stored = cache_dataset(data, tmp_path / "s")
+    assert len(stored) == 5
+    for k in range(5):
+        assert content_hash(stored[k]) == content_hash(data[k])
+    assert content_hash(stored.__getitems__([3, 1])) == content_hash([data[3], data[1]])
+    assert type(stored[1]["meta"][1][2]) is bool
+    again = pickle.loads(pickle.dumps(stored))
+    assert content_hash(again[4]) == content_hash(data[4])
+    assert isinstance(cache_dataset(data, tmp_path / "s"), StoredDataset), "what is there is read"
+
+
+def test_stored_items_are_read_by_workers(tmp_path: Path) -> None:
+    stored = cache_dataset(TensorDataset(torch.randn(12, 3)), tmp_path / "s")
+    one, two = ([content_hash(b) for b in DataLoader(stored, batch_size=4, num_workers=w)] for w in (0, 1))
+    assert one == two
+
+
+def test_changing_a_stored_item_does_not_change_the_file(tmp_path: Path) -> None:
+    stored = cache_dataset(TensorDataset(torch.zeros(2, 3)), tmp_path / "s")
+    stored[0][0].add_(1)
+    assert float(stored[0][0].sum()) == 0
+
+
+class Random(Listed):
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "words"),
+    [
+        (Random(1, 2), DataError, "item 0 differs from one reading to the next"),
+        (Listed(torch.zeros(2), torch.zeros(3)), DataError, "item 1 holds"),
+        (Listed({"x": torch.zeros(2), "file": "a.png"}), DataError, "'file' of item 0 is str"),
+        (Listed(), DataError, "empty"),
+        (iter([1]), UsageError, "__len__ and __getitem__"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path: Path, data: Any, kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        cache_dataset(data, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something else"):
+        cache_dataset(Listed(1, 2), tmp_path)
+    cache_dataset(Listed(1, 2), tmp_path / "s")
+    with pytest.raises(UsageError, match="holds something else"):
+        cache_dataset(Listed(1, 2, 3), tmp_path / "s")
+
+
+def test_a_delayed_dataset_is_the_dataset_later() -> None:
+    data = Delayed(Listed(5, 6), 0.02)
+    start = time.perf_counter()
+    assert [data[0], data[1], len(data)] == [5, 6, 2]
+    assert time.perf_counter() - start >= 0.04
+    with pytest.raises(ConfigError, match="latency_s=-1"):
+        Delayed(Listed(1), -1)
+    with pytest.raises(UsageError, match="must be a dataset"):
+        Delayed(iter([1]), 0.1)
+
+
+def test_leaves_have_paths_and_bytes() -> None:
+    item = {"x": torch.zeros(2, 3), "meta": {"file": "äb", "raw": b"abc"}, "tags": ["a", "bc"], "n": 3, "none": None}
+    assert {path: leaf_bytes(leaf) for path, leaf in leaves(item)} == {
+        "x": 24, "meta/file": 3, "meta/raw": 3, "tags": 3, "n": 8, "none": 0
+    }  # fmt: skip
+
+
+def test_hashes_tell_values_shapes_types_and_names_apart() -> None:
+    one = {"x": torch.zeros(2, 3)}
+    others = [
+        {"y": torch.zeros(2, 3)},
+        {"x": torch.zeros(3, 2)},
+        {"x": torch.zeros(2, 3, dtype=torch.int32)},
+        {"x": -torch.zeros(2, 3)},
+    ]
+    assert len({content_hash(value) for value in [one, *others]}) == 5
+    assert content_hash({"x": torch.zeros(2, 3)}) == content_hash(one)

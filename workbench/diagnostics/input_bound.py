@@ -1,0 +1,134 @@
+"""`input.bound`: how much of a step waits for data, what makes it wait, and what a change of that is worth (P1.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from workbench.diagnostics.base import Finding
+from workbench.diagnostics.input_cause import Cause, find_cause, fix_speedups
+from workbench.diagnostics.input_model import StepTime, knee, predictions, step_time
+
+__all__ = ["bound_finding"]
+
+_CODE, _CLAUSE = "input.bound", "P1.1"
+_CLAUSES = {
+    "latency": "P1.4",
+    "preprocessing": "P1.5",
+    "sync": "P1.6",
+    "worker_restart": "P1.7",
+    "unused_features": "P1.8",
+    "too_few_workers": "P1.9",
+}
+_NEXT = {
+    "latency": (
+        "Read from further processes at once (num_workers), which hides latency and takes no processor.",
+        "Copy the data next to the training process, or store many examples in one file.",
+    ),
+    "preprocessing": (
+        "Do what is the same in every epoch once, offline, and store the result: workbench.cache_dataset.",
+        "Spread the rest over worker processes, up to the number of processors.",
+    ),
+    "collate": (
+        "Make the batch in one call: stack arrays instead of looping over examples, or let the dataset return whole batches.",
+        "Worker processes do the collating, too (num_workers).",
+    ),
+    "sync": ("Fetch the loss every hundred steps, not every step, so that loading runs ahead of the device.",),
+    "worker_restart": ("Set persistent_workers=True: workers then stay from one epoch to the next.",),
+    "too_few_workers": ("Raise num_workers to where throughput stops growing.",),
+    "unused_features": ("Drop what the step never reads in the dataset's __getitem__, before it is collated.",),
+    "unknown": ("Load through a torch DataLoader to have its parts told apart, or profile one batch by hand.",),
+}
+_CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped early",
+            "persistent": "persistent_workers=True", "no_sync": "fetching no number in each step"}  # fmt: skip
+
+
+def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: float, least_wait_s: float) -> Finding:
+    """Return `input.bound`.
+
+    Args:
+        facts: of `audit_input`.
+        warn_share: of a step that may be waited for.
+        high_share: from which that is called much.
+        least_wait_s: below which no wait is an alarm.
+    """
+    now, cause = step_time(facts), find_cause(facts)
+    evidence = _evidence(facts, now, cause)
+    where = _where(facts, cause)
+    gain = _gain(facts)
+    if facts["step"] == "none":
+        return Finding(
+            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=_NEXT[cause.name],
+            summary=f"Not judged without a step: the loader gives a batch every {_ms(now.period_s)}{where}; it keeps up with "
+            f"steps that take longer.{gain}",
+        )  # fmt: skip
+    share = now.wait_share
+    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
+    if math.isnan(share):
+        return Finding(code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, summary="Not measured: no step was timed.")  # fmt: skip
+    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.period_s)})"
+    if share < warn_share or now.wait_s < least_wait_s:
+        hidden = ""
+        if not math.isnan(now.hidden_s) and facts["loader"].get("num_workers"):
+            hidden = (
+                f"; of {_ms(now.fetch_s)} that a batch takes to make, {_ms(now.hidden_s)} are hidden behind other steps"
+            )
+        return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{hidden}.", **numbers)
+    much = "Much" if share >= high_share else "Some"
+    return Finding(
+        code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
+        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=_NEXT[cause.name], **numbers,
+    )  # fmt: skip
+
+
+def _evidence(facts: Mapping[str, Any], now: StepTime, cause: Cause) -> dict[str, Any]:
+    rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
+    fix = facts.get("fix")
+    return {
+        "cause": cause.name,
+        "step_time": asdict(now),
+        "parts_s": dict(cause.parts),
+        "cold_start_s": facts["cold_s"],
+        "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (fix_speedups(facts) or {}),
+        "predictions": [asdict(p) for p in predictions(facts)],
+        "knee_workers": knee(rows),
+        "loader": dict(facts["loader"]),
+    }
+
+
+def _where(facts: Mapping[str, Any], cause: Cause) -> str:
+    """Return where the time goes, as the end of a sentence."""
+    loader, parts = facts["loader"], cause.parts
+    reader = f"{loader['dataset']}.__getitem__" if not loader.get("stream") else f"{loader['dataset']}.__iter__"
+    rest = f", most of it {_largest(cause)}" if parts else ""
+    workers = loader.get("num_workers")
+    return {
+        "latency": f": latency in {reader}, {_ms(parts.get('latency', 0))} a batch",
+        "preprocessing": f": preprocessing in {reader}, {_ms(parts.get('preprocessing', 0))} a batch",
+        "collate": f": collating, {_ms(parts.get('collate', 0))} a batch",
+        "unused_features": f": collating features that nobody reads, {_ms(parts.get('unused_features', 0))} a batch",
+        "sync": ", because each step fetches a number from the device before the next batch is asked for",
+        "worker_restart": f", because {workers} worker processes start anew in each epoch",
+        "too_few_workers": f": {workers} worker{'s are' if workers != 1 else ' is'} too few for batches that take "
+        f"{_ms(step_time(facts).fetch_s)} to make{rest}",
+    }.get(cause.name, "")
+
+
+def _largest(cause: Cause) -> str:
+    return max(cause.parts, key=lambda part: cause.parts[part])
+
+
+def _gain(facts: Mapping[str, Any]) -> str:
+    fix, speed = facts.get("fix"), fix_speedups(facts)
+    if not fix or speed is None:
+        return ""
+    what = _CHANGES[fix["change"]].format(fix["value"])
+    return f" With {what} it is {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
+
+
+def _ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "an unknown time"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,113 @@
+"""What makes a step wait for its data, and which change answers it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.diagnostics.input_model import Prediction, StepTime, predictions, step_time
+
+__all__ = ["CAUSES", "Cause", "find_cause", "fix_speedups"]
+
+CAUSES = ("sync", "worker_restart", "too_few_workers", "unused_features", "latency", "preprocessing", "collate")
+_ANSWERS = {
+    "sync": ("no_sync",),
+    "worker_restart": ("persistent",),
+    "too_few_workers": ("workers",),
+    "unused_features": ("drop",),
+    "latency": ("workers", "cache"),
+    "preprocessing": ("workers", "cache"),
+    "collate": ("workers",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """What the waiting comes from.
+
+    Attributes:
+        name: one of `CAUSES`, or "unknown" where the loader cannot be taken apart.
+        parts: seconds of a batch by what they are spent on: "latency", "preprocessing", "collate", "unused_features".
+        fix: the change that is predicted to answer it best; None where no change was tried that does.
+    """
+
+    name: str
+    parts: Mapping[str, float]
+    fix: Prediction | None
+
+
+def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: float = 0.5) -> Cause:
+    """Return the cause of waiting, whether there is much of it or not.
+
+    A synchronisation in every step, or workers that start again, are the cause where they explain most of what could be saved;
+    too few workers where there are some and more of them would hide all loading; else the largest part of making a batch.
+
+    Args:
+        facts: of `audit_input`.
+        hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
+            profiler calls a step highly input-bound).
+        most: of the recoverable time that a sync or restarts must explain (rule of thumb).
+    """
+    now, tried = step_time(facts), predictions(facts)
+    parts = _parts(facts)
+    name = _explained(facts, now, tried, most) or _too_few(facts, now, tried, hidden_share)
+    if name is None:
+        name = max(parts, key=lambda part: parts[part]) if parts else "unknown"
+    answers = _ANSWERS.get(name, ())
+    if facts["step"] == "none":  # without a step to hide behind, ready-made items would always be best
+        answers = answers[:1]
+    fitting = [p for p in tried if p.change in answers]
+    return Cause(name=name, parts=parts, fix=_best(fitting, now.period_s))
+
+
+def _explained(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction], most: float) -> str | None:
+    if facts["step"] == "none":
+        return None
+    for name, change in (("sync", "no_sync"), ("worker_restart", "persistent")):
+        saved = [now.period_s - p.period_s for p in tried if p.change == change]
+        if saved and saved[0] >= most * now.recoverable_s > 0:
+            return name
+    return None
+
+
+def _too_few(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction], share: float) -> str | None:
+    if not facts["loader"].get("num_workers") or facts["step"] == "none":
+        return None
+    more = [p.period_s for p in tried if p.change == "workers"]
+    return "too_few_workers" if more and min(more) <= now.compute_s / (1 - share) else None
+
+
+def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
+    fetch = facts.get("fetch")
+    if not fetch:
+        return {}
+    dropped = [row for row in facts.get("variants", ()) if row["change"] == "drop"]
+    unused = max(0.0, fetch["collate_s"] - dropped[0]["collate_s"]) if dropped else 0.0
+    work = max(0.0, fetch["items_s"] - fetch["items_blocked_s"] - fetch["items_queued_s"])
+    return {
+        "latency": fetch["items_blocked_s"],
+        "preprocessing": work,
+        "collate": max(0.0, fetch["collate_s"] - unused),
+        "unused_features": unused,
+    }
+
+
+def _best(fitting: Sequence[Prediction], period_s: float, *, close: float = 0.8) -> Prediction | None:
+    """Return the first prediction that saves nearly as much as the best: fewer workers, and workers before stored items."""
+    if not fitting or math.isnan(period_s):
+        return None
+    saved = [period_s - p.period_s for p in fitting]
+    return next(p for p, s in zip(fitting, saved, strict=True) if s >= min(max(saved), close * max(saved)))
+
+
+def fix_speedups(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return "predicted" and "measured" speed-up of the change that was tried in full; None where none was."""
+    fix = facts.get("fix")
+    if not fix:
+        return None
+    return {
+        "predicted": fix["before_s"] / fix["predicted_s"],
+        "measured": fix["before_s"] / fix["after_s"],
+    }

@@ -1,0 +1,90 @@
+"""What a loader is, and what rounds of its loop showed, as JSON values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from workbench.studies.input.clock import Spent
+from workbench.studies.input.loaders import is_stream
+from workbench.studies.input.loop import Loop
+
+__all__ = ["as_round", "cores", "describe", "fetch_parts", "no_batch"]
+
+
+def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
+    """Return the settings of a loader that matter for its speed."""
+    if own is None:
+        return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None, "examples": None}
+    return {
+        "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
+        "batch_size": own.batch_size, "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
+        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": _length(own.dataset), "drop_last": own.drop_last,
+    }  # fmt: skip
+
+
+def _batches(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches an epoch should have, without asking the loader, which would hold a stream to it."""
+    try:
+        if is_stream(loader):
+            full, rest = divmod(len(loader.dataset), loader.batch_size or 1)  # type: ignore[arg-type]
+            return full + (rest > 0 and not loader.drop_last)
+        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def as_round(loop: Loop) -> dict[str, Any]:
+    """Return what one round of a loop showed, as JSON values."""
+    waits, steps, first = np.array(loop.wait_s), np.array(loop.step_s), np.array(loop.first, dtype=bool)
+    inner = loop.total_s - float((waits + steps)[first].sum())
+    waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
+    return {
+        "steps": len(loop),
+        "steady_s": inner / int((~first).sum()) if (~first).any() else math.nan,
+        "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
+        "step_s": float(steps.mean()) if len(steps) else math.nan,
+        "starts": waits[first].tolist(),
+    }
+
+
+def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | None:
+    """Return mean seconds of fetching the items of a batch and of collating them; None where nothing was timed."""
+    if not fetched:
+        return None
+    items, collate = ([pair[k] for pair in fetched] for k in (0, 1))
+    return {
+        "items_s": float(np.mean([s.wall_s for s in items])),
+        "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
+        "items_queued_s": float(np.mean([s.queued_s for s in items])),
+        "collate_s": float(np.mean([s.wall_s for s in collate])),
+        "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
+    }
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
+    """Return what to say of a loader that gives nothing."""
+    if own is None:
+        return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
+    claimed = f", which says it has {_length(own.dataset)} examples," if _length(own.dataset) is not None else ""
+    return (
+        f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
+        f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
+    )
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
