@@ -95,7 +95,7 @@ def test_a_run_that_ends_at_its_best_is_silent() -> None:
     assert found.status == "ok"
     assert found.evidence["runs"][0]["best_frac"] == 1.0
     assert found.value == 0
-    assert "not the last in no run" in found.summary
+    assert found.summary == "The last checkpoint is the best in each of 3 runs."
 
 
 def test_what_does_not_matter_is_ok_and_says_so() -> None:
