@@ -88,7 +88,9 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 def test_two_studies_side_by_side_cannot_have_one_name(tmp_path: Path) -> None:
     opened(tmp_path / "one", config=CONFIG, name="sweep").close()
-    with pytest.raises(UsageError, match=r"name='sweep' is that of the study in .*one already"):
+    with pytest.raises(
+        UsageError, match=r"name='sweep' is that of the study in .*one already.*change \"name\" in .*study.json"
+    ):
         opened(tmp_path / "two", config=CONFIG, name="sweep")
     assert not (tmp_path / "two" / "study.json").exists()
     opened(tmp_path / "one", config=CONFIG, name="sweep").close()
