@@ -90,6 +90,12 @@ def test_fields_out_of_range_are_refused(field: dict[str, Any]) -> None:
         EvaluationStudy(**field)
 
 
+@pytest.mark.parametrize("examples", ["a", 0, ["x"]])
+def test_examples_that_are_none_are_refused_before_anything_is_trained(examples: Any) -> None:
+    with pytest.raises(UsageError, match=r"examples(=|\[)"):
+        EvaluationStudy(examples=examples)
+
+
 def test_an_example_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="examples holds 60"):
         ran(tmp_path, examples=[60])
