@@ -125,6 +125,14 @@ def test_a_message_ends_where_its_link_to_a_class_of_errors_begins(tmp_path: Pat
     assert "Background" not in str(caught.value)
 
 
+def test_a_shared_ledger_without_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listed the ledger of the folder here, as if that were the shared one."""
+    monkeypatch.delenv("WORKBENCH_LEDGER", raising=False)
+    study(tmp_path / "one")
+    with pytest.raises(UsageError, match="WORKBENCH_LEDGER is not set"):
+        list_studies(tmp_path, ledger="")
+
+
 def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORKBENCH_LEDGER", raising=False)
     assert shared_url() is None

@@ -34,8 +34,9 @@ def test_six_columns_and_those_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_unknown_column_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no further column 'fialed'.*failed"):
+    with pytest.raises(UsageError, match=r"no further column 'fialed'.*failed") as caught:
         list_studies(tmp_path, extra=["fialed"])
+    assert str(caught.value).count("config_sha256") == 1, "what is allowed is listed once"
 
 
 def test_the_table_agrees_with_the_record(tmp_path: Path) -> None:

@@ -54,9 +54,7 @@ def check_extra(extra: Sequence[str]) -> None:
     """
     for name in extra:
         if name not in EXTRA:
-            raise UsageError(
-                f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))} There are: {', '.join(EXTRA)}."
-            )
+            raise UsageError(f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))}")
 
 
 def study_folders(root: Path) -> list[Path]:
