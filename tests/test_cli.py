@@ -356,6 +356,11 @@ def test_studies_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys) -> N
     assert "workbench diagnose" in capsys.readouterr().out
 
 
+def test_an_empty_ledger_is_not_called_an_empty_folder(tmp_path: Path, capsys) -> None:
+    assert cli.main(["studies", "--ledger", f"sqlite:///{tmp_path / 'shared.db'}"]) == 0
+    assert "No studies in the shared ledger" in capsys.readouterr().out
+
+
 def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     rebuilt: list[str] = []
     command = "git checkout 0123456789ab && workbench diagnose package.module:workload --out some/first"

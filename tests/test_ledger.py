@@ -62,7 +62,8 @@ def test_reproduction_names_commit_and_patch(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("workbench.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
     study(tmp_path / "one")
     said = list_studies(tmp_path)["reproduce"].iloc[0]
-    assert said.startswith("git checkout c0ffeec0ffee && git apply ")
+    apply = f"git -C ../again-one apply - < {tmp_path / 'one' / 'repro.patch'}"
+    assert said.startswith(f"git worktree add --detach ../again-one c0ffeec0ffee && {apply} && cd ../again-one")
     assert (tmp_path / "one" / "repro.patch").read_bytes() == b"diff"
 
 

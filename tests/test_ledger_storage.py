@@ -111,6 +111,28 @@ def test_an_address_that_is_none_is_refused_before_anything_is_trained(
     assert "is no address of a database" in caplog.text
 
 
+@pytest.mark.parametrize("given", [f"mysql://u:{SECRET}@h/d", f"oracle://u:{SECRET}@h/d"])
+def test_another_database_is_refused_by_its_name(given: str) -> None:
+    with pytest.raises(UsageError, match=r"an address of '(mysql|oracle)', .*PostgreSQL") as caught:
+        shared_url(given)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_message_ends_where_its_link_to_a_class_of_errors_begins(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="cannot use the ledger") as caught:
+        list_studies(tmp_path, ledger="postgresql://me@127.0.0.1:1/none")
+    assert "sqlalche.me" not in str(caught.value)
+    assert "Background" not in str(caught.value)
+
+
+def test_a_shared_ledger_without_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listed the ledger of the folder here, as if that were the shared one."""
+    monkeypatch.delenv("WORKBENCH_LEDGER", raising=False)
+    study(tmp_path / "one")
+    with pytest.raises(UsageError, match="WORKBENCH_LEDGER is not set"):
+        list_studies(tmp_path, ledger="")
+
+
 def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORKBENCH_LEDGER", raising=False)
     assert shared_url() is None

@@ -34,8 +34,9 @@ def test_six_columns_and_those_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_unknown_column_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no further column 'fialed'.*failed"):
+    with pytest.raises(UsageError, match=r"no further column 'fialed'.*failed") as caught:
         list_studies(tmp_path, extra=["fialed"])
+    assert str(caught.value).count("config_sha256") == 1, "what is allowed is listed once"
 
 
 def test_the_table_agrees_with_the_record(tmp_path: Path) -> None:
@@ -88,7 +89,9 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 def test_two_studies_side_by_side_cannot_have_one_name(tmp_path: Path) -> None:
     opened(tmp_path / "one", config=CONFIG, name="sweep").close()
-    with pytest.raises(UsageError, match=r"name='sweep' is that of the study in .*one already"):
+    with pytest.raises(
+        UsageError, match=r"name='sweep' is that of the study in .*one already.*change \"name\" in .*study.json"
+    ):
         opened(tmp_path / "two", config=CONFIG, name="sweep")
     assert not (tmp_path / "two" / "study.json").exists()
     opened(tmp_path / "one", config=CONFIG, name="sweep").close()

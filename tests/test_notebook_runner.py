@@ -104,12 +104,18 @@ def test_output_and_folder_are_checked_first(tmp_path: Path, monkeypatch: pytest
 def test_an_error_in_a_cell_is_named_and_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "n.ipynb", "print('before')", "# a comment\n1 / 0", "print('after')")
     with pytest.raises(
-        NotebookError, match=r"n.ipynb stopped at In \[3\].*ZeroDivisionError: division by zero"
+        NotebookError, match=r"n.ipynb stopped at In \[3\], '1 / 0': ZeroDivisionError: division by zero"
     ) as error:
         run_notebook(path, output=tmp_path / "out.ipynb")
     assert str(tmp_path / "out.ipynb") in str(error.value)
     assert "before" in printed(tmp_path / "out.ipynb")
     assert "after" not in printed(tmp_path / "out.ipynb")
+
+
+def test_the_line_that_is_named_is_that_of_the_cell_not_of_what_it_calls(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.ipynb", "# NBVAL_IGNORE_OUTPUT\nimport json\njson.loads('{')  # here\nprint(1)")
+    with pytest.raises(NotebookError, match=r"""stopped at In \[2\], "json.loads\('\{'\)  # here": JSONDecodeError"""):
+        run_notebook(path, output=tmp_path / "out.ipynb")
 
 
 def test_a_dead_kernel_is_an_error_not_a_wait(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the table says reproduces a study does: in a clone of the repository, in a fresh process, to the same metric (P5.7)."""
+"""What the table says reproduces a study does, where it was run and in a clone, in a fresh process, to the same metric (P5.7)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.test_repro import git
+from workbench.config import TrainConfig
 from workbench.ledger import list_studies
 from workbench.record import StudyRecord
+from workbench.record_writer import StudyWriter
 
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=8).to_dict()
 MINE = """
 import torch
 from torch.utils.data import TensorDataset
@@ -53,18 +56,42 @@ def test_the_reproduction_command_reproduces_the_metric(tmp_path: Path) -> None:
     git(here, "add", "-A")
     git(here, "commit", "-q", "-m", "first")
     (here / "mine.py").write_text(MINE.format(lr=0.1))  # an uncommitted change, without which the metric is another one
+    (here / "new.py").write_text("x = 1\n")  # an untracked file, which the study's patch holds
     shell("python train.py by-script", here)
     (first,) = list_studies(here / "runs").to_dict("records")
-    assert "git checkout " in first["reproduce"]
-    assert "git apply " in first["reproduce"]
-    clone = tmp_path / "clone"
+    assert "git worktree add " in first["reproduce"]
+    assert " apply - < " in first["reproduce"]
+    clone = tmp_path / "elsewhere" / "clone"
+    clone.parent.mkdir()
     git(tmp_path, "clone", "-q", str(here), str(clone))
-    shell(first["reproduce"], clone)
-    (again,) = list_studies(clone / "runs").to_dict("records")
-    assert (again["best_value"], again["trials"]) == (first["best_value"], first["trials"])
-    losses = [StudyRecord(place / "runs" / "by-script").steps["loss"].tolist() for place in (here, clone)]
-    assert losses[0] == losses[1]
+    for place in (here, clone):
+        shell(first["reproduce"], place)
+        tree = place.parent / "again-by-script"
+        (again,) = list_studies(tree / "runs").to_dict("records")
+        assert (again["best_value"], again["trials"]) == (first["best_value"], first["trials"])
+        losses = [StudyRecord(root / "runs" / "by-script").steps["loss"].tolist() for root in (here, tree)]
+        assert losses[0] == losses[1]
+        assert (tree / "new.py").read_text() == "x = 1\n"
+    assert (here / "mine.py").read_text() == MINE.format(lr=0.1), "the tree of the study is as it was"
     other = tmp_path / "without-the-change"
     git(tmp_path, "clone", "-q", str(here), str(other))
     shell("python train.py by-script", other)
     assert list_studies(other / "runs")["best_value"].iloc[0] != first["best_value"]
+
+
+def test_the_command_of_a_study_of_a_folder_further_down_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "deep er").mkdir(parents=True)
+    (here / "deep er" / "file.txt").write_text("1\n")
+    git(here, "init", "-q")
+    git(here, "add", "-A")
+    git(here, "commit", "-q", "-m", "first")
+    (here / "deep er" / "file.txt").write_text("2\n")
+    monkeypatch.chdir(here / "deep er")
+    writer = StudyWriter.open(Path("runs/one"), kind="k", workload="w", config=CONFIG, command="cat file.txt > said")
+    writer.close()
+    (row,) = list_studies("runs").to_dict("records")
+    shell(row["reproduce"], here / "deep er")
+    assert (here / "again-one" / "deep er" / "said").read_text() == "2\n"

@@ -83,9 +83,13 @@ def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workload", metavar="WORKLOAD", help="bundled name, package.module:attribute or file.py:attribute"
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of the study (default: runs/<study>)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder of the study (default: a new one in runs/)",
+    )
     parser.add_argument("--steps", metavar="N", type=int, help="updates of a trial (default: the workload's own)")
-    parser.add_argument("--study", metavar="NAME", help="name of the study (default: made from the workload's)")
+    parser.add_argument("--study", metavar="NAME", help="name of the study (default: that of its folder)")
     parser.add_argument("--note", metavar="TEXT", help="why this was run; kept with the study (default: generated)")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument(
@@ -341,7 +345,8 @@ def _studies(args: argparse.Namespace) -> int:
     if args.rebuild:
         rebuild(args.dir, ledger=args.ledger or None)
     table = list_studies(args.dir, extra=extra, ledger=args.ledger)
-    print(_study_lines(table, extra) if len(table) else f"No studies in {args.dir}: workbench diagnose makes one.")
+    where = args.dir if args.ledger is None else "the shared ledger"
+    print(_study_lines(table, extra) if len(table) else f"No studies in {where}: workbench diagnose makes one.")
     if args.export:
         from workbench.ledger_export import export_studies
 

@@ -92,7 +92,8 @@ next: workbench run NOTEBOOK -p name=value""",
         line="run a notebook with other parameters and read its verdict",
         description="""\
 Runs a notebook from top to bottom in this folder, keeps the executed copy and prints the verdicts in it.
-Names and types of the parameters are checked before anything runs.""",
+Names and types of the parameters are checked before anything runs. A name is looked up in ./notebooks, so it works in
+the folder that holds notebooks/ only; the path of an .ipynb file works anywhere.""",
         epilog="""\
 examples:
   workbench run quickstart

@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from workbench import ledger_storage
-from workbench.errors import RecordError
-from workbench.ledger_storage import LEDGER, open_storage, quiet, shared_url
+from workbench.errors import RecordError, UsageError
+from workbench.ledger_storage import LEDGER, VARIABLE, open_storage, quiet, shared_url
 from workbench.ledger_table import COLUMNS, EXTRA, check_extra, list_folders, study_folders, study_row
 from workbench.record import StudyRecord
 
@@ -39,11 +39,16 @@ def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger
 
     Raises:
         RecordError: there is no such folder, or the ledger cannot be reached.
-        UsageError: there is no such column, or `ledger` is no address.
+        UsageError: there is no such column, `ledger` is no address, or it is "" and WORKBENCH_LEDGER is not set.
     """
     if ledger is None:
         return list_folders(Path(root), extra=extra)
     check_extra(extra)
+    if not ledger and shared_url() is None:
+        raise UsageError(
+            f"the shared ledger was asked for, and {VARIABLE} is not set: give its address, as in "
+            "--ledger postgresql://user@host/name, or leave it out for the folders here."
+        )
     with open_storage(Path(root), ledger or None) as storage, quiet():
         attributes = [dict(study.user_attrs) for study in storage.get_all_studies()]
     found: list[dict[str, Any]] = [dict(a["row"]) for a in attributes if "row" in a]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import sqlite3
 import urllib.parse
@@ -26,6 +27,8 @@ WAIT_S = 30.0
 """How long to wait for another process that is writing (rule of thumb)."""
 SECRET = 4
 """A shorter password is looked for in its place alone: as a part of a word it would black out half of a message (rule of thumb)."""
+_UNSAID = re.compile(r"\n\[SQL|\(Background on this error at")
+"""Where a message of SQLAlchemy goes on with the statement, or with a link to an explanation of the class of error."""
 CONNECT_S = 10
 """How long to wait for a server that does not answer (rule of thumb)."""
 
@@ -60,7 +63,13 @@ def shared_url(ledger: str | None = None) -> str | None:
             f"{source}={scrub(given)!r} has an @ too many: write one that belongs to a name or a password as %40, or keep the "
             "password in PGPASSWORD or ~/.pgpass."
         )
-    if url.get_backend_name() in ("postgresql", "postgres"):
+    backend = url.get_backend_name()
+    if backend not in ("postgresql", "postgres", "sqlite"):
+        raise UsageError(
+            f"{source}={scrub(given)!r} is an address of {backend!r}, and a ledger that several machines share lives in PostgreSQL: "
+            "postgresql://user@host/name. Leave it out for the file beside the studies."
+        )
+    if backend in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     return url.render_as_string(hide_password=False)
 
@@ -179,7 +188,7 @@ def _explained(error: Exception, path: Path | None, where: str, wait_s: float, u
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
-    line = _without(" ".join(str(cause).split("\n[SQL", maxsplit=1)[0].split()), url)
+    line = _without(" ".join(_UNSAID.split(str(cause), maxsplit=1)[0].split()), url)
     if "locked" in line and path is not None:
         return f"the ledger {where} is locked by {lock_holders(path)}; waited {wait_s:g} s for it"
     if "lock timeout" in line:

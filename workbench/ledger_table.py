@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,7 @@ def check_extra(extra: Sequence[str]) -> None:
     """
     for name in extra:
         if name not in EXTRA:
-            raise UsageError(
-                f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))} There are: {', '.join(EXTRA)}."
-            )
+            raise UsageError(f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))}")
 
 
 def study_folders(root: Path) -> list[Path]:
@@ -118,12 +117,16 @@ def _config_link(folder: Path, study: dict[str, Any]) -> str:
 
 
 def _reproduce(folder: Path, study: dict[str, Any]) -> str:
-    steps = []
-    if study.get("commit"):
-        steps.append(f"git checkout {study['commit'][:12]}")
+    """Return what reproduces a study from anywhere in the repository: in a tree of its own, so that this one stays as it is."""
+    command = str(study.get("command"))
+    if not study.get("commit"):
+        return command
+    tree = f"../again-{folder.name}"
+    where = shlex.quote(os.path.join(tree, study.get("folder") or "").rstrip("/"))
+    steps = [f"git worktree add --detach {shlex.quote(tree)} {study['commit'][:12]}"]
     if study.get("patch"):
-        steps.append(f"git apply {folder / study['patch']}")
-    return " && ".join([*steps, str(study.get("command"))])
+        steps.append(f"git -C {shlex.quote(tree)} apply - < {shlex.quote(str(folder / study['patch']))}")
+    return " && ".join([*steps, f"cd {where}", command])
 
 
 def _trials(folder: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -253,7 +254,7 @@ def _execute(
         where = f"In [{error.exec_count}]" if error.exec_count else f"cell {error.cell_index}"
         said = f"{error.ename}: {error.evalue}".rstrip(": .")
         raise NotebookError(
-            f"{path.name} stopped at {where}, {_first_line(error.source)!r}: {said}. See {target}."
+            f"{path.name} stopped at {where}, {_line_that_raised(error)!r}: {said}. See {target}."
         ) from error
     except CellTimeoutError as error:
         raise NotebookError(f"{path.name}: a cell took longer than timeout_s={timeout_s}. See {target}.") from error
@@ -286,5 +287,11 @@ def _bare(path: Path) -> str:
     return rest if number.isdigit() and rest else path.stem
 
 
-def _first_line(source: str) -> str:
-    return next((line.strip() for line in source.splitlines() if line.strip()), "")
+def _line_that_raised(error: PapermillExecutionError) -> str:
+    """Return the line of the cell that the traceback begins with; its first line of code where the traceback does not say."""
+    lines = error.source.splitlines()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+    found = re.search(r"Cell In ?\[\d+\], line (\d+)", plain)
+    if found and int(found[1]) <= len(lines):
+        return lines[int(found[1]) - 1].strip()
+    return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")

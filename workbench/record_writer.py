@@ -38,6 +38,7 @@ class StudyWriter:
     Attributes:
         path: the folder.
         created: whether it was begun by this call.
+        trained: whether this call wrote an event of any trial.
         steps: parts of the table of steps.
         evals: parts of the table of evaluations.
         predictions: parts of the table of tracked predictions.
@@ -47,6 +48,7 @@ class StudyWriter:
         self.path = path
         self.lock = lock
         self.created = created
+        self.trained = False
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
         self.predictions = PartWriter(path / "predictions")
@@ -111,6 +113,7 @@ class StudyWriter:
                 "command": scrub(command or repro.called_as(call)),
                 "commit": commit,
                 "patch": "repro.patch" if patch else None,
+                "folder": repro.git_folder(Path.cwd()) if commit else "",
                 "versions": repro.versions(),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "facts": {},
@@ -148,8 +151,12 @@ class StudyWriter:
             write_atomic(self.path / "study.json", dumps(study | {"fingerprint": wanted}).encode())
 
     def finish(self) -> None:
-        """Mark the study as run to its end, so that the same call without a folder begins a new one."""
+        """Mark the study as run to its end, so that the same call without a folder begins a new one; say so if it was before."""
         study = read_json(self.path / "study.json")
+        if "finished" in study and not self.trained:
+            logging.getLogger(__name__).warning(
+                "%s: already finished, nothing was trained; what is shown is what it holds.", self.path
+            )
         if "finished" not in study:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             write_atomic(self.path / "study.json", dumps(study | {"finished": now}).encode())
@@ -216,7 +223,8 @@ def _check_name(path: Path, name: str) -> None:
         with contextlib.suppress(RecordError):
             if other.parent != path and read_json(other).get("name") == name:
                 raise UsageError(
-                    f"name={name!r} is that of the study in {other.parent} already. Give another one with name=..."
+                    f"name={name!r} is that of the study in {other.parent} already. Give another one with name=..., or, as a "
+                    f'renamed folder keeps the name of its study, change "name" in {other}.'
                 )
 
 
@@ -255,6 +263,7 @@ class TrialWriter:
         """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""
         line = json.dumps(json.loads(dumps({"event": event, **values})))
         path = self.folder / "events.jsonl"
+        self.study.trained = True
         try:
             cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
             with path.open("a", encoding="utf-8") as file:

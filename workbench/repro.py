@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["called_as", "git_state", "versions"]
+__all__ = ["called_as", "git_folder", "git_state", "versions"]
 
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
@@ -68,6 +68,11 @@ def git_state(folder: Path) -> tuple[str | None, bytes]:
     for name in wanted[:MAX_UNTRACKED]:
         patch += _git(root, *_DIFF, "--no-index", "--", "/dev/null", name) or b""
     return commit.decode().strip(), patch
+
+
+def git_folder(folder: Path) -> str:
+    """Return where `folder` lies in its repository, as `studies/vision/`: "" at the top and outside a repository."""
+    return os.fsdecode((_git(folder, "rev-parse", "--show-prefix") or b"").rstrip(b"\n"))
 
 
 def _belongs(root: Path, name: str) -> bool:

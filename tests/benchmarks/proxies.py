@@ -24,7 +24,13 @@ from workbench.diagnostics.evaluation import diagnose_evaluation
 from workbench.train.evaluation import values_each
 
 DRAWS = 200
-RUNS = (("digits_mlp", 0.05, 400), ("digits_mlp", 0.01, 400), ("digits_cnn", 0.05, 200), ("breast_cancer", 0.05, 600))
+RUNS = (
+    ("digits_mlp", 0.01, 100),
+    ("digits_mlp", 0.01, 400),
+    ("digits_mlp", 0.05, 400),
+    ("digits_cnn", 0.05, 200),
+    ("breast_cancer", 0.05, 600),
+)
 
 
 def losses(name: str, lr: float, steps: int) -> np.ndarray:
@@ -46,7 +52,7 @@ def main() -> None:
         table = losses(name, lr, steps)
         offline = table.mean(1)
         gained = offline[0] - offline.min()
-        for size in (1, 4, 16, 64):
+        for size in (1, 2, 4, 16, 64):
             rng = np.random.default_rng(size)
             statuses, regrets = Counter(), []
             for _ in range(DRAWS):

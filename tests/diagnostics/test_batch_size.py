@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
-from tests.helpers.simulated_batches import CHOOSING, LRS, OWN_LR, batches, level
+from tests.helpers.simulated_batches import CHOOSING, LRS, OWN_LR, STEPS, batches, level
 from tests.helpers.simulated_records import record, trial
+from workbench.config import TrainConfig
 from workbench.diagnostics.batch_size import CODES, diagnose_batch_size
 from workbench.diagnostics.batch_size_arms import next_points, read_arms
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
@@ -29,7 +31,7 @@ def test_a_difference_that_tuning_takes_away():
         {16: 1 / 8, 256: 4.0}
     )
     assert found[RETUNE].value == pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05)
-    assert "lr 0.0125" in found[RETUNE].advice[1]
+    assert "peak_lr=0.0125" in found[RETUNE].advice[1]
     assert found[EQUAL].status == "ok"
     assert {r["batch_size"]: r["verdict"] for r in found[EQUAL].evidence["rows"]} == {
         16: "equivalent",
@@ -37,8 +39,28 @@ def test_a_difference_that_tuning_takes_away():
     }
 
 
+def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length():
+    """F6.4: lr 0.4 was best at momentum 0.5; with the baseline's 0.9 it is another, eight times longer, step."""
+    r = batches({64: 0.1, 256: 0.4}, memory={256: 0.5}, warmup={256: 7}, optimizer="momentum")
+    found = diagnose_batch_size(r)[RETUNE]
+    assert "256 (40 steps): lr 0.4, momentum 0.5" in found.summary
+    assert "64 is best at lr 0.1, momentum 0.9" in found.summary
+    begin = found.advice[1]
+    source = begin[begin.index("config.replace") : begin.rindex(".")]
+    pasted = eval(source, {"config": TrainConfig.from_dict(r.config)})
+    assert (pasted.batch_size, pasted.total_steps, pasted.peak_lr) == (256, STEPS, 0.4)
+    assert (pasted.momentum, pasted.warmup_steps) == (0.5, 7)
+    assert "for 40 steps" in begin
+
+
+def test_momentum_that_nobody_moved_is_not_spoken_of():
+    assert "momentum" not in diagnose_batch_size(batches({16: 0.0125, 64: 0.1}, optimizer="momentum"))[RETUNE].summary
+
+
 def test_a_difference_that_stays():
     found = diagnose_batch_size(batches({16: 0.05, 64: 0.1, 256: 0.2}, extra={256: 1.5}))
+    assert "(lower is better)" in found[EQUAL].summary
+    assert re.search(r"1\.[45]\d* at 256 \(1\.\d* to 1\.\d*, worse\)", found[EQUAL].summary)
     assert found[EQUAL].status == "warn"
     row = next(r for r in found[EQUAL].evidence["rows"] if r["batch_size"] == 256)
     assert row["verdict"] == "different"

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.helpers.simulated_checkpoints import TOTAL, evaluated, overfitted
-from tests.helpers.simulated_records import record, trial
+from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.diagnostics.base import Finding
 from workbench.diagnostics.checkpoints import CODES, diagnose_checkpoints
 from workbench.plain import dumps
@@ -94,7 +95,7 @@ def test_a_run_that_ends_at_its_best_is_silent() -> None:
     assert found.status == "ok"
     assert found.evidence["runs"][0]["best_frac"] == 1.0
     assert found.value == 0
-    assert "not the last in no run" in found.summary
+    assert found.summary == "The last checkpoint is the best in each of 3 runs."
 
 
 def test_what_does_not_matter_is_ok_and_says_so() -> None:
@@ -181,6 +182,40 @@ def test_a_metric_that_is_nan_is_named() -> None:
     sometimes = selection([2.0, NAN, 1.0, 0.9, 0.8, 0.7])
     assert sometimes.status == "warn"
     assert "1 of 6 evaluations" in sometimes.summary
+
+
+@pytest.mark.parametrize(("bad", "count"), [([0.1, 0.5, NAN, INF, 0.8, 0.8], 2), ([INF] * 6, 6)])
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_another_metric_that_is_not_finite_is_named_with_its_first_step(
+    bad: list[float], count: int, split: str
+) -> None:
+    r = evaluated([[2.0, 1.2, 1.0, 0.9, 0.8, 0.7]])
+    steps = [0, 200, 400, 600, 800, 1000]
+    r.evals = pd.concat([r.evals, pd.DataFrame(evaluations(0, steps, bad, split=split, metric="f1"))])
+    found = diagnose_checkpoints(r)[CODES[2]]
+    first = steps[next(k for k, value in enumerate(bad) if not math.isfinite(value))]
+    assert found.status == "warn"
+    assert f"{split}/f1 was not finite in {count} of 6 evaluations, first at step {first}" in found.summary
+    assert found.evidence["others_not_finite"][f"{split}/f1"]["not_finite"] == count
+    assert "validation/loss moves by" in found.summary, "what is said of the selected metric stays"
+
+
+def test_another_metric_that_is_finite_changes_nothing_and_a_diverged_run_is_not_blamed() -> None:
+    curve = [2.0, 1.2, 1.0, 0.9, 0.8, 0.7]
+    alone, r = selection(curve), evaluated([curve, [2.0, NAN]])
+    r.trials.loc[1, "state"] = "diverged"
+    steps = [0, 200, 400, 600, 800, 1000]
+    rows = evaluations(0, steps, [0.1] * 6, metric="f1") + evaluations(1, [0, 1000], [0.1, NAN], metric="f1")
+    r.evals = pd.concat([r.evals, pd.DataFrame(rows)])
+    found = diagnose_checkpoints(r)[CODES[2]]
+    assert (found.status, found.summary) == (alone.status, alone.summary)
+
+
+def test_a_metric_that_never_improves_flatters_by_what_it_moves() -> None:
+    found = selection([0.1, 0.5, 0.2, 0.6, 0.3, 0.7, 0.4])
+    assert found.status == "warn"
+    assert "and training learned nothing" in found.summary
+    assert "inf" not in found.summary
 
 
 def test_a_metric_that_was_never_evaluated_is_named() -> None:

@@ -112,10 +112,33 @@ def proxy(record: Any, **options: Any) -> Any:
     return diagnose_evaluation(record, **options)["evaluation.bad_proxy"]
 
 
+def wobbling(shared: float, seed: int = 0, sd: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Two falling curves whose noise is the same up to a share."""
+    a, b = noisy(shared, len(FALLING), seed)
+    return FALLING * np.exp(sd * a), 1.3 * FALLING * np.exp(sd * b)
+
+
 def test_a_good_proxy_is_left_alone() -> None:
-    found = proxy(evaluated(FALLING, FALLING * 1.3 + 0.01, subset="random-8"))
-    assert (found.status, found.value) == ("ok", pytest.approx(1.0))
+    one, other = wobbling(0.98)
+    found = proxy(evaluated(one, other, subset="random-8"))
+    assert (found.status, found.value) == ("ok", pytest.approx(stats.spearmanr(one, other).statistic))
     assert found.evidence["regret"] == 0
+    assert "beside the trend" in found.summary
+
+
+def test_a_trend_alone_makes_no_proxy_good() -> None:
+    """Both fall, and what each does beside that is its own: a correlation of 0.97 that says nothing of the proxy."""
+    found = proxy(evaluated(*wobbling(0.0), subset="random-8"))
+    assert found.value > 0.95
+    assert found.status == "not_measured"
+    assert "any two curves that fall have" in found.summary
+    assert "levels off" in found.advice[0]
+
+
+def test_two_curves_without_any_noise_tell_no_more_than_their_trend() -> None:
+    found = proxy(evaluated(FALLING, FALLING * 1.3 + 0.01))
+    assert (found.value, found.status) == (pytest.approx(1.0), "not_measured")
+    assert "nothing is left of it" in found.summary
 
 
 @pytest.mark.parametrize("correlation", [-0.8, 0.0, 0.4])

@@ -17,8 +17,24 @@ def level(lr, best_lr):
     return 0.2 * 2 ** (math.log(lr / best_lr, 4) ** 2)
 
 
-def batches(best_lr, *, lrs=LRS, spread=0.01, extra=None, decays=(), decayed=None, facts=None, fresh=5):
-    """A study: batch size -> its best lr; `extra` multiplies the level of a batch size, `decayed` that of (batch size, decay)."""
+def batches(
+    best_lr,
+    *,
+    lrs=LRS,
+    spread=0.01,
+    extra=None,
+    decays=(),
+    decayed=None,
+    facts=None,
+    fresh=5,
+    memory=None,
+    warmup=None,
+    optimizer="sgd",
+):
+    """A study: batch size -> its best lr; `extra` multiplies the level of a batch size, `decayed` that of (batch size, decay).
+
+    `memory` is the momentum of a batch size's trials at another lr than the baseline's, and `warmup` its warmup steps, where they are not those of the config.
+    """
     rng, trials, evals, losses = np.random.default_rng(0), [], [], {}
     for size, best in best_lr.items():
         for decay in (0.0, *decays):
@@ -30,9 +46,12 @@ def batches(best_lr, *, lrs=LRS, spread=0.01, extra=None, decays=(), decayed=Non
                     value = level(lr, best) * (extra or {}).get(size, 1.0) * (decayed or {}).get((size, decay), 1.0)
                     value *= math.exp(spread * rng.standard_normal())
                     number = len(trials)
+                    more = {"momentum": (memory or {}).get(size, 0.9) if lr != OWN_LR else 0.9,
+                            "warmup_steps": (warmup or {}).get(size, 0)}  # fmt: skip
                     trials.append(trial(np.linspace(2.3, 0.1, STEPS), lr, seed=seed, stage="batch_size", batch_size=size,
-                                        weight_decay=decay, best_step=STEPS))  # fmt: skip
+                                        weight_decay=decay, best_step=STEPS, **more))  # fmt: skip
                     evals += evaluations(number, [0, STEPS], [2.3, value], split="validation")
                     losses[str(number)] = value - 0.001 * size
     known = {"batch_size": {"choosing_seeds": CHOOSING}, "train_losses": losses} | (facts or {})
-    return record(trials, evals=evals, facts=known, batch_size=64, peak_lr=OWN_LR, total_steps=STEPS, full_batch=False)
+    own = {"batch_size": 64, "peak_lr": OWN_LR, "total_steps": STEPS, "optimizer": optimizer}
+    return record(trials, evals=evals, facts=known, full_batch=False, **own)

@@ -39,16 +39,16 @@ def ran(tmp_path: Path, **fields: Any) -> StudyRecord:
 
 
 def test_a_random_proxy_ranks_checkpoints_as_the_whole_split_does(tmp_path: Path) -> None:
-    record = ran(tmp_path, examples=40, pause_s=0.05)
+    record = ran(tmp_path, examples=40, evaluations=24, pause_s=0.05)
     found = diagnose_evaluation(record)
     assert [f.status for f in found] == ["ok"] * 5, found
-    assert found["evaluation.bad_proxy"].evidence["checkpoints"] == 13
+    assert found["evaluation.bad_proxy"].evidence["checkpoints"] == 25
     assert "(40 of 60 examples)" in found["evaluation.bad_proxy"].summary
     counts = record.evals[record.evals["metric"] == "loss"].groupby(["setting", "split", "num_examples"]).size()
     assert counts.to_dict() == {
-        ("offline", "test", 30): 13,
-        ("offline", "validation", 60): 13,
-        ("periodic", "validation", 40): 26,
+        ("offline", "test", 30): 25,
+        ("offline", "validation", 60): 25,
+        ("periodic", "validation", 40): 50,
     }
     assert record.facts["subset"]["size"] == 40
     assert record.facts["memory"]["training_bytes_per_example"] > 0
@@ -88,6 +88,12 @@ def test_the_same_call_again_adds_nothing(tmp_path: Path) -> None:
 def test_fields_out_of_range_are_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(field))}="):
         EvaluationStudy(**field)
+
+
+@pytest.mark.parametrize("examples", ["a", 0, ["x"]])
+def test_examples_that_are_none_are_refused_before_anything_is_trained(examples: Any) -> None:
+    with pytest.raises(UsageError, match=r"examples(=|\[)"):
+        EvaluationStudy(examples=examples)
 
 
 def test_an_example_that_is_not_there_is_refused(tmp_path: Path) -> None:

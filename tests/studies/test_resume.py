@@ -156,6 +156,29 @@ def test_parts_have_to_be_a_dict() -> None:
         audit_resume(lambda: [1], *UserTraining().functions[1:])  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.parametrize(
+    ("place", "function", "said"),
+    [
+        (0, lambda seed: {}, r"build\(seed\) cannot be called with \(\): .*build\(\) -> parts"),
+        (1, lambda: 0.0, r"step\(\) cannot be called with \(parts\): .*step\(parts\) -> loss"),
+        (2, lambda parts, path: None, r"save\(parts, path\) cannot be called with \(parts\): .*save\(parts\) -> checkpoint"),
+        (3, lambda path: None, r"load\(path\) cannot be called with \(parts, checkpoint\): .*load\(parts, checkpoint\)"),
+        (2, "checkpoint.pt", r"save='checkpoint.pt' must be a function: save\(parts\) -> checkpoint"),
+    ],
+)  # fmt: skip
+def test_a_function_with_other_arguments_is_told_what_is_called(place: int, function: Any, said: str) -> None:
+    functions: list[Any] = list(UserTraining().functions)
+    functions[place] = function
+    with pytest.raises(UsageError, match=said):
+        audit_resume(*functions)
+
+
+def test_a_function_with_defaults_of_its_own_is_taken() -> None:
+    build, step, save, load = UserTraining().functions
+    found = audit_resume(build, step, lambda parts, tag="a": save(parts), load, steps=2, after=1)
+    assert found["checkpoints.resume_jump"].status == "ok"
+
+
 def test_nobody_looked() -> None:
     assert resume_finding(None).status == "not_measured"
 

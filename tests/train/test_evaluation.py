@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, UnknownNameError, WorkloadError
+from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
 
@@ -226,3 +226,16 @@ def test_values_reach_the_host_before_they_become_float64(monkeypatch: pytest.Mo
     monkeypatch.setattr(Tensor, "cpu", lambda self: order.append("cpu") or cpu(self))
     evaluate(workload_of(dtype=torch.float32, metrics={}), small_net(), batch_size=8, precision="float32")
     assert order == ["cpu", "double"] * 2
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, True, "32", 2.0, None])
+def test_a_batch_size_that_is_none_is_refused(batch_size: Any) -> None:
+    with pytest.raises(UsageError, match=f"batch_size={batch_size!r} must be an integer of at least 1"):
+        evaluate(small_workload(), small_net(), batch_size=batch_size)
+
+
+def test_an_empty_split_is_refused_by_its_name() -> None:
+    nothing = TensorDataset(torch.empty(0, 3), torch.empty(0))
+    workload = small_workload(validation_data=nothing)
+    with pytest.raises(DataError, match="the validation split has no examples"):
+        evaluate(workload, small_net(), batch_size=4)

@@ -274,12 +274,16 @@ def test_an_interrupt_at_the_very_last_step_still_stops_whoever_would_go_on(tmp_
     assert open_record(tmp_path / "run").state == "complete"
 
 
-def test_a_finished_trial_is_not_trained_again(tmp_path: Path) -> None:
+def test_a_finished_trial_is_not_trained_again_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     nosy = Nosy()
     first = Trainer().run(small_workload(), out=tmp_path / "run")
+    assert "already finished" not in caplog.text
     again = Trainer(hooks=[nosy]).run(small_workload(), out=tmp_path / "run")
     assert nosy.calls == []
     assert again.steps.equals(first.steps)
+    assert f"{tmp_path / 'run'}: already finished, nothing was trained" in caplog.text
 
 
 def test_divergence_is_a_result_and_keeps_its_non_finite_row(tmp_path: Path) -> None:

@@ -62,7 +62,13 @@ def test_a_subset_of_a_subset_is_one_of_the_whole_and_training_data_stay() -> No
     assert whole(workload) is workload
 
 
-@pytest.mark.parametrize("examples", [0, 14, True, [], [13], [-1], [1, 1]])
+@pytest.mark.parametrize("examples", [0, -3, True, "a", "64", 1.5, ["a"], [0, 1.5], [True], None])
+def test_what_is_no_number_and_no_list_of_indices_is_refused(examples: Any) -> None:
+    with pytest.raises(UsageError, match=r"examples(=|\[)"):
+        periodic_subset(small_workload(), examples)
+
+
+@pytest.mark.parametrize("examples", [14, [], [13], [-1], [1, 1]])
 def test_what_the_split_does_not_have_is_refused(examples: Any) -> None:
     with pytest.raises(UsageError, match=r"examples.*(1 to 13|0 to 12)"):
         periodic_subset(small_workload(), examples)

@@ -13,7 +13,7 @@ from workbench.diagnostics.batch_size_arms import BatchArm, read_arms
 from workbench.diagnostics.batch_size_decay import regularisation_finding
 from workbench.diagnostics.equivalence import Equivalence, equivalence
 from workbench.diagnostics.noise_scale import noise_scale_finding
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.trials import RecordLike, memory_field
 
 __all__ = ["CODES", "diagnose_batch_size"]
 
@@ -49,7 +49,11 @@ def diagnose_batch_size(
         reason = "fewer than two batch sizes were trained; wb.BatchSizeStudy tries others"
         found = [_unmeasured(code, reason) for code in CODES[:3]]
     else:
-        found = [_tuned_directly(arms), _retune(arms, own, margin), _equivalence(arms, own, margin, alpha)]
+        found = [
+            _tuned_directly(arms),
+            _retune(record, arms, own, margin),
+            _equivalence(record, arms, own, margin, alpha),
+        ]
     findings = (
         *found,
         noise_scale_finding(record),
@@ -127,12 +131,12 @@ def _tuned_directly(arms: Sequence[BatchArm]) -> Finding:
     )  # fmt: skip
 
 
-def _retune(arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
-    code = "batch_size.retune"
+def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
+    code, memory = "batch_size.retune", memory_field(record.config["optimizer"])
     best = own.best
     if best is None or all(len(arm.points) < 2 for arm in arms):
         return _unmeasured(code, "no learning rate was tuned for any batch size")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for arm in arms:
         if arm is own or arm.best is None:
             continue
@@ -141,15 +145,20 @@ def _retune(arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
         rows.append({
             "batch_size": arm.batch_size, "total_steps": arm.total_steps, "best_lr": arm.best.lr, "best_memory": arm.best.memory,
             "lr_shift": arm.best.lr / best.lr, "memory_shift": arm.best.memory - best.memory, "cost_of_keeping": cost,
-            "at_edge": arm.at_edge,
+            "at_edge": arm.at_edge, "replace": _settings(record, arm, memory),
         })  # fmt: skip
     if not rows:
         return _unmeasured(code, "no other batch size learned anything")
     costly = [r for r in rows if math.isinf(r["cost_of_keeping"]) or r["cost_of_keeping"] > 1 + margin]
     evidence = {"own_lr": best.lr, "own_memory": best.memory, "margin": margin, "rows": rows}
     worst = max(rows, key=lambda r: -math.inf if math.isnan(r["cost_of_keeping"]) else r["cost_of_keeping"])
-    shown = "; ".join(f"{r['batch_size']} ({r['total_steps']:,} steps): lr {r['best_lr']:.3g}" for r in rows)
-    head = f"Tuned, batch size {own.batch_size} is best at lr {best.lr:.3g}; {shown}."
+    moved = memory is not None and any(not math.isclose(m, float(record.config[memory])) for m in (
+        best.memory, *(r["best_memory"] for r in rows)))  # fmt: skip
+    at = f"lr {{:.3g}}{f', {memory} {{:g}}' if moved else ''}"
+    shown = "; ".join(
+        f"{r['batch_size']} ({r['total_steps']:,} steps): {at.format(r['best_lr'], r['best_memory'])}" for r in rows
+    )
+    head = f"Tuned, batch size {own.batch_size} is best at {at.format(best.lr, best.memory)}; {shown}."
     value = worst["cost_of_keeping"]
     known = None if math.isnan(value) else value
     if not costly:
@@ -162,11 +171,25 @@ def _retune(arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
         code=code, status="warn", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
         summary=f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.",
         advice=["When the batch size changes, tune the learning rate and momentum anew, then what regularises.",
-                f"At {worst['batch_size']} begin at lr {worst['best_lr']:.3g}."],
+                *(_begin(r) for r in rows if r["batch_size"] == worst["batch_size"])],
     )  # fmt: skip
 
 
-def _equivalence(arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
+def _settings(record: RecordLike, arm: BatchArm, memory: str | None) -> dict[str, Any]:
+    """Return every field that an arm as tuned has different from the study's config, and its lr and memory in any case."""
+    assert arm.best is not None
+    own = record.config
+    found = {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "peak_lr": float(f"{arm.best.lr:.12g}")}
+    found |= {memory: arm.best.memory} if memory else {}
+    return found if arm.warmup_steps == own["warmup_steps"] else found | {"warmup_steps": arm.warmup_steps}
+
+
+def _begin(row: Mapping[str, Any]) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in row["replace"].items())
+    return f"At batch size {row['batch_size']} for {row['total_steps']:,} steps begin with config.replace({fields})."
+
+
+def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
     code = "batch_size.equivalence"
     chosen = {size: _better_length([a for a in arms if a.batch_size == size]) for size in {a.batch_size for a in arms}}
     ours = list(own.tuned.values())
@@ -181,22 +204,25 @@ def _equivalence(arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: 
         reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
         return _unmeasured(code, reason)
     evidence = {"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows}
-    told = "; ".join(_told(row) for row in rows)
+    better = "lower" if own.sign > 0 else "higher"
+    told = (
+        f"Each tuned, {record.config['select']} ({better} is better) as a multiple of that at batch size {own.batch_size}: "
+        f"{'; '.join(_told(row, own.sign) for row in rows)}."
+    )
     verdicts = {row["verdict"] for row in rows}
     widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
     common: dict[str, Any] = {
         "code": code, "clause": "F6.8", "value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence
     }  # fmt: skip
-    against = f"against batch size {own.batch_size}, each tuned: {told}"
     if verdicts == {"equivalent"}:
-        return Finding(status="ok", summary=f"Equally good to within {margin:.0%} {against}.", **common)
+        return Finding(status="ok", summary=f"Equally good to within {margin:.0%}. {told}", **common)
     if "different" in verdicts:
         return Finding(
-            status="warn", summary=f"Not equally good {against}.", **common,
+            status="warn", summary=f"Not equally good. {told}", **common,
             advice=["Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."],
         )  # fmt: skip
     return Finding(
-        status="not_measured", summary=f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more, {against}.",
+        status="not_measured", summary=f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
         advice=["More seeds narrow the intervals: seeds=... of wb.BatchSizeStudy."], **common,
     )  # fmt: skip
 
@@ -207,6 +233,7 @@ def _better_length(arms: Sequence[BatchArm]) -> BatchArm | None:
     return min(trained, key=lambda arm: arm.sign * arm.best.value if arm.best else math.inf, default=None)
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _told(row: Mapping[str, Any], sign: float) -> str:
     found = Equivalence(*(row[name] for name in Equivalence._fields))
-    return f"{row['batch_size']} {found.ratio:.3g} times ({found.low:.3g} to {found.high:.3g})"
+    word = "" if found.verdict != "different" else ", better" if sign * (found.ratio - 1) < 0 else ", worse"
+    return f"{found.ratio:.3g} at {row['batch_size']} ({found.low:.3g} to {found.high:.3g}{word})"

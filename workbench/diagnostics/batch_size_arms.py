@@ -47,6 +47,7 @@ class BatchArm:
         fixed: fresh seed -> selected metric with the baseline's own settings.
         tuned: fresh seed -> selected metric with the best settings.
         sign: 1 where a smaller metric is better, else -1.
+        warmup_steps: of its trials; a share of the run, so another number for another length.
     """
 
     batch_size: int
@@ -55,6 +56,7 @@ class BatchArm:
     fixed: Mapping[int, float]
     tuned: Mapping[int, float]
     sign: float
+    warmup_steps: int
 
     @property
     def examples(self) -> int:
@@ -119,7 +121,10 @@ def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int,
             key = (float(row["peak_lr"]), float(row[memory]) if memory else 0.0)
             tried.setdefault(key, []).append(found.get(seed, sign * math.inf))
     points = tuple(Tuned(*key, sum(values) / len(values), len(values)) for key, values in sorted(tried.items()))
-    arm = BatchArm(batch_size=batch_size, total_steps=total_steps, points=points, fixed={}, tuned={}, sign=sign)
+    arm = BatchArm(
+        batch_size=batch_size, total_steps=total_steps, points=points, fixed={}, tuned={}, sign=sign,
+        warmup_steps=int(rows[0].get("warmup_steps", own["warmup_steps"])),
+    )  # fmt: skip
     settings = {name: own[name] for name in _TUNED}
     best = arm.best
     chosen = settings if best is None else settings | {"peak_lr": best.lr} | ({memory: best.memory} if memory else {})

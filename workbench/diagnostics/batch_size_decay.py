@@ -49,7 +49,7 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
         )
     ends = [min(gaps, key=lambda r: r["batch_size"]), max(gaps, key=lambda r: r["batch_size"])]
     shown = " and ".join(f"{row['gap']:.3g} at batch size {row['batch_size']}" for row in ends)
-    told = "; ".join(_told(row) for row in tried)
+    told = ". ".join(_told(row) for row in tried)
     large: Mapping[str, Any] = tried[-1]
     return Finding(
         code=CODE, status="warn" if large["helps"] else "ok", clause="F6.6", value=large["gain"], evidence=evidence,

@@ -88,7 +88,9 @@ def _best_not_last(
     evidence["matters_from"] = judge["matters_from"] = min_gain_frac * scale
     real = judge["gain"] > max(judge["threshold"], judge["matters_from"])
     finding: dict[str, Any] = {"value": judge["gain"], "threshold": judge["threshold"], **known}
-    summary = f"{_where(judged)} {(_on_test_said if enough else _on_validation_said)(judge)}"
+    summary = _where(judged)
+    if any(run.best < run.costs.size - 1 for run in judged):
+        summary += f" {(_on_test_said if enough else _on_validation_said)(judge)}"
     if real:
         return Finding(status="warn", summary=summary, advice=_advice(judged), **finding)
     return Finding(status="ok", summary=summary, **finding)
@@ -96,10 +98,11 @@ def _best_not_last(
 
 def _where(runs: Sequence[SelectedRun]) -> str:
     early = sum(run.best < run.costs.size - 1 for run in runs)
-    of = "no run" if not early else f"{early} of {len(runs)} runs" if len(runs) > 1 else "the one run there is"
+    if not early:
+        return f"The last checkpoint is the best in {f'each of {len(runs)} runs' if len(runs) > 1 else 'the one run there is'}."
+    of = f"{early} of {len(runs)} runs" if len(runs) > 1 else "the one run there is"
     middle = float(np.median([run.best_frac for run in runs]))
-    at = f" (at {middle:.0%} of the steps{', median' if len(runs) > 1 else ''})" if early else ""
-    return f"The best checkpoint is not the last in {of}{at}."
+    return f"The best checkpoint is not the last in {of} (at {middle:.0%} of the steps{', median' if len(runs) > 1 else ''})."
 
 
 def _on_test(runs: Sequence[SelectedRun], false_alarm: float) -> dict[str, Any]:

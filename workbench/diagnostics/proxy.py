@@ -1,4 +1,4 @@
-"""Does the periodic metric rank checkpoints as the offline one does? Spearman's correlation, with an interval (P2.4)."""
+"""Does the periodic metric rank checkpoints as the offline one does, and not only because both fall? Spearman's correlation (P2.4)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from workbench.diagnostics.base import Finding
+from workbench.diagnostics.common_trend import trend_free_correlation
 from workbench.diagnostics.trials import RecordLike
 from workbench.record import periodic_rows
 
@@ -120,11 +121,33 @@ def judge_proxy(
         "chosen_step": int(pairs["step"][chosen]), "best_step": int(pairs["step"][best]),
         "regret": float(sign * (offline[chosen] - offline[best])),
     }  # fmt: skip
+    beside = trend_free_correlation(
+        pairs["step"].to_numpy(dtype=np.float64),
+        periodic,
+        offline,
+        trials=pairs["trial"].tolist(),
+        confidence=confidence,
+    )
+    evidence |= {"trend_free": beside.value, "trend_free_low": beside.low}
     shown = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
     evidence["coarse_correlation"] = rank_correlation(_coarse(periodic, resolution), _coarse(offline, resolution)).value
     said = f"Over {found.checkpoints} checkpoints {proxy} and the offline metric have the rank correlation {shown}"
-    if found.value >= min_correlation:
+    if found.value >= min_correlation and beside.low > 0:
+        said = f"{said}, and {beside.value:.2f} (from {beside.low:.2f}) beside the trend that both follow"
         return _finding("ok", f"{said}.", evidence, min_correlation, value=found.value)
+    if found.value >= min_correlation:
+        left = (
+            "nothing is left of it" if math.isnan(beside.value)
+            else f"{beside.value:.2f} is left of it, which may be chance with {beside.points} points"
+        )  # fmt: skip
+        return _finding(
+            "not_measured",
+            f"Not measured: {said[0].lower()}{said[1:]}, but any two curves that fall have: without the trend that both follow {left}.",
+            evidence,
+            min_correlation,
+            value=found.value,
+            advice=["Keep more checkpoints, and train until the metric levels off: only there does the proxy choose."],
+        )
     small = resolution * float(np.ptp(offline[np.isfinite(offline)]))
     if evidence["coarse_correlation"] >= min_correlation and evidence["regret"] <= small:
         return _finding(

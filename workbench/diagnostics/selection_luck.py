@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from workbench.diagnostics.base import Finding
 from workbench.diagnostics.luck import FEWEST_TO_SEE_NOISE
 from workbench.diagnostics.selected_runs import SelectedRun
 from workbench.diagnostics.trials import RecordLike
+from workbench.record import periodic_rows
 
 __all__ = ["selection_finding"]
 
 CODE, CLAUSE = "checkpoints.selection", "P4.5"
+_NAN_ADVICE = "Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."
 _NOISE_ADVICE = (
     "Evaluate on more examples, on the same ones every time, in evaluation mode (P3.4).",
     "Until then compare the mean of several evaluations, and quote the test split and not the selected value.",
@@ -23,13 +26,46 @@ _NOISE_ADVICE = (
 
 
 def selection_finding(record: RecordLike, runs: Sequence[SelectedRun], *, max_luck_frac: float) -> Finding:
-    """Judge the metric by which the best checkpoint of each run is chosen.
+    """Judge the metric by which the best checkpoint of each run is chosen, and name every other one that is NaN or infinite.
 
     Args:
         record: a study.
         runs: its finished runs.
         max_luck_frac: largest luck of the best of so many noisy evaluations, over what training learned.
     """
+    found = _of_selected(record, runs, max_luck_frac)
+    others = _not_finite(record, runs)
+    if not others:
+        return found
+    told = "; ".join(
+        f"{name} was not finite in {row['not_finite']} of {row['evaluations']} evaluations, first at step {row['first_step']:,}"
+        for name, row in others.items()
+    )
+    return replace(
+        found,
+        status="fail" if found.status == "fail" else "warn",
+        summary=f"{told}: it selects nothing here, but nothing can be read off it. {found.summary}",
+        evidence=dict(found.evidence) | {"others_not_finite": others},
+        advice=list(dict.fromkeys([*found.advice, _NAN_ADVICE])),
+    )
+
+
+def _not_finite(record: RecordLike, runs: Sequence[SelectedRun]) -> dict[str, dict[str, int]]:
+    """Return every other metric that was not finite at an evaluation of a finished run: how often, of how many, and where first."""
+    if not runs:
+        return {}
+    rows = periodic_rows(record.evals)
+    rows = rows[rows["trial"].isin([run.trial for run in runs])]
+    found = {}
+    for (split, metric), ours in rows.groupby(["split", "metric"]):
+        bad = ours[~np.isfinite(ours["value"].to_numpy(dtype=np.float64, na_value=np.nan))]
+        name = f"{split}/{metric}"
+        if len(bad) and name != record.config["select"]:
+            found[name] = {"not_finite": len(bad), "evaluations": len(ours), "first_step": int(bad["step"].min())}
+    return found
+
+
+def _of_selected(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
     select = str(record.config.get("select", ""))
     known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "luck / learned", "threshold": max_luck_frac}
     if not runs:
@@ -48,7 +84,7 @@ def selection_finding(record: RecordLike, runs: Sequence[SelectedRun], *, max_lu
             status="warn", evidence=evidence, **known,
             summary=f"{select} was not finite in {sum(bad)} of {sum(evidence['evaluations'])} evaluations; checkpoints made there "
             "cannot be selected, however good they are.",
-            advice=["Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."],
+            advice=[_NAN_ADVICE],
         )  # fmt: skip
     judged = [run for run in runs if run.judged]
     if not judged:
@@ -101,9 +137,14 @@ def _by_luck(runs: Sequence[SelectedRun], select: str, evidence: dict[str, Any],
     evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": _carried(runs)}
     head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
     if share > known["threshold"]:
+        much = (
+            f"as much as {share:.0%} of what training learned"
+            if math.isfinite(share)
+            else "and training learned nothing"
+        )
         return Finding(
             status="warn", value=share, evidence=evidence, advice=_NOISE_ADVICE, **known,
-            summary=f"{head}: the selected value flatters by about {luck:.2g}, as much as {share:.0%} of what training learned.",
+            summary=f"{head}: the selected value flatters by about {luck:.2g}, {much}.",
         )  # fmt: skip
     return Finding(
         status="ok", value=share, evidence=evidence, **known,

@@ -15,7 +15,7 @@ from workbench.studies.memory import memory_per_example
 from workbench.studies.session import Session
 from workbench.train.hooks.pause import Pause
 from workbench.train.offline import evaluate_checkpoints
-from workbench.workloads.subset import periodic_subset, subset_of
+from workbench.workloads.subset import check_examples, periodic_subset, subset_of
 
 __all__ = ["EvaluationStudy"]
 
@@ -47,7 +47,9 @@ class EvaluationStudy(Study):
     pause_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers; the indices are checked against the split."""
+        """Check the numbers; the indices are checked against the split later on."""
+        if self.examples is not None:
+            check_examples(self.examples)
         for name in ("evaluations", "seeds"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

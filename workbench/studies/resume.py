@@ -6,6 +6,7 @@ traces part without that one, the checkpoint, or the code that loads it, has los
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
@@ -54,16 +55,45 @@ def audit_resume(
         that were not stopped differ about as much. Its evidence holds the losses of both runs, and what each part did.
 
     Raises:
-        UsageError: `build` returns no dict, or a count is below 1.
+        UsageError: a function takes other arguments, `build` returns no dict, or a count is below 1.
 
     Source: P4.2 (a resumed run is bitwise the one that was not stopped).
     """
     for name, count in (("steps", steps), ("after", after)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UsageError(f"{name}={count!r} must be an integer of at least 1: updates to make.")
+    _check_takes("build", build, ())
+    _check_takes("step", step, ("parts",))
+    _check_takes("save", save, ("parts",))
+    _check_takes("load", load, ("parts", "checkpoint"))
     with isolated_rng():
         facts = _Audit(build, step, save, load, steps, after).run()
     return Diagnosis(findings=(resume_finding(facts),))
+
+
+_EXPECTED = {
+    "build": "build() -> parts",
+    "step": "step(parts) -> loss",
+    "save": "save(parts) -> checkpoint",
+    "load": "load(parts, checkpoint)",
+}
+
+
+def _check_takes(name: str, function: Any, given: tuple[str, ...]) -> None:
+    """Check that a function can be called as it will be, before anything is trained."""
+    if not callable(function):
+        raise UsageError(f"{name}={function!r} must be a function: {_EXPECTED[name]}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some are written in C and say nothing
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}{signature} cannot be called with ({', '.join(given)}): {error}. What is called is {_EXPECTED[name]}; a path "
+            "or a device of your own goes inside, as in lambda parts: my_save(parts, path)."
+        ) from None
 
 
 @dataclass(frozen=True)

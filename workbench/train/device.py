@@ -20,7 +20,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise DeviceError(f"device={device!r} is not known. Allowed: 'auto', 'cpu', 'cuda', 'cuda:0', ...") from error
+        raise DeviceError(
+            f"device={device!r} is not known. Allowed: 'auto', 'cpu', 'cuda', 'mps', or one of several, as 'cuda:1'."
+        ) from error
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device={device!r} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices "

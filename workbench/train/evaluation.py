@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import WorkloadError
+from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.train.batches import eval_batches
 from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
@@ -63,7 +63,21 @@ def evaluate(
     """Return loss and metrics of `model` on a split, in evaluation mode; model and RNG are left as they were.
 
     Sums run in float64 over per-example values, so that batch sizes 1 and 1,000 agree to float tolerance (P2.11).
+
+    Raises:
+        UsageError: the batch size is no integer of at least 1, or the workload has no such split.
+        DataError: the split has no examples.
     """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(
+            f"batch_size={batch_size!r} must be an integer of at least 1: the examples of one forward pass."
+        )
+    data = workload.data(split)
+    if hasattr(data, "__len__") and len(data) == 0:
+        raise DataError(
+            f"workload {workload.name!r}: the {split} split has no examples, so there is nothing to evaluate on. Look at "
+            f"{split}_data, or choose another split."
+        )
     device = device or next(model.parameters()).device
     return evaluate_each(workload, [model], split=split, batch_size=batch_size, device=device, precision=precision)[0]
 

@@ -15,7 +15,7 @@ from workbench.errors import DataError, UsageError
 from workbench.workloads.base import Workload
 from workbench.workloads.indexed import in_its_own_order
 
-__all__ = ["SubsetOf", "example_ids", "periodic_subset", "subset_of", "whole"]
+__all__ = ["SubsetOf", "check_examples", "example_ids", "periodic_subset", "subset_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,26 @@ def example_ids(data: Any) -> Sequence[int]:
     return range(len(data)) if part is None else part.indices
 
 
+def check_examples(examples: Any) -> None:
+    """Check that it is a number of examples or a list of indices, before there is a split.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(examples, int) and not isinstance(examples, bool) and examples >= 1:
+        return
+    if isinstance(examples, (str, bytes)) or not hasattr(examples, "__iter__"):
+        raise UsageError(
+            f"examples={examples!r} must be an integer of at least 1, or a list of indices, such as [0, 5, 9]."
+        )
+    for place, index in enumerate(examples):
+        if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+            raise UsageError(f"examples[{place}]={index!r} must be an integer: the place of an example in the split.")
+
+
 def _indices(examples: int | Sequence[int], size: int, seed: int) -> list[int]:
-    if isinstance(examples, bool) or (isinstance(examples, int) and not 1 <= examples <= size):
+    check_examples(examples)
+    if isinstance(examples, int) and not 1 <= examples <= size:
         raise UsageError(
             f"examples={examples!r} must be 1 to {size}, the examples of the validation split, or a list of indices."
         )
