@@ -289,7 +289,7 @@ def _bare(path: Path) -> str:
 
 def _line_that_raised(error: PapermillExecutionError) -> str:
     """Return the line of the cell that the traceback begins with; its first line of code where the traceback does not say."""
-    lines = error.source.splitlines()
+    lines: list[str] = str(error.source).splitlines()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     found = re.search(r"Cell In ?\[\d+\], line (\d+)", plain)
     if found and int(found[1]) <= len(lines):
