@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.host_facts import EXAMPLES, STEPS, Seen, job, one_pass
-from workbench.diagnostics.hosts import diagnose_hosts, host_areas
-from workbench.diagnostics.hosts_area import AREAS, CLAUSE
+from workbench.diagnostics.hosts import diagnose_hosts
+from workbench.diagnostics.hosts_area import AREAS, CLAUSE, host_areas
 from workbench.plain import to_json
 
 OK = dict.fromkeys(CLAUSE, "ok")

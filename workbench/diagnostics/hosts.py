@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.hosts_area import CLAUSE, host_finding, named
+from workbench.diagnostics.hosts_buffers import buffers
 from workbench.diagnostics.hosts_data import data_seed, set_epoch, sharding
-from workbench.diagnostics.hosts_evaluation import buffers, evaluation
+from workbench.diagnostics.hosts_evaluation import evaluation
 from workbench.diagnostics.hosts_files import checkpoint_writers, writers
 from workbench.diagnostics.hosts_update import clip, init_seed, not_wrapped, straggler
 

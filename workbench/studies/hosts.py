@@ -112,7 +112,6 @@ class HostsStudy:
 
     def _facts(self, workload: Workload, config: TrainConfig, path: Path) -> dict[str, Any]:
         trained = path / "trained"
-        trained.mkdir(exist_ok=True)
         fields = {key: value for key, value in config.to_dict().items() if not is_callable_name(value)}
         spec = path / "rehearsal.json"
         write_atomic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,8 +51,12 @@ class BufferWatch:
             self._note(self._state.models[0], "checkpoint")
 
     def _note(self, model: nn.Module, moment: str) -> None:
-        layers = _layers(model)
-        if not layers or model is not self._state.models[0]:
+        if model is self._state.models[0]:
+            self.note(_layers(model), moment)
+
+    def note(self, layers: Sequence[tuple[Tensor, Tensor]], moment: str) -> None:
+        """Write down means and variances of all layers, as they are at a moment."""
+        if not layers:
             return
         row: dict[str, Any] = {
             "step": self._state.step,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,9 @@ _OTHERS = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list
 class CollectiveWatch:
     """Counts collectives that join what ranks hold, in training and in evaluation (`hosts.evaluation`).
 
+    Attributes:
+        on_group: called when a process group has begun.
+
     Args:
         state: of this rank.
         patches: what is put back when the watch ends.
@@ -33,6 +35,7 @@ class CollectiveWatch:
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
         self._depth = 0
+        self.on_group: list[Callable[[], None]] = []
         self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
         if dist.is_available() and dist.is_initialized():
             self._begun()
@@ -55,6 +58,8 @@ class CollectiveWatch:
             self._state.tick("waiting in init_process_group")
             found = original(*args, **kwargs)
             self._begun()
+            for heard in self.on_group:
+                heard()
             self._state.tick("after init_process_group")
             return found
 
@@ -63,17 +68,13 @@ class CollectiveWatch:
     def _on_call(self, name: str, original: Any) -> Callable[..., Any]:
         def collective(*args: Any, **kwargs: Any) -> Any:
             state = self._state
-            if self._depth:  # all_gather_object is made of others
-                return original(*args, **kwargs)
-            if name in _JOINING:
+            if name in _JOINING and not self._depth:
                 self._joined["evaluation" if state.evaluating else "training"].append(state.step)
-            self._depth, phase, before = 1, state.phase, time.perf_counter()
-            state.tick(f"waiting in {name}")
+            self._depth += 1  # all_gather_object is made of others
             try:
-                return original(*args, **kwargs)
+                with state.waiting(name):
+                    return original(*args, **kwargs)
             finally:
-                self._depth = 0
-                state.waited_s += time.perf_counter() - before
-                state.tick(phase)
+                self._depth -= 1
 
         return collective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from workbench.hosts.audit.hashing import row_hashes
 from workbench.hosts.audit.patches import Patches
 from workbench.hosts.audit.state import State
+from workbench.workloads.indexed import IndexedDataset
 
 __all__ = ["LoaderWatch"]
 
@@ -29,6 +30,9 @@ MAX_PASSES = 50
 class LoaderWatch:
     """Indices and hashes of the examples of every pass (`hosts.sharding`, `hosts.set_epoch`, `hosts.evaluation`).
 
+    Attributes:
+        known: splits of which the trainer says itself which examples it takes, whatever loads them.
+
     Args:
         state: of this rank.
         patches: what is put back when the watch ends.
@@ -36,6 +40,7 @@ class LoaderWatch:
 
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
+        self.known: set[str] = set()
         self._pass, self._ahead = f"_workbench_pass_{id(self)}", f"_workbench_ahead_{id(self)}"  # on the iterators
         self._loaders: list[Any] = []
         self._sampler_calls: dict[int, int] = {}
@@ -53,10 +58,30 @@ class LoaderWatch:
             seen["planned"] = None if seen["exhausted"] else seen["planned"]
         return {"passes": self._passes}
 
-    @property
-    def passes(self) -> int:
-        """Passes begun so far."""
-        return len(self._passes)
+    def add_order(self, examples: int, order: torch.Tensor) -> None:
+        """Take the order of an epoch from the trainer: this host's examples, shape (micro-batches, examples of one)."""
+        if len(self._passes) >= MAX_PASSES:
+            return
+        dataset = {"kind": "train_data", "part": "train_data", "length": examples, "stream": False, "hash": None}
+        number, step = sum(p["loader"] == -1 for p in self._passes), self._state.step
+        self._passes.append({
+            "loader": -1, "pass": number, "dataset": dataset, "levels": [], "sampler": "Trainer", "distributed": True,
+            "shuffles": True, "epoch": number, "set_epoch_calls": number + 1, "planned": None, "batch_size": order.shape[1],
+            "drop_last": True, "steps": [step, step + len(order)], "exhausted": True, "grad": True,
+            "indices": order.reshape(-1)[:MAX_INDICES].tolist(), "contents": [],
+        })  # fmt: skip
+
+    def add_evaluation(self, data: Any, indices: Sequence[int]) -> None:
+        """Take the examples that this host evaluates from the trainer."""
+        if len(self._passes) >= MAX_PASSES:
+            return
+        step = self._state.step
+        self._passes.append({
+            "loader": -2, "pass": 0, "dataset": _dataset(data), "levels": _levels(data), "sampler": "Trainer", "distributed": False,
+            "shuffles": False, "epoch": None, "set_epoch_calls": 0, "planned": None, "batch_size": None, "drop_last": False,
+            "steps": [step, step], "exhausted": True, "grad": False, "indices": _base_indices(data, list(indices)[:MAX_INDICES]),
+            "contents": [],
+        })  # fmt: skip
 
     def _on_set_epoch(self, original: Any) -> Callable[..., Any]:
         def set_epoch(sampler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +101,8 @@ class LoaderWatch:
 
     def _on_iter(self, original: Any) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
-            if not self._state.here:
+            known = isinstance(loader.dataset, IndexedDataset) and loader.dataset.split in self.known
+            if known or not self._state.here:
                 return original(loader)
             self._state.tick("loading")
             batches = original(loader)
@@ -175,10 +201,24 @@ def _base_indices(dataset: Any, indices: list[Any]) -> list[Any]:
     return [int(i) if isinstance(i, (int, np.integer, torch.Tensor)) else str(i) for i in indices]
 
 
+def _plain(dataset: Any) -> Any:
+    """Return what a wrapper that passes items on unchanged holds."""
+    while isinstance(dataset, IndexedDataset):
+        dataset = dataset.data
+    return dataset
+
+
+def _parts(dataset: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each part with what it was taken from, the outermost first: `torch.utils.data.Subset`, and what is built like it."""
+    dataset = _plain(dataset)
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        yield dataset, _plain(dataset.dataset)
+        dataset = _plain(dataset.dataset)
+
+
 def _dataset(dataset: Any) -> dict[str, Any]:
     part = type(dataset).__name__
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
+    dataset = next((inner for _, inner in reversed(list(_parts(dataset)))), _plain(dataset))
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError):
@@ -196,10 +236,9 @@ def _dataset(dataset: Any) -> dict[str, Any]:
 def _levels(dataset: Any) -> list[list[Any]]:
     """Return length and hash of the positions of each part that a part was taken from, the outermost first."""
     found = []
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        positions = np.asarray([int(i) for i in dataset.indices], dtype=np.int64)
+    for part, _ in _parts(dataset):
+        positions = np.asarray([int(i) for i in part.indices], dtype=np.int64)
         found.append([len(positions), f"{zlib.crc32(positions.tobytes()):08x}"])
-        dataset = dataset.dataset
     return found
 
 

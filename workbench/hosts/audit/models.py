@@ -76,12 +76,8 @@ class ModelWatch:
 
     def _timed(self, original: Any) -> Callable[..., Any]:
         def sync(*args: Any, **kwargs: Any) -> Any:
-            before, phase = time.perf_counter(), self._state.phase
-            self._state.tick("waiting in the broadcast of buffers")
-            found = original(*args, **kwargs)
-            self._state.waited_s += time.perf_counter() - before
-            self._state.tick(phase)
-            return found
+            with self._state.waiting("the broadcast of buffers"):
+                return original(*args, **kwargs)
 
         return sync
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class State:
     progress: int = 0
     waited_s: float = 0.0
     evaluating: bool = False
+    _waits: bool = False
     started: float = field(default_factory=time.time)
     optimizers: list[Any] = field(default_factory=list)
     models: list[Any] = field(default_factory=list)
@@ -61,6 +63,21 @@ class State:
         """Say what the rank does now."""
         self.phase = phase
         self.progress += 1
+
+    @contextmanager
+    def waiting(self, phase: str) -> Iterator[None]:
+        """Count the time of the block as waiting for other ranks; a block inside another one counts once."""
+        if self._waits:
+            yield
+            return
+        before, self._waits, came_from = time.perf_counter(), True, self.phase
+        self.tick(f"waiting in {phase}")
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.waited_s += time.perf_counter() - before
+            self.tick(came_from)
 
     @property
     def here(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,17 +85,38 @@ class UpdateWatch:
         self._state.tick("update")
         if looked_at(step):
             parameters = _parameters(optimizer)
-            row = {"optimizer": number, "step": step}
-            sharded = any(is_sharded(p) for p in parameters)
-            self._parameters.append(row | {"hash": hash_of(parameters), "sharded": sharded})
-            at_step = hash_of(p.grad for p in parameters)
-            self._gradients.append(row | {"before_clip": self._before_clip.pop(number, at_step), "at_step": at_step})
+            used = hash_of(p.grad for p in parameters)
+            self.begin(number, step, parameters, used=used, before_clip=self._before_clip.pop(number, used))
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         number = self._number(optimizer)
         self._updates[number] += 1
-        if number:
-            return
+        if not number:
+            self.end()
+
+    def begin(self, number: int, step: int, parameters: Sequence[Any], *, used: str, before_clip: str) -> None:
+        """Write down what an update starts from.
+
+        Args:
+            number: of the optimizer.
+            step: of the update.
+            parameters: before it.
+            used: hash of the gradient that it uses.
+            before_clip: hash of the gradient, or of its norm, before it was clipped.
+        """
+        row = {"optimizer": number, "step": step}
+        sharded = any(is_sharded(p) for p in parameters)
+        self._parameters.append(row | {"hash": hash_of(parameters), "sharded": sharded})
+        self._gradients.append(row | {"before_clip": before_clip, "at_step": used})
+
+    def clipped(self, by: str, limit: Any, norm: torch.Tensor | None, *, number: int | None = 0) -> None:
+        """Write down that gradients were clipped."""
+        if len(self._clips) < MAX_ROWS:
+            step = self._state.step if number is None else self._updates[number] if self._updates else self._state.step
+            self._clips.append({"step": step, "optimizer": number, "by": by, "limit": _plain(limit), "norm": norm})
+
+    def end(self) -> None:
+        """Write down that the first optimizer has made an update."""
         now, state = time.perf_counter(), self._state
         if self._last is not None and len(self._times["step_s"]) < MAX_ROWS:
             self._times["step_s"].append(round(now - self._last, 7))
@@ -129,11 +150,7 @@ class UpdateWatch:
                 self._before_clip[number] = hash_of(p.grad for p in _parameters(self._state.optimizers[number]))
             found = original(parameters, *args, **kwargs)
             allowed = args[0] if args else kwargs.get(limit)
-            if len(self._clips) < MAX_ROWS:
-                norm = found if isinstance(found, torch.Tensor) else None
-                self._clips.append(
-                    {"step": step, "optimizer": number, "by": name, "limit": _plain(allowed), "norm": norm}
-                )
+            self.clipped(name, allowed, found if isinstance(found, torch.Tensor) else None, number=number)
             return found
 
         return clip

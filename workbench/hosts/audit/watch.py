@@ -18,6 +18,7 @@ from workbench.hosts.audit.loaders import LoaderWatch
 from workbench.hosts.audit.models import ModelWatch
 from workbench.hosts.audit.patches import Patches
 from workbench.hosts.audit.state import State
+from workbench.hosts.audit.trainer import TrainerWatch
 from workbench.hosts.audit.updates import UpdateWatch
 from workbench.hosts.audit.watchdog import Watchdog
 from workbench.plain import to_json
@@ -57,15 +58,13 @@ class HostsWatch:
         self.state = State(folder.resolve())
         self._patches = Patches()
         models = ModelWatch(self.state, self._patches)
-        self._watches: list[Any] = [
-            models,
-            UpdateWatch(self.state, self._patches, models, stop_after),
-            BufferWatch(self.state),
-            CollectiveWatch(self.state, self._patches),
-            LoaderWatch(self.state, self._patches),
-            DrawWatch(self.state, self._patches),
-            FileWatch(self.state, self._patches),
-        ]
+        updates = UpdateWatch(self.state, self._patches, models, stop_after)
+        buffers, loaders = BufferWatch(self.state), LoaderWatch(self.state, self._patches)
+        collectives = CollectiveWatch(self.state, self._patches)
+        trainer = TrainerWatch(self.state, self._patches, updates, loaders, buffers)
+        collectives.on_group.append(trainer.install)
+        draws, files = DrawWatch(self.state, self._patches), FileWatch(self.state, self._patches)
+        self._watches: list[Any] = [models, updates, buffers, collectives, loaders, draws, files]
         self._began = time.perf_counter()
         self._open = True
         self._dog = None if timeout_s is None else Watchdog(self.state, timeout_s)
