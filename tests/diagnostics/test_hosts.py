@@ -361,6 +361,26 @@ def test_everybody_may_evaluate_everything_but_has_to_agree() -> None:
     assert statuses(edited(lambda r: everything(r, 0.1))) == OK | {"evaluation": "fail"}
 
 
+def test_what_is_left_over_may_be_evaluated_by_itself() -> None:
+    """A sampler that drops the last examples, and all hosts that evaluate those after it."""
+
+    def left_over(found: list[dict[str, Any]]) -> None:
+        not_evaluated(found)
+        for rank in found:
+            first = passes_of(rank, False)[0]
+            rank["passes"].append(first | {"indices": [8, 9], "levels": [[2, "rest"]]})
+
+    assert statuses(edited(left_over)) == OK
+
+
+def test_what_one_host_looks_at_besides_is_no_evaluation() -> None:
+    def besides(found: list[dict[str, Any]]) -> None:
+        first = passes_of(found[0], False)[0]
+        found[0]["passes"].insert(0, first | {"indices": [0, 1, 2], "steps": [0, 0]})
+
+    assert statuses(edited(besides)) == OK
+
+
 def test_one_host_may_evaluate_alone() -> None:
     def alone(found: list[dict[str, Any]]) -> None:
         for p in passes_of(found[0], False):

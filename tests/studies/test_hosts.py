@@ -64,7 +64,9 @@ def test_its_facts_lie_in_the_study_and_say_what_was_trained(rehearsed: StudyRec
     assert [r["rank"] for r in facts["ranks"]] == [0, 1]
     assert {r["steps"] for r in facts["ranks"]} == {45}
     assert sorted(path.name for path in rehearsed.path.glob("rank-*.json")) == ["rank-0.json", "rank-1.json"]
-    assert facts["ranks"][0]["passes"][0]["dataset"]["length"] == len(wb.load_workload("digits_cnn").train_data)
+    lengths = {p["dataset"]["length"] for p in facts["ranks"][0]["passes"]}
+    workload = wb.load_workload("digits_cnn")
+    assert lengths == {len(workload.train_data), len(workload.validation_data)}
 
 
 def test_it_is_the_training_of_one_process(rehearsed: StudyRecord, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from workbench.diagnostics.base import Finding
@@ -28,10 +28,14 @@ def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
         return host_finding(
             "evaluation", "not_measured", "Not measured: no evaluation came through a torch DataLoader."
         )
-    found = [shards for shards in occasions if shards.by == "index"]
+    named_by_place = [(moment, shards) for moment, shards in occasions if shards.by == "index"]
+    found = [shards for _, shards in named_by_place]
     if not found:
         return host_finding("evaluation", "not_measured", "Not measured: the hosts evaluate data sets of their own.")
-    judged = [_coverage(ranks, shards) for shards in found]
+    seen: dict[Any, set[Any]] = {}
+    for moment, shards in named_by_place:
+        seen.setdefault(moment, set()).update(shards.holders)
+    judged = [_coverage(ranks, shards, seen[moment]) for moment, shards in named_by_place]
     worst = next((finding for finding in judged if finding.status != "ok"), None)
     if worst is not None:
         return worst
@@ -46,8 +50,11 @@ def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
     return max(judged, key=lambda finding: int(finding.evidence["examples"]))
 
 
-def _occasions(ranks: Ranks) -> list[Shards]:
-    """Return what was evaluated, occasion by occasion; what only some of the usual hosts looked at is none."""
+def _occasions(ranks: Ranks) -> list[tuple[Any, Shards]]:
+    """Return what was evaluated, occasion by occasion, each with the moment and the data set that it belongs to.
+
+    What only some of the usual hosts looked at is none.
+    """
     found: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
     for rank in ranks:
         seen: Counter[tuple[Any, ...]] = Counter()
@@ -56,7 +63,8 @@ def _occasions(ranks: Ranks) -> list[Shards]:
             found.setdefault((*kind, seen[kind]), {})[rank["rank"]] = one
             seen[kind] += 1
     usual = max((len(passes) for passes in found.values()), default=0)
-    return [shards_of(passes, augmented=False) for passes in found.values() if len(passes) == usual]
+    kept = {key: passes for key, passes in found.items() if len(passes) == usual}
+    return [(key[:3], shards_of(passes, augmented=False)) for key, passes in kept.items()]
 
 
 def _everybody(shards: Shards) -> bool:
@@ -64,8 +72,14 @@ def _everybody(shards: Shards) -> bool:
     return all(len(set(examples)) == len(shards.holders) for examples in shards.examples.values())
 
 
-def _coverage(ranks: Ranks, shards: Shards) -> Finding:
-    """Judge one evaluation: padding, examples left out, and shares that nobody joins."""
+def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
+    """Judge one evaluation: padding, examples left out, and shares that nobody joins.
+
+    Args:
+        ranks: facts of all hosts.
+        shards: of the evaluation.
+        seen: examples that were evaluated at the same moment, be it in another pass: what is left over may come by itself.
+    """
     who = list(shards.examples)
     counted = Counter(i for examples in shards.examples.values() for i in examples)
     everybody = _everybody(shards)
@@ -84,11 +98,12 @@ def _coverage(ranks: Ranks, shards: Shards) -> Finding:
             ),
             **numbers,
         )  # fmt: skip
-    if shards.missing:
+    missing = max(0, (shards.size or 0) - len(seen | set(shards.holders))) if shards.missing else 0
+    if missing:
         return host_finding(
-            "evaluation", "warn", f"{shards.missing:,} of {shards.size:,} examples are evaluated by no host.",
+            "evaluation", "warn", f"{missing:,} of {shards.size:,} examples are evaluated by no host.",
             advice=("Evaluate all of them: no drop_last, and shares whose union is the split.",),
-            **(numbers | {"value": float(shards.missing)}),
+            **(numbers | {"value": float(missing)}),
         )  # fmt: skip
     shared_out = len(who) > 1 and not everybody
     if shared_out and not any(r["joined"]["evaluation"] for r in ranks):

@@ -20,7 +20,7 @@ _REPEATED = 3
 
 def writers(ranks: Ranks, printed: Mapping[str, Sequence[str]]) -> Finding:
     """Judge the files other than checkpoints, and what the hosts print."""
-    found = _judged("writers", ranks, "log", "log")
+    found = _judged("writers", ranks, "log", "log or other file")
     if found.status != "ok" or len(printed) < 2:
         return found
     alike = [Counter(re.sub(r"\d+", "#", line) for line in lines if line.strip()) for lines in printed.values()]

@@ -108,11 +108,12 @@ def test_parameters_are_hashed_before_the_first_update(alone: None, tmp_path: Pa
     assert found["parameters"][0]["hash"] == found["wrappers"][0]["before"] == expected
 
 
-@pytest.mark.parametrize(("module", "raw"), [("wrapped", 0), ("model", 3), ("part", 3)])
+@pytest.mark.parametrize(("module", "raw"), [("wrapped", 0), ("model", 3), ("part", 3), ("loss", 0)])
 def test_calls_past_the_wrapper_are_counted(alone: None, tmp_path: Path, module: str, raw: int) -> None:
     def work() -> None:
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        called: nn.Module = {"wrapped": DistributedDataParallel(model), "model": model, "part": model[0]}[module]
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1), nn.Softplus())
+        wrapped = DistributedDataParallel(model)
+        called = {"wrapped": wrapped, "model": model, "part": model[0], "loss": lambda x: model[2](wrapped(x))}[module]
         for _ in range(3):
             called(torch.ones(2, 3)).sum().backward()
         with torch.no_grad():

@@ -60,7 +60,8 @@ class ModelWatch:
             number = self._model(module)
             self._wrappers[id(wrapper)] = number
             self._kept.append(wrapper)
-            self._inside |= {id(part): number for part in module.modules()}
+            trained = [part for part in module.modules() if any(p.requires_grad for p in part.parameters())]
+            self._inside |= {id(part): number for part in trained}
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
