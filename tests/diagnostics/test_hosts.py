@@ -311,6 +311,15 @@ def test_a_validation_split_of_the_same_data_set_is_not_missing() -> None:
                 p["indices"], p["levels"] = list(range(rank["rank"], 4, 2)), [[4, "held out"]]
 
     assert statuses(edited(split)) == OK
+    assert f"all {EXAMPLES - 4} examples" in diagnose_hosts(edited(split))["hosts.sharding"].summary
+
+    def named(found: list[dict[str, Any]]) -> None:
+        split(found)
+        for rank in found:
+            for p in passes_of(rank, True):
+                p["levels"] = [[EXAMPLES - 4, "training part"]]
+
+    assert f"all {EXAMPLES - 4} examples" in diagnose_hosts(edited(named))["hosts.sharding"].summary
 
 
 def test_a_part_that_all_hosts_share_is_what_has_to_be_complete() -> None:

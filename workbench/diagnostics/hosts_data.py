@@ -80,7 +80,7 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
                 **(numbers | {"value": lost / max(1, worst.size or 1), "threshold": max(padding, dropped) / max(1, worst.size or 1)}),
             )  # fmt: skip
         left = f" but for the {lost} of incomplete last batches" if lost else ""
-        trained = (worst.size or seen) - held_out
+        trained = (worst.size or seen) - min(held_out, *missing)
         return host_finding(
             "sharding",
             "ok",

@@ -237,6 +237,23 @@ def test_draws_of_the_loop_itself_are_seen_where_they_come_before_the_model(tmp_
     assert {row["where"] for row in seen(tmp_path, work)["draws"]} == {"batch"}
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_the_next_epoch_draws_for_its_order_is_no_augmentation(tmp_path: Path, grad: bool) -> None:
+    """The last batch before it was evaluated: with the same seed on all hosts this would look like draws alike."""
+
+    def work() -> None:
+        model = nn.Linear(3, 1)
+        loader = DataLoader(data(), batch_size=4, shuffle=True, num_workers=1)
+        for _ in range(2):
+            for inputs, _ in loader:
+                model.train()(inputs)
+            with torch.set_grad_enabled(grad):
+                for inputs, _ in DataLoader(data(), batch_size=6):
+                    model.eval()(inputs)
+
+    assert seen(tmp_path, work)["draws"] == []
+
+
 def test_files_for_writing_are_seen_however_they_are_opened(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

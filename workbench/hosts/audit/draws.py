@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
@@ -34,7 +35,7 @@ class DrawWatch:
         self._rows: list[dict[str, Any]] = []
         self._looked = 0
         self._after_fetch: dict[str, int] | None = None
-        self._calls = 0
+        self._calls = self._other_calls = 0
         for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
             patches.wrap(fetcher, "fetch", self._on_fetch)
         state.on_train_call.append(self._on_train_call)
@@ -57,14 +58,16 @@ class DrawWatch:
             batch = original(fetcher, index)
             self._note(before, _states(fetcher.dataset), where="item", worker=None if worker is None else worker.id)
             if worker is None:
-                self._after_fetch = random_state()
+                self._after_fetch = random_state() if torch.is_grad_enabled() else None
+                self._other_calls = self._state.other_calls
             return batch
 
         return fetch
 
     def _on_train_call(self, _: Any) -> None:
         """Note what the loop itself draws between a batch and the model."""
-        if self._after_fetch is not None and self._calls < FETCHES:
+        for_training = self._other_calls == self._state.other_calls  # and not a batch that was evaluated
+        if self._after_fetch is not None and for_training and self._calls < FETCHES:
             self._calls += 1
             self._note(self._after_fetch, random_state(), where="batch", worker=None)
         self._after_fetch = None

@@ -114,7 +114,9 @@ class ModelWatch:
             for heard in self._state.on_train_call:
                 heard(root)
             self._state.evaluating = False
-        elif not module.training and not torch.is_grad_enabled():
+            return
+        self._state.other_calls += 1
+        if not module.training and not torch.is_grad_enabled():
             self._evaluated(root)
 
     def _unwrapped(self, module: nn.Module, trains: bool) -> int | None:

@@ -33,6 +33,7 @@ class State:
         progress: rises with everything that is seen, so that standing still shows.
         waited_s: time spent waiting for other ranks since the last update.
         evaluating: whether a model was called in evaluation mode since it was last trained.
+        other_calls: of models, in anything but training.
         optimizers: in the order in which they were made.
         models: the models that train, without their wrappers.
         on_train_call: called before a model is called in training.
@@ -51,6 +52,7 @@ class State:
     progress: int = 0
     waited_s: float = 0.0
     evaluating: bool = False
+    other_calls: int = 0
     _waits: bool = False
     started: float = field(default_factory=time.time)
     optimizers: list[Any] = field(default_factory=list)
