@@ -119,7 +119,8 @@ if TYPE_CHECKING:
     from workbench.studies.evaluation import EvaluationStudy
     from workbench.studies.evaluation_check import check_evaluation
     from workbench.studies.evaluation_sample import EvaluationSampleStudy
-    from workbench.studies.hosts import HostsStudy, audit_hosts, audit_script, read_hosts, self_test_hosts
+    from workbench.studies.hosts import HostsStudy, audit_hosts, audit_script, read_hosts
+    from workbench.studies.hosts_self_test import self_test_hosts
     from workbench.studies.input.audit import audit_input
     from workbench.studies.input.storage import compare_storage
     from workbench.studies.input_pipeline import InputPipelineStudy
@@ -480,8 +481,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "audit_hosts",
         "audit_script",
         "read_hosts",
-        "self_test_hosts",
     ),
+    "studies.hosts_self_test": ("self_test_hosts",),
     "studies.input.audit": ("audit_input",),
     "studies.input.storage": ("compare_storage",),
     "studies.input_pipeline": ("InputPipelineStudy",),

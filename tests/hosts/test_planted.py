@@ -10,7 +10,7 @@ import pytest
 from workbench.diagnostics.hosts_area import AREAS
 from workbench.errors import UnknownNameError
 from workbench.hosts.planted import BUGS
-from workbench.studies.hosts import self_test_hosts
+from workbench.studies.hosts_self_test import self_test_hosts
 
 EXPECTED = {
     "healthy": ("", None),

@@ -1,4 +1,4 @@
-"""`HostsStudy`, `audit_script`, `audit_hosts`, `self_test_hosts`: a training on many hosts, rehearsed on this machine or watched where it runs."""
+"""`HostsStudy`, `audit_script`, `audit_hosts`: a training on many hosts, rehearsed on this machine or watched where it runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from workbench.config import TrainConfig, is_callable_name
-from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.hosts import diagnose_hosts
 from workbench.diagnostics.hosts_area import host_areas
-from workbench.errors import UnknownNameError, UsageError, nearest
-from workbench.hosts.audit.watch import HostsWatch, read_facts
+from workbench.errors import UsageError, nearest
+from workbench.hosts.audit.watch import HostsWatch, facts_path, read_facts
 from workbench.hosts.launch import cores, launch
-from workbench.hosts.planted import BUGS
 from workbench.hosts.rehearsal import check_rehearsal
-from workbench.hosts.self_test import HEALTHY, facts_folder
 from workbench.plain import dumps
 from workbench.record import StudyRecord
 from workbench.record_folder import default_folder
@@ -32,7 +27,7 @@ from workbench.studies.session import at_length
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on
 
-__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts", "self_test_hosts"]
+__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,28 +199,23 @@ def audit_hosts(
         The watch; its `close()` ends it earlier, and it is a context manager.
     """
     watch = HostsWatch(Path(out), timeout_s=timeout_s)
-    began = watch.state.started
-    atexit.register(_at_the_end, watch, wait_s, began, report)
+    atexit.register(_at_the_end, watch, wait_s, report)
     return watch
 
 
-def _at_the_end(watch: HostsWatch, wait_s: float, began: float, report: bool) -> None:
+def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     watch.close()
     state = watch.state
     if not report or state.rank or not state.here:
         return
     until = time.monotonic() + wait_s
-    while time.monotonic() < until and len(_written_since(state.folder, began)) < state.world:
+    while time.monotonic() < until and not all(facts_path(state.folder, rank).exists() for rank in range(state.world)):
         time.sleep(0.05)
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
     print(
         diagnosis, *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()), sep="\n", file=sys.stderr
     )
-
-
-def _written_since(folder: Path, began: float) -> list[Path]:
-    return [path for path in folder.glob("rank-*.json") if path.stat().st_mtime >= began - 60]
 
 
 def read_hosts(folder: str | Path) -> HostsAudit:
@@ -244,41 +234,6 @@ def read_hosts(folder: str | Path) -> HostsAudit:
             f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call audit_hosts() in the job, or give another."
         )
     return HostsAudit(facts={"hosts": found}, workload=path.name, path=path)
-
-
-def self_test_hosts(
-    bugs: Sequence[str] | None = None, *, hosts: int = 2, out: str | Path | None = None, timeout_s: float = 60.0
-) -> pd.DataFrame:
-    """Plant one bug after the other in a small training on many hosts, and return what the audit says of each (P7.1).
-
-    Args:
-        bugs: names of `workbench.hosts.planted.BUGS`; None is all of them. The training without a bug comes first.
-        hosts: processes.
-        out: folder of the facts; None is a new one under `runs/`.
-        timeout_s: without progress.
-
-    Returns:
-        One row a bug: bug, logging, evaluation, RNG, checkpointing, sharding, and codes, those that are not "ok".
-
-    Raises:
-        UnknownNameError: a bug that cannot be planted.
-    """
-    chosen = list(BUGS) if bugs is None else list(bugs)
-    for bug in chosen:
-        if bug not in BUGS:
-            raise UnknownNameError(f"bug {bug!r} is not known.{nearest(bug, BUGS)}")
-    folder = default_folder("planted", "hosts") if out is None else Path(out)
-    names = [HEALTHY, *chosen]
-    launch(
-        ["-m", "workbench.hosts.self_test", str(folder.resolve()), *names], hosts=hosts, folder=folder, timeout_s=timeout_s,
-        what="the self-test",
-    )  # fmt: skip
-    return pd.DataFrame([_row(name, diagnose_hosts(read_hosts(facts_folder(folder, name)))) for name in names])
-
-
-def _row(bug: str, diagnosis: Diagnosis) -> dict[str, Any]:
-    codes = ", ".join(f.code.removeprefix("hosts.") for f in diagnosis if f.status != "ok")
-    return {"bug": bug, **host_areas(diagnosis), "codes": codes}
 
 
 def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **settings: Any) -> dict[str, Any]:

@@ -343,3 +343,17 @@ def test_a_second_close_changes_nothing_and_the_file_is_read_back(tmp_path: Path
     assert watch.close() == path
     assert path.read_bytes() == before
     assert json.loads(before)["rank"] == 0
+
+
+def test_facts_of_an_earlier_job_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, world in ((0, 4), (3, 4), (0, 2), (1, 2)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        HostsWatch(tmp_path).close()
+    assert [(r["rank"], r["world"]) for r in read_facts(tmp_path)["ranks"]] == [(0, 2), (1, 2)]
+    monkeypatch.setenv("RANK", "0")
+    watch = HostsWatch(tmp_path)
+    assert [r["rank"] for r in read_facts(tmp_path)["ranks"]] == [
+        1
+    ]  # what this rank wrote before is gone from the start
+    watch.close()

@@ -35,7 +35,8 @@ def facts_path(folder: Path, rank: int) -> Path:
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return `{"ranks": [...]}`, what every rank in the folder has written, by rank."""
     ranks = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.json")]
-    return {"ranks": sorted(ranks, key=lambda found: int(found["rank"]))}
+    ranks.sort(key=lambda found: int(found["rank"]))
+    return {"ranks": [found for found in ranks if found["world"] == ranks[0]["world"]]}  # others are of an earlier job
 
 
 class HostsWatch:
@@ -56,6 +57,7 @@ class HostsWatch:
     def __init__(self, folder: Path, *, timeout_s: float | None = None, stop_after: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.state = State(folder.resolve())
+        facts_path(self.state.folder, self.state.rank).unlink(missing_ok=True)
         self._patches = Patches()
         models = ModelWatch(self.state, self._patches)
         updates = UpdateWatch(self.state, self._patches, models, stop_after)
