@@ -51,7 +51,7 @@ def holds(diagnosis: Diagnosis, cause: str, change: str | None = None, *, within
 
 
 def test_latency_is_named_with_its_reader() -> None:
-    diagnosis = said(loader(Items(sleep_s=0.003)), TrainStep(0.02), seconds=4.0)
+    diagnosis = said(loader(Items(sleep_s=0.003)), TrainStep(0.02), seconds=3.0)
     assert holds(diagnosis, "latency", within=0.35)["change"] in ("workers", "cache")
     bound = diagnosis["input.bound"]
     assert bound.value == pytest.approx(24 / 44, abs=0.12)  # 8 items of 3 ms beside a step of 20 ms
