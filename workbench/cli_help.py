@@ -64,10 +64,10 @@ latency, preprocessing, collating, synchronisation, workers that restart, too fe
 The change that answers it is tried, and its predicted gain held against the measured one.""",
         epilog="""\
 examples:
-  workbench input digits_mlp                               a workload: its own loader and step
-  workbench input train.py:loader --step train.py:step     your DataLoader, and a function that trains on one batch
-  workbench input train.py:loader --step-s 0.05 --out runs/input    a step of 50 ms; a trace for ui.perfetto.dev
-  workbench input package.module:make_loader --fail-on warn    in CI: 3 when training waits
+  workbench input digits_mlp    # a workload: its own loader and step
+  workbench input train.py:loader --step train.py:step    # your DataLoader, and a function that trains on one batch
+  workbench input train.py:loader --step-s 0.05 --out runs/input    # a step of 50 ms; a trace for ui.perfetto.dev
+  workbench input package.module:make_loader --step-s 0.05 --fail-on warn    # in CI: 3 when training waits
 
 Without a step nobody can say whether a loader is too slow; what it spends its time on is measured all the same.
 A step makes several hundred updates: give it a model that may be spoilt.

@@ -31,7 +31,8 @@ def _ahead(fetch_every: int, sleep_s: float, step_s: float) -> Made:
 
 
 def _idle(batch: Any) -> None:
-    time.sleep(0.01 + 0 * float(batch[0].sum() > 0))
+    time.sleep(0.03)
+    batch[0].sum() + batch[1].sum()
 
 
 PLANTED: dict[str, tuple[Callable[[], Made], str]] = {
@@ -50,7 +51,7 @@ PLANTED: dict[str, tuple[Callable[[], Made], str]] = {
     "1 worker": (lambda: (loader(Items(sleep_s=0.003), num_workers=1), TrainStep(0.012), {}), "too_few_workers"),
     "unused feature": (lambda: (loader(Items(extra=400_000), batch_size=16), TrainStep(0.002), {}), "unused_features"),
     "default_rng(0)": (lambda: (loader(Drawing(), num_workers=2), _idle, {}), "data.worker_rng"),
-    "stream read twice": (lambda: (loader(Stream(200, shared=False), num_workers=2), 0.002, {}), "input.example_count"),
+    "stream read twice": (lambda: (loader(Stream(200, shared=False), num_workers=2), 0.03, {}), "input.example_count"),
     "item on the CPU": (lambda: (loader(Items()), TrainStep(0.01, fetch_every=1), {}), "input.sync_every_step"),
     "hidden by workers": (lambda: (loader(Items(sleep_s=0.0024), num_workers=2), TrainStep(0.03), {}), "healthy"),
     "slow first batch": (lambda: (loader(Items(first_s=2.0)), TrainStep(0.02), {}), "healthy"),

@@ -38,6 +38,10 @@ _NEXT = {
     "sync": ("Fetch the loss every hundred steps, not every step, so that loading runs ahead of the device.",),
     "worker_restart": ("Set persistent_workers=True: workers then stay from one epoch to the next.",),
     "too_few_workers": ("Raise num_workers to where throughput stops growing.",),
+    "hand_over": (
+        "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device.",
+        "Look at what else runs on this machine: workers that are ready wait for a processor, too.",
+    ),
     "unused_features": ("Drop what the step never reads in the dataset's __getitem__, before it is collated.",),
     "unknown": ("Load through a torch DataLoader to have its parts told apart, or profile one batch by hand.",),
 }
@@ -111,6 +115,7 @@ def _where(facts: Mapping[str, Any], cause: Cause) -> str:
         "unused_features": f": collating features that nobody reads, {_ms(parts.get('unused_features', 0))} a batch",
         "sync": ", because each step fetches a number from the device before the next batch is asked for",
         "worker_restart": f", because {workers} worker processes start anew in each epoch",
+        "hand_over": ": batches are ready, and getting them from the worker processes takes long",
         "too_few_workers": f": {workers} worker{'s are' if workers != 1 else ' is'} too few for batches that take "
         f"{_ms(step_time(facts).fetch_s)} to make{rest}",
     }.get(cause.name, "")

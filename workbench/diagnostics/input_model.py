@@ -135,7 +135,8 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
             continue
         if row["change"] == "workers" and row["value"] > 1 and not (facts.get("epochs") or {"same": True})["same"]:
             continue  # they would repeat each other's examples
-        period = _with(compute, cpu, row, facts["cores"])
+        warm = row["change"] == "drop"  # to free a batch takes time in the step; without its bulk that is gone, too
+        period = _with(now.compute_s if warm else compute, cpu, row, facts["cores"])
         if (
             row["change"] == "workers" and batches
         ):  # the workers persist: an epoch begins with one batch that is waited for

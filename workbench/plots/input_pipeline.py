@@ -54,7 +54,9 @@ def plot_input_pipeline(record: _Facts, diagnosis: Diagnosis | None = None, *, a
                 axes.barh(place, value * 1e3, left=left, height=0.6, color=color, label=known or None)
                 seen.add(label)
                 left += value * 1e3
-            axes.text(left, place, f" {short(left)} ms", va="center", fontsize=8.5)
+            axes.annotate(
+                f"{short(left)} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
         axes.margins(x=0.16)

@@ -51,7 +51,7 @@ def holds(diagnosis: Diagnosis, cause: str, change: str | None = None, *, within
 
 
 def test_latency_is_named_with_its_reader() -> None:
-    diagnosis = said(loader(Items(sleep_s=0.003)), TrainStep(0.02), seconds=4.0)
+    diagnosis = said(loader(Items(sleep_s=0.003)), TrainStep(0.02), seconds=3.0)
     assert holds(diagnosis, "latency", within=0.35)["change"] in ("workers", "cache")
     bound = diagnosis["input.bound"]
     assert bound.value == pytest.approx(24 / 44, abs=0.12)  # 8 items of 3 ms beside a step of 20 ms
@@ -111,6 +111,7 @@ def test_a_fetch_in_each_step_keeps_loading_from_running_ahead() -> None:
     assert next(iter(syncs.evidence["places"])).startswith("input_loaders.py:")
 
 
+@pytest.mark.slow
 def test_a_fetch_every_tenth_step_is_none() -> None:
     device = AheadDevice(0.03, fetch_every=10)
     diagnosis = said(loader(Items(sleep_s=0.0005)), device, synchronize=device.wait, seconds=4.0, max_workers=0)
@@ -126,16 +127,16 @@ def test_on_the_cpu_a_fetch_in_each_step_is_named_and_costs_nothing() -> None:
     assert diagnosis["input.bound"].status == "ok"
 
 
+def idle(batch: Any) -> None:
+    time.sleep(0.02)
+    batch[0].sum() + batch[1].sum()
+
+
 @pytest.mark.slow
 def test_a_generator_made_once_in_init() -> None:
-    diagnosis = said(loader(Drawing(), num_workers=2), TrainStep4(), seconds=3.0)
+    diagnosis = said(loader(Drawing(), num_workers=2), idle, seconds=3.0)
     assert diagnosis["data.worker_rng"].status == "warn"
     assert "same random draws" in diagnosis["data.worker_rng"].summary
-
-
-class TrainStep4:
-    def __call__(self, batch: Any) -> None:
-        time.sleep(0.005 + 0 * float(batch[0].sum() > 0))
 
 
 @pytest.mark.slow

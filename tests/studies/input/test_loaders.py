@@ -128,16 +128,17 @@ def test_a_trace_has_spans_for_loading_and_for_the_step(tmp_path: Path) -> None:
         assert start + duration <= began
 
 
-def test_compressed_files_are_smaller_and_slower_to_read(tmp_path: Path) -> None:
-    rows = torch.arange(4000.0).repeat(60, 1)
+def test_compressed_files_are_smaller_and_take_more_work_to_read(tmp_path: Path) -> None:
+    rows = torch.randint(0, 16, (60, 40_000), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     table = compare_storage(TensorDataset(rows), tmp_path, examples=120, shard_examples=40, repeats=3).set_index(
         "storage"
     )
     assert tuple(table.index) == STORAGES
     assert (table["files"] == 3).all()
-    assert table.loc["npy", "bytes"] == pytest.approx(120 * 4000 * 4, rel=0.01)
-    assert table.loc["npz_compressed", "bytes"] < 0.5 * table.loc["npz", "bytes"]
-    assert table.loc["npz_compressed", "examples_per_s"] < table.loc["npz", "examples_per_s"]
+    assert table.loc["npy", "bytes"] == pytest.approx(120 * 40_000, rel=0.01)
+    assert table.loc["npz_compressed", "bytes"] < 0.7 * table.loc["npz", "bytes"]
+    assert table.loc["npz_compressed", "cpu_us_per_example"] > table.loc["npz", "cpu_us_per_example"]
+    assert (table["examples_per_s"] > 0).all()
     with pytest.raises(ConfigError, match="repeats=0"):
         compare_storage(DATA, tmp_path, repeats=0)
 

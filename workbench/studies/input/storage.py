@@ -45,8 +45,8 @@ def compare_storage(
         repeats: readings of each format; medians are taken.
 
     Returns:
-        One row a format: storage, files, bytes, bytes_per_example, examples_per_s, and read_bytes_per_s: from which speed of the
-        disk on the format, and not the disk, sets the pace.
+        One row a format: storage, files, bytes, bytes_per_example, examples_per_s, cpu_us_per_example, and read_bytes_per_s: from
+        which speed of the disk on the format, and not the disk, sets the pace.
 
     Raises:
         ConfigError: a number is below 1.
@@ -61,18 +61,20 @@ def compare_storage(
     rows = [item_arrays(data[index % len(data)], index) for index in range(examples)]
     stacked = [np.stack([row[k] for row in rows]) for k in range(len(rows[0]))]
     stored = {storage: _store(stacked, storage, Path(folder) / storage, shard_examples) for storage in STORAGES}
-    seconds: dict[str, list[float]] = {storage: [] for storage in STORAGES}
+    seconds: dict[str, list[tuple[float, float]]] = {storage: [] for storage in STORAGES}
     for _, (storage, files) in itertools.product(range(repeats), stored.items()):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         read = sum(len(batch[0]) for batch in DataLoader(_Shards(storage, files), batch_size=batch_size))
-        seconds[storage].append(time.perf_counter() - began)
+        seconds[storage].append((time.perf_counter() - began, time.process_time() - worked))
         assert read == examples
     table = []
     for storage, files in stored.items():
-        size, rate = sum(file.stat().st_size for file in files), examples / float(np.median(seconds[storage]))
+        size = sum(file.stat().st_size for file in files)
+        wall_s, cpu_s = (float(value) for value in np.median(np.array(seconds[storage]), axis=0))
+        rate = examples / wall_s
         table.append(
             {"storage": storage, "files": len(files), "bytes": size, "bytes_per_example": size / examples,
-             "examples_per_s": rate, "read_bytes_per_s": rate * size / examples}
+             "examples_per_s": rate, "cpu_us_per_example": 1e6 * cpu_s / examples, "read_bytes_per_s": rate * size / examples}
         )  # fmt: skip
     return pd.DataFrame(table)
 
