@@ -96,11 +96,13 @@ def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) 
     if timing and largest == 0:
         batch = min(int(timing["batch_size"]), available)
         reasons.append(
-            f"one batch of {batch} examples takes {seconds_of(batch, timing):.3g} s, and the budget is {budget:g} s"
+            f"one batch of {batch} example{'' if batch == 1 else 's'} takes {seconds_of(batch, timing):.3g} s, and the budget is {budget:g} s"
         )
     elif smallest is not None and smallest > allowed:
         within = f"{budget:g} s allow {allowed} of them" if allowed < available else f"there are {available}"
-        reasons.append(f"a difference of {difference:g} takes {smallest} examples, and {within}")
+        reasons.append(
+            f"a difference of {difference:g} takes {smallest} example{'' if smallest == 1 else 's'}, and {within}"
+        )
     return SizeBounds(
         available=available, largest=largest, smallest=smallest, proposed=allowed or None, feasible=not reasons,
         reason="; ".join(reasons) or None,
