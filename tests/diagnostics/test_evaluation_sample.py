@@ -213,6 +213,9 @@ def test_the_table_of_sizes() -> None:
     table = evaluation_sizes(HEALTHY, [100, 950, 3000])
     assert table["seconds"].tolist() == pytest.approx([0.15, 1.0, 3.05])
     assert table["affordable"].tolist() == [True, True, False]
+    cheap = evaluation_sizes(asked(budget_s=100.0), [100, 950, 3000])
+    assert cheap["affordable"].tolist() == [True, True, True], "the budget's word, not that of the set"
+    assert cheap["available"].tolist() == [True, True, False]
     assert table["available"].tolist() == [True, True, False]
     assert table["detectable"].tolist() == pytest.approx(
         [detectable_difference(n, disagreement=0.04) for n in (100, 950, 3000)]

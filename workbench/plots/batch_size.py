@@ -52,6 +52,7 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
                 ("fixed", "settings of the baseline", {"marker": "x", "color": BAD}),
                 ("tuned", "tuned for each", {"marker": "o", "color": GOOD}),
             )
+            if kind == "fixed" or any(arm["tried"] > 1 for arm in arms)
             for name, where in ((f"{label}, equal steps", "total_steps"), (f"{label}, equal examples", "examples"))
         ]
         own = int(record.config["batch_size"])
@@ -64,7 +65,11 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             axes.axvline(
                 value, color=BASELINE, linestyle=":", linewidth=1.4, label=f"noise scale {value:,.3g}", zorder=1
             )
-        axes.set(xlabel="batch size", ylabel=str(record.config["select"]), title="Batch sizes, as they are and tuned")
+        axes.set(
+            xlabel="batch size (a small mark is a seed, a large one their mean)",
+            ylabel=str(record.config["select"]),
+            title="Batch sizes, as they are and tuned",
+        )
         _batch_axis(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
@@ -107,18 +112,22 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
                 [lr for _, lr in line],
                 color=color,
                 linewidth=1.4,
+                marker=marker,
+                markersize=7,
+                fillstyle="none",
                 label=f"best at {name}",
             )
             for a, lr in line:
-                axes.plot(
-                    a["batch_size"], lr, marker, color=color, fillstyle="none" if a["at_edge"] else "full", markersize=7
-                )
+                if not a["at_edge"]:
+                    axes.plot(a["batch_size"], lr, marker, color=color, markersize=7)
         sizes = np.array(sorted({a["batch_size"] for a, _ in rows}), dtype=np.float64)
         centre = _step_lr(own, averaged=averaged)
         for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
             axes.plot(
-                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=INK, linewidth=1.0, label=label
-            )
+                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=BASELINE, linewidth=1.0, label=label, zorder=1,
+            )  # fmt: skip
+        if any(a["at_edge"] for a, _ in rows):
+            axes.plot([], [], "o", color=INK, fillstyle="none", label="hollow: at the end of what was tried")
         axes.set(
             xlabel="batch size",
             ylabel="learning rate / (1 - momentum)" if averaged else "learning rate",
