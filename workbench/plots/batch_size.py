@@ -102,24 +102,27 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             return not_measured(axes, "no learning rate was tuned for any batch size")
         averaged = str(record.config["optimizer"]) in ("momentum", "nesterov")
         rows = [(a, _step_lr(a, averaged=averaged)) for a in arms if a["best_lr"] is not None]
-        for name, where, color, marker in (
-            ("equal steps", "total_steps", PALETTE[0], "o"),
-            ("equal examples", "examples", PALETTE[1], "s"),
+        for (
+            name,
+            where,
+            color,
+            marker,
+            size,
+        ) in (  # the second lies on the first where both want the same, so it is smaller
+            ("equal steps", "total_steps", PALETTE[0], "o", 12),
+            ("equal examples", "examples", PALETTE[1], "s", 6),
         ):
             line = [(a, lr) for a, lr in rows if math.isclose(number(a[where]), number(own[where]), rel_tol=0.05)]
             axes.plot(
                 [a["batch_size"] for a, _ in line],
                 [lr for _, lr in line],
                 color=color,
-                linewidth=1.4,
-                marker=marker,
-                markersize=7,
-                fillstyle="none",
+                linewidth=size / 4,
                 label=f"best at {name}",
             )
             for a, lr in line:
-                if not a["at_edge"]:
-                    axes.plot(a["batch_size"], lr, marker, color=color, markersize=7)
+                face = "white" if a["at_edge"] else color
+                axes.plot(a["batch_size"], lr, marker, color=color, markerfacecolor=face, markersize=size)
         sizes = np.array(sorted({a["batch_size"] for a, _ in rows}), dtype=np.float64)
         centre = _step_lr(own, averaged=averaged)
         for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
