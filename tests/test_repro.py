@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench import repro
-from workbench.repro import called_as, git_state, versions
+from workbench.repro import called_as, git_state, source_of, versions
 
 
 def git(folder: Path, *words: str) -> str:
@@ -139,9 +140,25 @@ def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, ar
     assert called_as() == said
 
 
-def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shlex
+def test_a_dataclass_is_written_without_its_defaults_and_made_again() -> None:
+    import workbench as wb
 
+    config = wb.TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8, momentum=0.5, warmup_steps=2)
+    said = source_of(config)
+    assert said == "TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8, momentum=0.5, warmup_steps=2)"
+    assert eval(said, vars(wb) | {"TrainConfig": wb.TrainConfig}) == config
+    for study in (wb.LRSweep(lrs=[0.1], steps=5), wb.BatchSizeStudy(), wb.WarmupStudy(full_runs=2)):
+        assert eval(source_of(study), {type(study).__name__: type(study)}) == study
+
+
+def test_no_quote_is_quoted_where_none_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
+    assert called_as("f('a', b=[1])") == """python -c 'import workbench as wb; f("a", b=[1])'"""
+    for odd in ("""f("it's")""", r"f('a\nb')"):
+        assert shlex.split(called_as(odd))[2] == f"import workbench as wb; {odd}"
+
+
+def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import workbench as wb
 
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])

@@ -8,10 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-__all__ = ["called_as", "git_folder", "git_state", "versions"]
+__all__ = ["called_as", "git_folder", "git_state", "source_of", "versions"]
 
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
@@ -45,10 +47,24 @@ def called_as(call: str | None = None) -> str:
             return "(from a Python session or notebook)"
         names = ", ".join(sorted(set(_CLASS.findall(call))))
         imports = f"import workbench as wb; from workbench import {names}" if names else "import workbench as wb"
-        return shlex.join(["python", "-c", f"{imports}; {call}"])
+        code = f"{imports}; {call}"
+        if not set(code) & set('"\\'):  # no quote has to be quoted then, and the line stays one that can be read
+            code = code.replace("'", '"')
+        return shlex.join(["python", "-c", code])
     module = ["python", "-m", program] if path.name == "__main__.py" else ["python", sys.argv[0]]
     start = ["workbench"] if program == "workbench" else module
     return shlex.join([*start, *sys.argv[1:]])
+
+
+def source_of(instance: Any) -> str:
+    """Return the call that makes a dataclass again, without the fields that have their default."""
+    given = []
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.init and (default is MISSING or type(value) is not type(default) or value != default):
+            given.append(f"{field.name}={value!r}")
+    return f"{type(instance).__name__}({', '.join(given)})"
 
 
 def git_state(folder: Path) -> tuple[str | None, bytes]:

@@ -182,7 +182,9 @@ def test_a_rare_class_is_told_in_examples() -> None:
     finding = said(HEALTHY | {"classes": rows, "classes_before": before})["evaluation.minority_counts"]
     assert (finding.status, finding.value, finding.threshold) == ("warn", 20.0, 20.0)
     assert "16 of 20 right" in finding.summary
-    assert finding.summary.endswith("one example is 0.05, and the change of +0.05 is 1 example.")
+    assert finding.summary.endswith(
+        "one example is 0.05; between the two evaluations it changes by +0.05, which is 1 example."
+    )
     assert finding.evidence["classes"][0]["delta_examples"] == "1 example"
     more = [rows[0] | {"total": 21}, rows[1]]
     assert said(HEALTHY | {"classes": more, "classes_before": None})["evaluation.minority_counts"].status == "ok"
@@ -211,6 +213,9 @@ def test_the_table_of_sizes() -> None:
     table = evaluation_sizes(HEALTHY, [100, 950, 3000])
     assert table["seconds"].tolist() == pytest.approx([0.15, 1.0, 3.05])
     assert table["affordable"].tolist() == [True, True, False]
+    cheap = evaluation_sizes(asked(budget_s=100.0), [100, 950, 3000])
+    assert cheap["affordable"].tolist() == [True, True, True], "the budget's word, not that of the set"
+    assert cheap["available"].tolist() == [True, True, False]
     assert table["available"].tolist() == [True, True, False]
     assert table["detectable"].tolist() == pytest.approx(
         [detectable_difference(n, disagreement=0.04) for n in (100, 950, 3000)]

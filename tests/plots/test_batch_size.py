@@ -59,3 +59,20 @@ def test_where_there_is_little_it_says_so_or_draws_what_there_is(plot, r):
 
 def test_a_sweep_of_the_batch_size_alone_has_no_tuned_lr():
     assert "no learning rate was tuned" in why_not_measured(plot_tuned_lr(batches(BEST, lrs=[0.1])))
+
+
+def test_where_nothing_was_tuned_nothing_is_called_tuned():
+    labels = plot_batch_size(batches(BEST, lrs=[0.1])).get_legend_handles_labels()[1]
+    assert labels
+    assert not [label for label in labels if "tuned" in label]
+
+
+def test_a_best_that_lies_at_the_end_is_hollow_and_the_legend_says_so():
+    inside, at_end = (plot_tuned_lr(batches({64: 0.1, 256: best})) for best in (0.4, 1.6))
+    assert "hollow: at the end of what was tried" not in inside.get_legend_handles_labels()[1]
+    assert "hollow: at the end of what was tried" in at_end.get_legend_handles_labels()[1]
+
+
+def test_the_rules_lie_under_what_was_found():
+    lines = {line.get_label(): line.get_zorder() for line in plot_tuned_lr(batches(BEST)).get_lines()}
+    assert lines["to its square root"] < lines["best at equal steps"]

@@ -53,3 +53,9 @@ def test_runs_that_are_too_short_are_not_measured() -> None:
     r = evaluated([[1.0, 0.5]])
     assert why_not_measured(plot_checkpoints(r, ax=blank()))
     assert why_not_measured(plot_early_stopping(r, ax=blank()))
+
+
+def test_where_no_rule_loses_anything_the_axis_is_not_made_of_roundings() -> None:
+    ax = plot_early_stopping(evaluated([[2.0, 1.8, 1.6, 1.4, 1.2, 1.0]]), ax=blank())
+    assert all(bar.get_width() == 0 for bar in ax.patches)
+    assert ax.get_xlim()[1] >= 0.01

@@ -76,5 +76,11 @@ def test_the_gaps_are_points_and_their_closed_form_a_line() -> None:
     curves = {tuple(line.get_ydata()) for line in ax.lines}
     for _, rows in table.groupby("how"):
         assert {tuple(rows["expected"]), tuple(rows["gap"])} <= curves
+    points = [
+        line for line in ax.lines if tuple(line.get_ydata()) in {tuple(r["gap"]) for _, r in table.groupby("how")}
+    ]
+    assert points[0].get_xdata()[0] != points[1].get_xdata()[0], "no group hides another"
+    assert ax.get_ylim()[0] < min(table["gap"] - 2 * table["se"]), "no bar is cut"
+    assert "imulated" in ax.get_title(loc="left")
     assert why_not_measured(plot_selection_gap(pd.DataFrame(), ax=Figure().subplots()))
     plt.close("all")

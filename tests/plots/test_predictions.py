@@ -100,3 +100,9 @@ def test_some_values_that_are_not_finite_still_render() -> None:
 @pytest.mark.parametrize("record", [SimpleNamespace(), SimpleNamespace(predictions=pd.DataFrame())])
 def test_a_record_without_predictions_says_so(record: SimpleNamespace) -> None:
     assert "no tracked predictions" in str(why_not_measured(plot_predictions(record, ax=blank())))
+
+
+def test_predictions_that_are_left_out_are_counted() -> None:
+    assert plot_predictions(predicted(), 3, ax=blank()).get_xlabel() == "step"
+    ax = plot_predictions(predicted(30), 3, ax=blank())
+    assert ax.get_xlabel() == f"step (a number is a prediction: {len(ax.texts)} of 30 are written)"

@@ -103,7 +103,7 @@ def test_what_is_no_number_and_no_list_of_ids_is_refused(track: Any) -> None:
 
 
 def test_an_example_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"example 23, which is not evaluated.*23 examples, ids 0 to 22"):
+    with pytest.raises(UsageError, match=r"example 23, which is not evaluated.*23 examples, with ids 0 to 22"):
         Trainer(track=[3, 23]).run(classes(), out=tmp_path / "study")
     assert not (tmp_path / "study").exists()
 
@@ -115,7 +115,9 @@ def test_ids_of_a_subset_are_those_of_the_whole_split(tmp_path: Path) -> None:
     labels = classes().validation_data.tensors[1]
     assert sorted(last.index) == [3, 20]
     assert last["label"].to_dict() == {3: int(labels[3]), 20: int(labels[20])}
-    with pytest.raises(UsageError, match=r"example 4, which is not evaluated.*of a subset: 20, 3, 11"):
+    with pytest.raises(
+        UsageError, match=r"example 4, which is not evaluated.*part of a larger split, with ids 20, 3, 11"
+    ):
         Trainer(track=[4]).run(part, out=tmp_path / "other")
 
 

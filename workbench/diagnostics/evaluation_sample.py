@@ -145,7 +145,7 @@ def _minority(facts: Facts, one_example: float) -> Finding:
         "threshold": 1 / one_example,
         "evidence": evidence,
     }
-    said = _counts_words(rarest)
+    said = _counts_words(rarest, facts.get("compared") or "the two evaluations")
     if rare.empty:
         return Finding(code=_COUNTS, status="ok", summary=f"The rarest class is {said}.", **known)
     empty = [int(k) for k in rare.loc[rare["total"] == 0, "class"]]
@@ -162,11 +162,11 @@ def _minority(facts: Facts, one_example: float) -> Finding:
     )  # fmt: skip
 
 
-def _counts_words(row: Any) -> str:
+def _counts_words(row: Any, compared: str) -> str:
     total, correct = int(row["total"]), int(row["correct"])
     text = f"{int(row['class'])}: {correct} of {total} right, recall {row['recall']:.3g} (95 % interval {row['low']:.2g} to {row['high']:.2g})"
     if total:
         text += f"; one example is {1 / total:.2g}"
     if row["delta_examples"] is not None and math.isfinite(row["delta"]) and row["delta"]:
-        text += f", and the change of {row['delta']:+.2g} is {row['delta_examples']}"
+        text += f"; between {compared} it changes by {row['delta']:+.2g}, which is {row['delta_examples']}"
     return text

@@ -39,7 +39,7 @@ class LRPoint:
         seeds: seeds that were run.
         losses: tail loss of each seed.
         outcomes: stability outcome of each seed.
-        lasting: how many seeds are lasting unstable.
+        lasting: how many seeds are lastingly unstable.
         trials: trial numbers, in the order of `seeds`.
     """
 
@@ -56,7 +56,7 @@ class LRPoint:
 
     @property
     def unstable(self) -> bool:
-        """At least half of the seeds are lasting unstable."""
+        """At least half of the seeds are lastingly unstable."""
         return 2 * self.lasting >= len(self.seeds)
 
     @property

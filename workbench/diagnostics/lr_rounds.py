@@ -91,7 +91,7 @@ def around(hint: float | None, tolerance: float) -> tuple[float, ...]:
 def raise_round(
     table: SweepTable, *, highest: float, near: Sequence[float] = (), steps: Sequence[float] = (2.0, 8.0)
 ) -> tuple[float, ...]:
-    """Return lrs above all that were tried, where no lr above the best one is lasting unstable yet.
+    """Return lrs above all that were tried, where no lr above the best one is lastingly unstable yet.
 
     Args:
         table: the sweep so far.

@@ -47,9 +47,9 @@ class UnstableBracket:
     """Where lasting instability starts above lr*.
 
     Attributes:
-        lower: largest lr below `upper` that is not lasting unstable; None if none was run.
-        upper: smallest lr above lr* at which at least half of the seeds are lasting unstable.
-        stable_above: larger lrs that are not lasting unstable all the same.
+        lower: largest lr below `upper` that is not lastingly unstable; None if none was run.
+        upper: smallest lr above lr* at which at least half of the seeds are lastingly unstable.
+        stable_above: larger lrs that are not lastingly unstable all the same.
     """
 
     lower: float | None
@@ -241,7 +241,7 @@ def _flat_gaps(table: SweepTable, *, flat_loss: float, flat_ratio: float) -> tup
 
 
 def unstable_bracket(table: SweepTable, *, above: float | None = None) -> UnstableBracket | None:
-    """Return where lasting instability starts, or None when no lr above lr* is lasting unstable.
+    """Return where lasting instability starts, or None when no lr above lr* is lastingly unstable.
 
     Args:
         table: the sweep.

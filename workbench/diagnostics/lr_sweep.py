@@ -161,7 +161,7 @@ def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, 
         top = table.points[-1].lr
         return Finding(
             code="lr.unstable", status="not_measured", clause="F1.4", unit="lr", evidence=evidence,
-            summary=f"No learning rate up to {top:.4g} is lasting unstable in {table.total_steps} steps.",
+            summary=f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.",
             advice=["Extend the sweep to larger learning rates: every workload has an unstable one."],
         )  # fmt: skip
     evidence |= {
@@ -174,7 +174,7 @@ def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, 
     odd = f"; {len(bracket.stable_above)} larger lr(s) are stable all the same" if bracket.stable_above else ""
     return Finding(
         code="lr.unstable", status="ok", value=bracket.middle, unit="lr", clause="F1.4", evidence=evidence,
-        summary=f"Training becomes lasting unstable {low} {bracket.upper:.4g}{wide}{odd}.",
+        summary=f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}.",
     )  # fmt: skip
 
 
@@ -273,13 +273,13 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
     evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
     if not disputed:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
-        summary = f"The seeds agree on what is lasting unstable, at {where} run more than once."
+        summary = f"The seeds agree on what is lastingly unstable, at {where} run more than once."
         return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
     return Finding(
         code=code, status="warn" if near else "ok", clause=clause, value=first.lr, unit="lr", evidence=evidence,
-        summary=f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lasting unstable"
+        summary=f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable"
         + (": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."),
         advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
     )  # fmt: skip

@@ -88,7 +88,7 @@ def _odds(twin: Twin) -> str:
     own, other = twin.own, twin.twin
     head = f"{twin.optimizer} at lr {own.curve.lr:.4g} trains otherwise in the {twin.after} form than in the {twin.before} form: "
     if own.verdict.is_lasting != other.verdict.is_lasting:
-        words = ["lasting unstable" if side.verdict.is_lasting else "stable" for side in (own, other)]
+        words = ["lastingly unstable" if side.verdict.is_lasting else "stable" for side in (own, other)]
         return f"{head}{words[0]} here, {words[1]} there."
     return f"{head}its end loss is {'lower' if twin.gain > 0 else 'higher'} by {abs(twin.gain):.3g}."
 

@@ -115,7 +115,7 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
 def _of_validation(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding:
     """Judge a pattern in a metric of validation or test data."""
     found = series.found
-    said = f"{series.name} repeats every {_steps(found, epoch)}: {_size(found)}, p = {found.p:.1g}"
+    said = f"{series.name} repeats every {_steps(found, epoch)}, {_size(found)}, p = {found.p:.1g}"
     numbers: dict[str, Any] = {"value": found.period, "unit": "steps"}
     if _of_schedule(record, series.trial, found):
         said += "; so does the learning rate, which explains it"
@@ -149,7 +149,7 @@ def _of_validation(record: RecordLike, series: Series, epoch: float | None, evid
 def _of_training(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding | None:
     """Judge a pattern in the training loss alone."""
     found = series.found
-    said = f"The training loss repeats every {_steps(found, epoch)} ({_size(found)}), validation does not"
+    said = f"The training loss repeats every {_steps(found, epoch)}, {_size(found)}, and validation does not"
     numbers: dict[str, Any] = {"value": found.period, "unit": "steps"}
     order = diagnose_data(record)
     if _of_schedule(record, series.trial, found):
@@ -216,14 +216,15 @@ def _shown(found: Period) -> dict[str, Any]:
 
 def _steps(found: Period, epoch: float | None) -> str:
     period = float(found.period or np.nan)
+    about = f"{period:.3g} steps" if period < 100 else f"{period:,.0f} steps"
     if epoch is None:
-        return f"{period:.4g} steps"
+        return about
     near = f"one epoch of {epoch:g}" if abs(period / epoch - 1) < SAME else f"an epoch is {epoch:g}"
-    return f"{period:.4g} steps ({near})"
+    return f"{about} ({near})"
 
 
 def _size(found: Period) -> str:
-    return f"by {found.size:.2g}"
+    return f"moving by {found.size:.2g} (root mean square)"
 
 
 def _of_schedule(record: RecordLike, number: int, found: Period) -> bool:

@@ -37,8 +37,8 @@ class RuleRange:
         loss, loss_se: mean training loss of the last tenth of the steps at lr*, and its standard error.
         trains_from, trains_to: smallest and largest lr that train, without a gap; None with `best_lr`.
         fails_below, fails_above: the next smaller and larger lr tried, which do not; None where none was tried.
-        stable: largest lr below `unstable` that is not lasting unstable; None where `unstable` is.
-        unstable: smallest lr above lr* that is lasting unstable; None where none was found.
+        stable: largest lr below `unstable` that is not lastingly unstable; None where `unstable` is.
+        unstable: smallest lr above lr* that is lastingly unstable; None where none was found.
         top: largest lr tried.
         selected_lr: lr of the best selected checkpoint among the lrs that train, under the first seed; None without any.
         selected: its selected metric.

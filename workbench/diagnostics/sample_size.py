@@ -96,11 +96,13 @@ def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) 
     if timing and largest == 0:
         batch = min(int(timing["batch_size"]), available)
         reasons.append(
-            f"one batch of {batch} examples takes {seconds_of(batch, timing):.3g} s, and the budget is {budget:g} s"
+            f"one batch of {batch} example{'' if batch == 1 else 's'} takes {seconds_of(batch, timing):.3g} s, and the budget is {budget:g} s"
         )
     elif smallest is not None and smallest > allowed:
         within = f"{budget:g} s allow {allowed} of them" if allowed < available else f"there are {available}"
-        reasons.append(f"a difference of {difference:g} takes {smallest} examples, and {within}")
+        reasons.append(
+            f"a difference of {difference:g} takes {smallest} example{'' if smallest == 1 else 's'}, and {within}"
+        )
     return SizeBounds(
         available=available, largest=largest, smallest=smallest, proposed=allowed or None, feasible=not reasons,
         reason="; ".join(reasons) or None,
@@ -127,8 +129,8 @@ def evaluation_sizes(
     Returns:
         Columns examples, seconds (of one evaluation), detectable (the smallest difference that shows, both models on the
         same examples), unpaired (each on its own; a metric of zeros and ones only), selection_gap (by how much the best of
-        `comparisons` equal models looks better than it is), available and affordable (whether the full set is that large,
-        and the budget allows it). Unknown values are NaN.
+        `comparisons` equal models looks better than it is), available (whether the full set is that large) and affordable
+        (whether the budget allows it, however large the set is). Unknown values are NaN.
 
     Source: P3.3, P3.4, P3.5.
     """
@@ -147,7 +149,7 @@ _COLUMNS = ["examples", "seconds", "detectable", "unpaired", "selection_gap", "a
 
 def _row(n: int, facts: Facts, bounds: SizeBounds, comparisons: int, level: dict[str, Any]) -> dict[str, Any]:
     differ, timing, pair = how_models_differ(facts), facts.get("timing"), facts.get("pair") or {}
-    own = differ.get("sd", math.nan) / math.sqrt(2)
+    own, budget = differ.get("sd", math.nan) / math.sqrt(2), (facts.get("asked") or {}).get("budget_s")
     if (
         "disagreement" in differ
     ):  # two models that agree on all examples do so by chance: as if they differed on half of one
@@ -161,7 +163,7 @@ def _row(n: int, facts: Facts, bounds: SizeBounds, comparisons: int, level: dict
         "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **_noise(facts), **level),
         "selection_gap": math.nan if math.isnan(own) else selection_gap(n, comparisons, sd=own),
         "available": n <= bounds.available,
-        "affordable": bounds.largest is None or n <= bounds.largest or n <= bounds.available == bounds.largest,
+        "affordable": budget is None or not timing or n <= largest_within(float(budget), timing, max(n, bounds.available)),
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
                 ("fixed", "settings of the baseline", {"marker": "x", "color": BAD}),
                 ("tuned", "tuned for each", {"marker": "o", "color": GOOD}),
             )
+            if kind == "fixed" or any(arm["tried"] > 1 for arm in arms)
             for name, where in ((f"{label}, equal steps", "total_steps"), (f"{label}, equal examples", "examples"))
         ]
         own = int(record.config["batch_size"])
@@ -64,7 +65,11 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             axes.axvline(
                 value, color=BASELINE, linestyle=":", linewidth=1.4, label=f"noise scale {value:,.3g}", zorder=1
             )
-        axes.set(xlabel="batch size", ylabel=str(record.config["select"]), title="Batch sizes, as they are and tuned")
+        axes.set(
+            xlabel="batch size (a small mark is a seed, a large one their mean)",
+            ylabel=str(record.config["select"]),
+            title="Batch sizes, as they are and tuned",
+        )
         _batch_axis(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
@@ -97,28 +102,35 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             return not_measured(axes, "no learning rate was tuned for any batch size")
         averaged = str(record.config["optimizer"]) in ("momentum", "nesterov")
         rows = [(a, _step_lr(a, averaged=averaged)) for a in arms if a["best_lr"] is not None]
-        for name, where, color, marker in (
-            ("equal steps", "total_steps", PALETTE[0], "o"),
-            ("equal examples", "examples", PALETTE[1], "s"),
+        for (
+            name,
+            where,
+            color,
+            marker,
+            size,
+        ) in (  # the second lies on the first where both want the same, so it is smaller
+            ("equal steps", "total_steps", PALETTE[0], "o", 12),
+            ("equal examples", "examples", PALETTE[1], "s", 6),
         ):
             line = [(a, lr) for a, lr in rows if math.isclose(number(a[where]), number(own[where]), rel_tol=0.05)]
             axes.plot(
                 [a["batch_size"] for a, _ in line],
                 [lr for _, lr in line],
                 color=color,
-                linewidth=1.4,
+                linewidth=size / 4,
                 label=f"best at {name}",
             )
             for a, lr in line:
-                axes.plot(
-                    a["batch_size"], lr, marker, color=color, fillstyle="none" if a["at_edge"] else "full", markersize=7
-                )
+                face = "white" if a["at_edge"] else color
+                axes.plot(a["batch_size"], lr, marker, color=color, markerfacecolor=face, markersize=size)
         sizes = np.array(sorted({a["batch_size"] for a, _ in rows}), dtype=np.float64)
         centre = _step_lr(own, averaged=averaged)
         for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
             axes.plot(
-                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=INK, linewidth=1.0, label=label
-            )
+                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=BASELINE, linewidth=1.0, label=label, zorder=1,
+            )  # fmt: skip
+        if any(a["at_edge"] for a, _ in rows):
+            axes.plot([], [], "o", color=INK, fillstyle="none", label="hollow: at the end of what was tried")
         axes.set(
             xlabel="batch size",
             ylabel="learning rate / (1 - momentum)" if averaged else "learning rate",

@@ -90,7 +90,7 @@ def plot_early_stopping(record: Record, diagnosis: Diagnosis | None = None, *, a
         names = [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows]
         axes.set_yticks(places, names, fontsize=8)
         axes.invert_yaxis()
-        top = max(float(worst.max()), 1e-4)
+        top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
         axes.set_xlim(-0.02 * top, 1.1 * top)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes.set(

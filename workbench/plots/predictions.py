@@ -73,9 +73,14 @@ def plot_predictions(
             at = np.array([r is wanted for r in right])
             if at.any():
                 axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
-        _write(axes, steps, values, rows["prediction"].tolist())
+        written = _write(axes, steps, values, rows["prediction"].tolist())
+        said = (
+            f"step (a number is a prediction: {written} of {len(steps)} are written)"
+            if 0 < written < len(steps)
+            else "step"
+        )
         title = f"Example {int(rows['example'].iloc[0])}, label {_text(label)}"
-        axes.set(xlabel="step", ylabel="loss", title=title)
+        axes.set(xlabel=said, ylabel="loss", title=title)
         if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
             log_scale(axes, "y")
         axes.margins(x=0.06, y=0.16)
@@ -113,12 +118,13 @@ def _same(prediction: Any, label: Any) -> bool | None:
     return bool((one == other).all())
 
 
-def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], predictions: list[Any]) -> None:
+def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], predictions: list[Any]) -> int:
+    """Write predictions beside the curve, and return how many of them; 0 for lists, which say their step."""
     shown = np.unique(np.linspace(0, len(steps) - 1, min(MAX_SHOWN, len(steps))).astype(int))
     if np.asarray(predictions[0]).ndim:  # lists get a line each below one another
         lines = [f"{int(steps[i]):>6}  {_text(predictions[i])}" for i in shown[-6:]]
         axes.text(0.02, 0.02, "\n".join(lines), transform=axes.transAxes, fontsize=7.5, family="monospace", va="bottom")
-        return
+        return 0
     for i in shown:
         if np.isfinite(values[i]):
             axes.annotate(
@@ -130,6 +136,7 @@ def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], 
                 fontsize=8.5,
                 color=INK,
             )
+    return len(shown)
 
 
 def _text(value: Any) -> str:

@@ -37,7 +37,14 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             return not_measured(axes, "no study has a best value")
         places = np.arange(len(rows))
         known = np.isfinite(values)
-        axes.hlines(places[known], np.nanmin(values[known]), values[known], color=BASELINE, linewidth=1.0)
+        axes.hlines(
+            places[known],
+            np.nanmin(values[known]),
+            values[known],
+            color=BASELINE,
+            linewidth=1.0,
+            label="distance to the smallest value",
+        )
         axes.plot(values[known], places[known], "o", color=GOOD, markersize=7, label="best selected checkpoint")
         for place, value, trials in zip(places, values, rows["trials"], strict=True):
             said = f"{short(float(value))}, {trials} trials" if np.isfinite(value) else f"no value, {trials} trials"

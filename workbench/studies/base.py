@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from workbench.record import StudyRecord
+from workbench.repro import source_of
 from workbench.studies.session import Session, open_session
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -75,7 +76,7 @@ class Study(ABC):
             out=out,
             name=name,
             note=note,
-            call=call_on(workload, f"{self!r}.run({{workload}}, out={str(out)!r})"),
+            call=call_on(workload, f"{source_of(self)}.run({{workload}}, out={str(out)!r})"),
             progress=progress,
         ) as session:
             self.extend(session)

@@ -100,7 +100,7 @@ class EvaluationSampleStudy(Study):
         pair = pair_facts([(full[0], full[1])], metric=metric) | {"trials": [[trial.number for trial in trials]]}
         facts: dict[str, Any] = {
             "split": "validation", "metric": metric, "examples": available, "asked": asdict(self), "pair": pair,
-            "timing": measure_evaluation(session.workload, models[0], **how), "compared": "the baseline under two seeds",
+            "timing": measure_evaluation(session.workload, models[0], **how), "compared": "two seeds of the baseline",
         }  # fmt: skip
         session.facts(evaluation_sample=facts | self._sample(session, facts, full))
 

@@ -42,7 +42,7 @@ class InstabilityStudy(Study):
         probe_steps: length of the probe, at most a full trial (F1.11).
         probe_multiple: the probe's lr over lr* (F1.11).
         confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
-        confirm_all: run every multiple; False stops at the first one that is lasting unstable.
+        confirm_all: run every multiple; False stops at the first one that is lastingly unstable.
         fixes: what to try beyond an edge, to tell whether it is curable; () asks nothing.
         fix_multiple: lr of a fix run over the lr where instability starts (rule of thumb).
         fix_warmup_frac: its warmup as a share of the run, the cap of F3.10; prepended, so the run is longer by it (F3.11).
@@ -132,7 +132,7 @@ class InstabilityStudy(Study):
         return wanted if not fitting else [min(fitting), *(lr for lr in wanted if lr > min(fitting) * (1 + 1e-9))]
 
     def _confirm_further(self, session: Session, confirm: Sequence[Asked], done: Sequence[TrialRecord]) -> None:
-        """Run the confirmation runs that are left, until one is lasting unstable."""
+        """Run the confirmation runs that are left, until one is lastingly unstable."""
         numbers = {trial.number for trial in done}
         for further in confirm[len(done) :]:
             if _lasting(session, numbers):

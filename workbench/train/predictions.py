@@ -101,7 +101,7 @@ def tracked_examples(workload: Workload, track: int | Sequence[int]) -> TrackedE
         if missing:
             raise UsageError(
                 f"track holds example {missing[0]}, which is not evaluated: the validation split of {workload.name!r} has "
-                f"{len(known)} examples, {_shown(known)}. Take ids from there, or a number of examples."
+                f"{len(known)} example{'' if len(known) == 1 else 's'}, {_shown(known)}. Take ids from there, or a number of examples."
             )
         places = sorted({place_of[wanted] for wanted in track})
     return TrackedExamples(workload, places, [known[place] for place in places]) if places else None
@@ -119,11 +119,10 @@ def check_track(track: object) -> None:
 
 
 def _shown(known: Sequence[int]) -> str:
-    return (
-        f"ids 0 to {len(known) - 1}"
-        if isinstance(known, range)
-        else f"of a subset: {', '.join(map(str, known[:8]))}, ..."
-    )
+    if isinstance(known, range):
+        return f"with ids 0 to {len(known) - 1}"
+    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+    return f"part of a larger split, with ids {', '.join(map(str, known[:8]))}{more}"
 
 
 def _column(parts: Sequence[Tensor | None], count: int) -> NDArray[Any]:

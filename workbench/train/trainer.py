@@ -19,6 +19,7 @@ from workbench.hosts.process_group import ALONE, HostGroup, host_group, local_de
 from workbench.hosts.study import begin_together, finished, open_together
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter, TrialWriter
+from workbench.repro import source_of
 from workbench.train.choice import choose_gradients
 from workbench.train.device import resolve_device
 from workbench.train.fingerprint import fingerprint
@@ -261,7 +262,9 @@ class Trainer:
         """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
         if self.hooks or config.has_callables:
             return None
-        return call_on(workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {config!r}, out={str(out)!r})")
+        return call_on(
+            workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {source_of(config)}, out={str(out)!r})"
+        )
 
     def _all_hooks(self) -> list[Hook]:
         given = {type(hook) for hook in self.hooks}

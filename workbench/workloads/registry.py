@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
+from workbench.repro import source_of
 from workbench.workloads.base import Workload
 
 __all__ = ["call_on", "file_modules", "list_workloads", "load_named", "load_workload"]
@@ -103,7 +104,7 @@ def call_on(workload: object, expression: str) -> str | None:
     source, config = getattr(workload, "source", None), getattr(workload, "config", None)
     if source is None or config is None or config.has_callables:
         return None
-    return expression.replace("{workload}", f"wb.load_workload({source!r}).replace(config={config!r})")
+    return expression.replace("{workload}", f"wb.load_workload({source!r}).replace(config={source_of(config)})")
 
 
 def file_modules() -> list[ModuleType]:
