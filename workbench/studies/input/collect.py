@@ -136,7 +136,7 @@ class _Audit:
                 if not len(loops[0]):
                     raise DataError(no_batch(self.loader, self.own))
                 del self.kept[4:]
-                rounds.append(as_round(loops[-1]) | self._cached())
+                rounds.append(self._round(loops[-1]) | self._cached())
         self.facts |= {"rounds": rounds, "cold_s": loops[0].wait_s[0]}
         fetched = [pair for loop in loops for pair in loop.fetched[1 if len(loop.fetched) > 1 else 0 :]]
         self.facts["fetch"] = fetch_parts(fetched)
@@ -157,6 +157,9 @@ class _Audit:
             loader, self.stepping.step, self.stepping.device, seconds=self.budget.slice_s, least=4, most=400,
             timeout_s=self.budget.timeout_s, keep=keep,
         )  # fmt: skip
+
+    def _round(self, loop: Loop) -> dict[str, Any]:
+        return as_round(loop, ahead=self.stepping.device.ahead)
 
     def _cached(self) -> dict[str, float]:
         if self.stepping.step is None:
@@ -263,11 +266,11 @@ class _Audit:
         changed = spec_loader(loader, variant or ({"persistent": True} if change == "persistent" else {}), data)
         with closed(self._own_loader()) as one, closed(changed) as other:
             for _ in range(ROUNDS):
-                before.append(as_round(self._loop(one)) | self._cached())
+                before.append(self._round(self._loop(one)) | self._cached())
                 if variant is not None:
                     rows.append(self._drained(loader, variant, data))
                 with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
-                    after.append(as_round(self._loop(other)))
+                    after.append(self._round(self._loop(other)))
         row = [{**rows[0], **{k: float(np.median([r[k] for r in rows])) for k in _SECONDS}}] if rows else []
         as_is = [r for r in self.facts["variants"] if r["change"] == "as_is"]
         again = {**self.facts, "rounds": before, "variants": [*as_is, *row]}

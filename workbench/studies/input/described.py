@@ -39,14 +39,23 @@ def _batches(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-def as_round(loop: Loop) -> dict[str, Any]:
-    """Return what one round of a loop showed, as JSON values."""
+def as_round(loop: Loop, *, ahead: bool) -> dict[str, Any]:
+    """Return what one round of a loop showed, as JSON values.
+
+    Args:
+        loop: that was timed.
+        ahead: the host runs ahead of the device, whose work on a first batch falls into later steps.
+    """
     waits, steps, first = np.array(loop.wait_s), np.array(loop.step_s), np.array(loop.first, dtype=bool)
-    inner = loop.total_s - float((waits + steps)[first].sum())
+    if ahead:
+        steady = (loop.total_s - float(waits[first].sum())) / len(loop) if len(loop) else math.nan
+    else:
+        inner = loop.total_s - float((waits + steps)[first].sum())
+        steady = inner / int((~first).sum()) if (~first).any() else math.nan
     waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
     return {
         "steps": len(loop),
-        "steady_s": inner / int((~first).sum()) if (~first).any() else math.nan,
+        "steady_s": steady,
         "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
         "step_s": float(steps.mean()) if len(steps) else math.nan,
         "starts": waits[first].tolist(),
