@@ -87,6 +87,8 @@ class _Rows:
 class _RelayTrial:
     """Writes the rows and events of one trial, here and there."""
 
+    writes = True
+
     def __init__(self, inner: TrialWriter, study: RelayStudy, send: Send, where: Mapping[str, Any]) -> None:
         self.study, self.number, self.folder = study, inner.number, inner.folder
         self._inner, self._send, self._where = inner, send, where
