@@ -163,6 +163,11 @@ def test_the_gain_of_what_was_tried_is_said_and_kept() -> None:
     assert finding.evidence["fix"]["measured"] == pytest.approx(3.2)
 
 
+def test_a_change_that_does_not_help_is_not_praised() -> None:
+    fix = {"change": "workers", "value": 4, "predicted_s": 0.035, "before_s": 0.040, "after_s": 0.050}
+    assert "Tried: num_workers=4; it does not help, 0.8 times" in said(pipeline(fix=fix))["input.bound"].summary
+
+
 def test_without_a_step_and_without_times() -> None:
     assert said(pipeline(step="none", compute_s=0.0))["input.bound"].status == "not_measured"
     facts = pipeline()

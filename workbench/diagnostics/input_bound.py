@@ -130,6 +130,8 @@ def _gain(facts: Mapping[str, Any]) -> str:
     if not fix or speed is None:
         return ""
     what = _CHANGES[fix["change"]].format(fix["value"])
+    if not speed["measured"] > 1.05:
+        return f" Tried: {what}; it does not help, {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
     return f" With {what} it is {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
 
 

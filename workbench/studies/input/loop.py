@@ -39,7 +39,6 @@ class Loop:
     Attributes:
         wait_s: waited for the batch.
         queued_s: of that, the loop was ready to go on, and other programs had the processors.
-        cpu_s: processor time that this process took to get the batch.
         step_s: spent in the step, on the host.
         first: the batch was the first of an epoch.
         fetched: what its making took, where the loader is timed.
@@ -50,7 +49,6 @@ class Loop:
 
     wait_s: list[float] = field(default_factory=list)
     queued_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     first: list[bool] = field(default_factory=list)
     fetched: list[tuple[Spent, Spent]] = field(default_factory=list)
@@ -90,12 +88,11 @@ def run_loop(
     found = Loop()
     device.wait()
     began = before = time.perf_counter()
-    queued, worked = queued_s(), time.process_time()
+    queued = queued_s()
     for epoch in itertools.count():
         taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
             came, lost = time.perf_counter(), queued_s() - queued
-            found.cpu_s.append(time.process_time() - worked)
             batch = _noted(found, timed)
             if step is not None:
                 step(batch)
@@ -108,7 +105,7 @@ def run_loop(
             found.first.append(taken == 0)
             if device.ahead and len(found) % _CATCH_UP == 0:
                 device.wait()  # or the host would hand over more work than the time allows
-            before, queued, worked = time.perf_counter(), queued_s(), time.process_time()
+            before, queued = time.perf_counter(), queued_s()
             taken += 1
             examples += len(found.indices[-1]) if found.indices else 1
             if len(found) >= most or (done - began >= seconds and len(found) >= least):

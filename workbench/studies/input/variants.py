@@ -37,13 +37,14 @@ def drain(
         timeout_s: for a batch.
 
     Returns:
-        `variant`, "batch_s", "handoff_s" (processor time of the training process for a batch that workers made), "cpu_s" (of
+        `variant`, "batch_s", "handoff_s" (until a batch that is ready is here, from another process), "cpu_s" (of
         whoever makes it), "batches", and "indices" of the first ones where they are known.
     """
     workers = int(variant["workers"])
     lap = max(1, workers)
     with untouched(loader), closed(spec_loader(loader, variant, data, endless=not is_stream(loader))) as changed:
         found = run_loop(changed, None, _IDLE, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s)
+        ready = _ready(changed, 2 * float(np.mean(found.wait_s)), seconds, timeout_s) if workers else 0.0
     gaps, first = np.array(found.wait_s) + np.array(found.step_s), np.array(found.first)
     counted = np.arange(len(gaps)) >= lap
     counted &= ~first
@@ -55,7 +56,7 @@ def drain(
     return {
         **variant,
         "batch_s": float(gaps[counted].mean()),
-        "handoff_s": float(np.array(found.cpu_s)[counted].mean()) if workers else 0.0,
+        "handoff_s": ready,
         "cpu_s": float(np.mean(cpu)),
         "items_s": float(np.mean([items.wall_s for items, _ in found.fetched])),
         "collate_s": float(np.mean([collate.wall_s for _, collate in found.fetched])),
@@ -63,6 +64,16 @@ def drain(
         "examples": float(np.mean([len(i) for i in found.indices])),
         "indices": found.indices[: 16 * lap],
     }
+
+
+def _ready(loader: Any, pause_s: float, seconds: float, timeout_s: float) -> float:
+    """Return the median seconds until a batch is here that a worker has had ready for a while."""
+    pause_s = max(pause_s, 0.005)
+    found = run_loop(
+        loader, lambda _: time.sleep(pause_s), _IDLE, seconds=seconds / 2, least=4, most=10, timeout_s=timeout_s
+    )
+    inner = [wait for wait, first in zip(found.wait_s, found.first, strict=True) if not first]
+    return float(np.median(inner)) if inner else 0.0
 
 
 def spec_loader(
