@@ -418,7 +418,8 @@ def test_a_healthy_baseline_at_the_best_lr_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
-    workload = small_workload(config={"peak_lr": 1e-4, "total_steps": 150, "batch_size": 48})
+    config = {"peak_lr": 1e-4, "total_steps": 150, "batch_size": 48}
+    workload = small_workload(config=config, validation_data=small_workload(examples=64).train_data)
     diagnosis = wb.diagnose(workload, out=tmp_path / "s", instability=QUICK["instability"])
     recommendation = diagnosis.recommendation
     assert recommendation is not None
@@ -426,6 +427,16 @@ def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
     assert recommendation["adopted"] is True
     assert recommendation["config"]["peak_lr"] > 1e-2
     assert recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
+
+
+def test_what_13_examples_say_is_not_adopted(tmp_path: Path) -> None:
+    """The same training, and the same large gain, on a validation set that is too small to choose anything by."""
+    workload = small_workload(config={"peak_lr": 1e-4, "total_steps": 150, "batch_size": 48})
+    found = wb.diagnose(workload, out=tmp_path / "s", instability=QUICK["instability"])
+    assert found.recommendation is not None
+    assert found.recommendation["adopted"] is False
+    assert "13 examples are too few to choose a config by" in found.recommendation["reason"]
+    assert found["evaluation.too_small"].status == "warn"
 
 
 @pytest.mark.parametrize("steps", [1, pytest.param(9, marks=pytest.mark.slow)])
