@@ -211,8 +211,16 @@ def test_another_metric_that_is_finite_changes_nothing_and_a_diverged_run_is_not
     assert (found.status, found.summary) == (alone.status, alone.summary)
 
 
-def test_a_metric_that_never_improves_flatters_by_what_it_moves() -> None:
+def test_a_metric_that_never_improves_selects_the_untrained_model() -> None:
     found = selection([0.1, 0.5, 0.2, 0.6, 0.3, 0.7, 0.4])
+    assert found.status == "fail"
+    assert found.summary.endswith("selects the untrained model in 1 run.")
+
+
+def test_a_metric_that_does_not_improve_from_its_first_evaluation_on_flatters_by_what_it_moves() -> None:
+    late = evaluated([[0.1, 0.5, 0.2, 0.6, 0.3, 0.7, 0.4]])
+    late.evals["step"] += 100
+    found = diagnose_checkpoints(late)[CODES[2]]
     assert found.status == "warn"
     assert "and training learned nothing" in found.summary
     assert "inf" not in found.summary

@@ -151,6 +151,8 @@ def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts()
         few = said(free | {"pair": alike, "examples": examples})["evaluation.too_small"]
         assert few.status == status, "however alike they are: so few do not show how alike"
         assert ("not show how far two models differ" in few.summary) is (status == "warn")
+    whole = said(free | {"pair": alike, "examples": 2, "is_train": True})["evaluation.too_small"]
+    assert whole.status == "ok", "the training set itself is no sample"
     unknown = said(free | {"pair": pair | {"learned": None}})["evaluation.too_small"]
     assert (unknown.status, unknown.threshold) == ("ok", None)
 

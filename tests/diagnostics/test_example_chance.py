@@ -18,10 +18,14 @@ NOTHING = Diagnosis(findings=(Finding(code="lr.best", status="not_measured", sum
 
 
 def facts(
-    sd: float | None, *, examples: int = 100, trials: tuple[tuple[int, int | None], ...] = ((1, 5),)
+    sd: float | None,
+    *,
+    examples: int = 100,
+    trials: tuple[tuple[int, int | None], ...] = ((1, 5),),
+    is_train: bool = False,
 ) -> dict[str, Any]:
     pair = {"difference_sd": sd, "trials": [list(numbers) for numbers in trials]}
-    return {"evaluation_sample": {"examples": examples, "pair": pair}}
+    return {"evaluation_sample": {"examples": examples, "pair": pair, "is_train": is_train}}
 
 
 def won_over_seeds(found: dict[str, Any]) -> Any:
@@ -85,8 +89,8 @@ def test_models_that_are_alike_are_taken_for_better_as_often_as_is_allowed() -> 
 
 @pytest.mark.parametrize(
     "known",
-    [{}, facts(None), facts(0.5, trials=((1, 9),)), facts(0.5, trials=())],
-    ids=["no facts", "not finite", "other models", "no pair"],
+    [{}, facts(None), facts(0.5, trials=((1, 9),)), facts(0.5, trials=()), facts(0.5, examples=2, is_train=True)],
+    ids=["no facts", "not finite", "other models", "no pair", "the training set itself"],
 )
 def test_what_was_not_compared_example_by_example_is_not_known(known: dict[str, Any]) -> None:
     assert example_chance(record([trial(np.ones(3), 0.1)], facts=known), candidate=[5], gain=0.1) is None

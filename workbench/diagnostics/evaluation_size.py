@@ -61,7 +61,7 @@ def too_small(
         },
     }  # fmt: skip
     summary, enough = _said(facts, bounds, wanted, n, numbers["detectable"])
-    if enough and n < min_examples:
+    if enough and n < min_examples and not facts.get("is_train"):
         few = "1 example does" if n == 1 else f"{n} examples do"
         summary = f"{few} not show how far two models differ by chance, so no difference on them is to be trusted."
         enough = False

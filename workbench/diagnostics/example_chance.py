@@ -31,13 +31,13 @@ def example_chance(
 
     Returns:
         examples, enough (whether they are that many), se (of the gain), chance; None where these two models were not compared
-        example by example.
+        example by example, and where the set is the training set itself, which is no sample.
     """
     facts = record.facts.get("evaluation_sample") or {}
     pair = facts.get("pair") or {}
     compared = {other for _, other in pair.get("trials") or ()}
     sd = pair.get("difference_sd")
-    if sd is None or not compared or not compared <= set(candidate):
+    if facts.get("is_train") or sd is None or not compared or not compared <= set(candidate):
         return None
     examples = int(facts["examples"])
     se = float(sd) / math.sqrt(examples)

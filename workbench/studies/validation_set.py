@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.class_counts import count_classes
@@ -48,6 +48,7 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     split, metric = config.select.split("/", 1)
     data = workload.data(split)
     facts: dict[str, Any] = {"split": split, "metric": metric, "examples": len(data), "asked": {}}
+    facts["is_train"] = _same_data(data, workload.train_data)
     compared = compared_pairs(record, found)
     pairs = [pair for pair in ((a, _kept(record, b)) for a, b in compared.pairs) if _kept(record, pair[0]) is not None]
     pairs = [pair for pair in pairs if pair[1] is not None] or pairs[:1]
@@ -68,6 +69,16 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
         counted = {"no_classes": reason}
     return facts | counted
+
+
+def _same_data(data: Any, train: Any) -> bool:
+    """Return whether a split is the training set itself, as in a problem whose loss is no sample of anything."""
+    if data is train:
+        return True
+    if not (isinstance(data, TensorDataset) and isinstance(train, TensorDataset)):
+        return False
+    pairs = list(zip(data.tensors, train.tensors, strict=False))
+    return len(data.tensors) == len(train.tensors) and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def _affordable(
