@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from workbench.diagnostics.advice import ADVICE
-from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
 from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
@@ -24,15 +24,6 @@ from workbench.report_html import STATUS, badge, card, folded, redact, table, te
 
 __all__ = ["FIGURES", "ReportFigure", "write_report"]
 
-MEASUREMENTS = (
-    "lr.best",
-    "lr.unstable",
-    "warmup.shortest",
-    "clipping.threshold",
-    "stability.headroom",
-    "batch_size.noise_scale",
-)
-"""Codes that are ok with a value: they get a table of their own."""
 
 _SCRIPT = """
 for (const button of document.querySelectorAll("button[data-copy]")) {

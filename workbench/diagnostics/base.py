@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from workbench.plain import to_json
 
-__all__ = ["Diagnosis", "Finding", "Status", "worst"]
+__all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
 _SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.batch_norm_arms import NormArm, better_arms, norm_rows, read_norm_arms
 from workbench.diagnostics.batch_norm_finding import CLAUSE, CODES, finding
@@ -17,21 +17,8 @@ from workbench.diagnostics.batch_norm_replicas import first_device_ema, rank_loc
 __all__ = ["CODES", "diagnose_batch_norm"]
 
 
-class _Facts(Protocol):
-    """What is read: a study, or what `audit_batch_norm` returns."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def command(self) -> str | None: ...
-    @property
-    def path(self) -> Path | None: ...
-
-
 def diagnose_batch_norm(
-    record: _Facts,
+    record: Audited,
     *,
     few_examples: int = 16,
     warm: float = 0.99,

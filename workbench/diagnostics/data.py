@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.data_order import CLAUSE, data_finding, unshuffled, weak_shuffle
 
@@ -17,21 +17,8 @@ _REPEATS = 0.8
 Copies in pairs give a half, each example five times over 0.8, rows of few values 1 (a random split assumed)."""
 
 
-class _Facts(Protocol):
-    """What is read: a study, or what `audit_data` returns."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def command(self) -> str | None: ...
-    @property
-    def path(self) -> Path | None: ...
-
-
 def diagnose_data(
-    record: _Facts,
+    record: Audited,
     *,
     leaked_share: float = 0.01,
     few_rows: int = 32,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.hosts_area import CLAUSE, host_finding, named
 from workbench.diagnostics.hosts_buffers import buffers
@@ -17,21 +17,8 @@ from workbench.diagnostics.hosts_update import clip, init_seed, not_wrapped, str
 __all__ = ["diagnose_hosts"]
 
 
-class _Facts(Protocol):
-    """What is read: a study of `HostsStudy`, or what an audit returns."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def command(self) -> str | None: ...
-    @property
-    def path(self) -> Path | None: ...
-
-
 def diagnose_hosts(
-    record: _Facts,
+    record: Audited,
     *,
     straggler_ratio: float = 1.5,
     straggler_share: float = 0.8,

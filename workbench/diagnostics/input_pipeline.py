@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.data import worker_rng_finding
 from workbench.diagnostics.input_bound import bound_finding
@@ -18,21 +18,8 @@ CODES = ("input.bound", "input.unused_features", "input.sync_every_step", "input
 _CLAUSE = dict(zip(CODES, ("P1.1", "P1.8", "P1.6", "P1.9", "P2.9"), strict=True))
 
 
-class _Facts(Protocol):
-    """What is read: a study, or what `audit_input` returns."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def command(self) -> str | None: ...
-    @property
-    def path(self) -> Path | None: ...
-
-
 def diagnose_input_pipeline(
-    record: _Facts,
+    record: Audited,
     *,
     warn_share: float = 0.1,
     high_share: float = 0.2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.audited import Audit
 from workbench.errors import UsageError
 from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
 from workbench.studies.batch_norm_batches import (
@@ -56,21 +56,8 @@ LEAST_WARM = 0.05
 Forward = Callable[[nn.Module, Any], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchNormAudit:
-    """What `audit_batch_norm` found, for `diagnose_batch_norm`.
-
-    Attributes:
-        facts: {"batch_norm": ...}, JSON values.
-        workload: what was looked at.
-        command: None.
-        path: None; nothing is written.
-    """
-
-    facts: dict[str, Any]
-    workload: str
-    command: str | None = None
-    path: Path | None = None
+class BatchNormAudit(Audit):
+    """What `audit_batch_norm` found, for `diagnose_batch_norm`."""
 
 
 def audit_batch_norm(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
+from workbench.diagnostics.audited import Audit
 from workbench.diagnostics.hosts import diagnose_hosts
 from workbench.diagnostics.hosts_area import host_areas
 from workbench.errors import UsageError, nearest
@@ -30,21 +31,8 @@ from workbench.workloads.registry import call_on
 __all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostsAudit:
-    """What was seen of a training on many hosts, for `diagnose_hosts`.
-
-    Attributes:
-        facts: {"hosts": ...}, JSON values.
-        workload: what was trained.
-        command: what reproduces it; None where it is not known.
-        path: folder of the facts.
-    """
-
-    facts: dict[str, Any]
-    workload: str
-    command: str | None = None
-    path: Path | None = None
+class HostsAudit(Audit):
+    """What was seen of a training on many hosts, for `diagnose_hosts`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
+from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError, UsageError
 from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.order import loader_order, stream_order, trainer_order
@@ -28,21 +27,8 @@ __all__ = ["DataAudit", "audit_data", "collect_data"]
 MANY_CLASSES = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataAudit:
-    """What `audit_data` found, for `diagnose_data`.
-
-    Attributes:
-        facts: {"data": ...}, JSON values.
-        workload: what was looked at.
-        command: None.
-        path: None; nothing is written.
-    """
-
-    facts: dict[str, Any]
-    workload: str
-    command: str | None = None
-    path: Path | None = None
+class DataAudit(Audit):
+    """What `audit_data` found, for `diagnose_data`."""
 
 
 def audit_data(

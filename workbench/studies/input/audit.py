@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError, UsageError
 from workbench.studies.input.collect import Budget, Stepping, collect_input
 from workbench.studies.input.loop import Device
@@ -20,21 +20,8 @@ from workbench.studies.input.trace import write_trace
 __all__ = ["InputAudit", "audit_input", "checked_budget", "default_device"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputAudit:
-    """What `audit_input` found, for `diagnose_input_pipeline`.
-
-    Attributes:
-        facts: {"input_pipeline": ...}, JSON values.
-        workload: what was looked at.
-        command: None.
-        path: None; nothing is written but the trace that was asked for.
-    """
-
-    facts: dict[str, Any]
-    workload: str
-    command: str | None = None
-    path: Path | None = None
+class InputAudit(Audit):
+    """What `audit_input` found, for `diagnose_input_pipeline`."""
 
 
 def audit_input(
