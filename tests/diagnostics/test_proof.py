@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.proof import prove
+from workbench.diagnostics.proof import prove, worth_more_seeds
 from workbench.diagnostics.recommendation import recommend
 
 TOTAL, LONG = 100, 110
@@ -140,6 +140,37 @@ def test_chance_wins_as_often_as_it_is_allowed_to_however_many_were_to_choose_fr
         assert proof is not None
         assert proof["seeds"] == [1, 2, 3]
         wins += proof["wins"]
+    assert abs(wins - count * expected) < 3 * math.sqrt(count * expected)
+
+
+def test_a_gain_under_every_seed_that_the_spread_hides_is_worth_more_seeds() -> None:
+    """The baseline dies under the second seed: the larger that gain, the less the other two seem to show."""
+    before, after = [1.03, 2.30, 0.89], [0.91, 0.64, 0.78]
+    proof = _proof(before, after, before)
+    assert not proof["wins"]
+    assert worth_more_seeds(proof)
+    assert not worth_more_seeds(_proof(before, after, [1.03, 0.60, 0.89])), "not under every seed of the other length"
+    assert not worth_more_seeds(_proof(before, [*after[:2], 0.90], before))
+    assert not worth_more_seeds(_proof(before[:2], after[:2], before[:2])), "two seeds agree too often by chance"
+    assert not worth_more_seeds(_proof(before, [0.5, 1.1, 0.4], before)), "it is adopted already"
+    assert not worth_more_seeds(None)
+
+
+def _proof(before: list[float], after: list[float], same_length: list[float]) -> dict[str, Any]:
+    made, baseline, candidate = study(before, after, same_length)
+    proof = prove(made, baseline=baseline, candidate=candidate, looks=2)
+    assert proof is not None
+    return proof
+
+
+def test_two_looks_adopt_by_chance_no_more_often_than_one() -> None:
+    """The rule itself, on differences that mean nothing: three seeds, and two more where all three gained."""
+    rng, count, wins = np.random.default_rng(5), 1500, 0
+    for _ in range(count):
+        after = np.exp(rng.normal(0, 0.1, 5)).tolist()
+        first = _proof([1.0] * 3, after[:3], [1.0] * 3)
+        wins += first["wins"] or (worth_more_seeds(first) and _proof([1.0] * 5, after, [1.0] * 5)["wins"])
+    expected = 0.099  # closed by the same rule on 400,000 draws
     assert abs(wins - count * expected) < 3 * math.sqrt(count * expected)
 
 

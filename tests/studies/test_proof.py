@@ -66,7 +66,24 @@ def test_a_single_seed_proves_nothing_and_trains_nothing(tmp_path: Path) -> None
     )
 
 
+def test_seeds_that_agree_without_deciding_are_followed_by_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three, then two: both arms, the first three not trained again."""
+    monkeypatch.setattr("workbench.studies.proof.worth_more_seeds", lambda proof: len(proof["seeds"]) == 3)
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=[BASE]).trials
+    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 10
+    seeds = {lr: sorted(rows["shared_seed"]) for lr, rows in trials.groupby("peak_lr")}
+    assert seeds == {0.05: [0, 1, 2, 3, 4, 5], 0.1: [1, 2, 3, 4, 5]}
+
+
 @pytest.mark.parametrize("seeds", [0, -1, 2.5, True])
 def test_bad_seeds(seeds: Any) -> None:
     with pytest.raises(ConfigError, match="seeds="):
         Proof(seeds=seeds)
+
+
+@pytest.mark.parametrize("more", [-1, 2.5, True])
+def test_bad_numbers_of_more_seeds(more: Any) -> None:
+    with pytest.raises(ConfigError, match="more_seeds="):
+        Proof(more_seeds=more)

@@ -75,7 +75,9 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, false_adoption: float
         chosen = comparison["recommended"]
         candidate = config_of(record, chosen["trials"][0])
         comparison["chosen"] = {"trial": chosen["trials"][0], str(fields["select"]): chosen[str(fields["select"])]}
-        comparison["proof"] = proof = prove(record, baseline=fields, candidate=candidate, false_adoption=false_adoption)
+        comparison["proof"] = proof = prove(
+            record, baseline=fields, candidate=candidate, false_adoption=false_adoption, looks=2
+        )
         if proof is not None:
             comparison |= {
                 "baseline": selected(record, trials_with(record, fields, seeds=proof["seeds"])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.proof import prove, worth_more_seeds
 from workbench.errors import ConfigError
 from workbench.studies.lr_sweep import seeded
 from workbench.studies.rounds import Asked, run_round
@@ -20,14 +21,18 @@ class Proof:
     Attributes:
         seeds: for each arm, behind the baseline's own, under which the candidate was chosen. A candidate that lengthens the
             run is held against a third arm, the baseline at its length.
+        more_seeds: trained behind them where the candidate gained under every seed and the spread still leaves it to chance.
     """
 
     seeds: int = 3
+    more_seeds: int = 2
 
     def __post_init__(self) -> None:
         """Check the number of seeds."""
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
+        if isinstance(self.more_seeds, bool) or not isinstance(self.more_seeds, int) or self.more_seeds < 0:
+            raise ConfigError(f"more_seeds={self.more_seeds!r} must be an integer of at least 0; 0 never trains more.")
 
     def baselines(self, config: TrainConfig) -> list[Asked]:
         """Return the baseline under each fresh seed: whether they agree says how much a single run can tell.
@@ -35,10 +40,7 @@ class Proof:
         Args:
             config: the baseline.
         """
-        return [Asked("baseline", each) for each in self._fresh(config)]
-
-    def _fresh(self, config: TrainConfig) -> list[TrainConfig]:
-        return seeded(config, config.peak_lr, self.seeds + 1)[1:] if self.seeds > 1 else []
+        return [Asked("baseline", each) for each in _fresh(config, self.seeds)]
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open.
@@ -52,7 +54,15 @@ class Proof:
         arms = [session.config, candidate]
         if candidate.total_steps > session.config.total_steps:
             arms.append(session.config.replace(total_steps=candidate.total_steps))
-        run_round(
-            session,
-            [Asked("proof", config) for arm in arms for config in self._fresh(arm)],
-        )
+        _train(session, arms, self.seeds)
+        first = prove(session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict(), looks=2)
+        if worth_more_seeds(first):
+            _train(session, arms, self.seeds + self.more_seeds)
+
+
+def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
+    run_round(session, [Asked("proof", config) for arm in arms for config in _fresh(arm, seeds)])
+
+
+def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:
+    return seeded(config, config.peak_lr, seeds + 1)[1:] if seeds > 1 else []
