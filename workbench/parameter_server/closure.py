@@ -1,0 +1,116 @@
+"""`Closure` and `RemoteValue`: a function on its way to some worker, and what will come back."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from workbench.errors import UsageError
+from workbench.parameter_server.errors import CancelledError
+
+__all__ = ["Closure", "RemoteValue", "map_structure"]
+
+Value = TypeVar("Value")
+
+
+class RemoteValue(Generic[Value]):
+    """The result of a scheduled function: not there yet, a value, or an error (T6.1, T6.7).
+
+    The value was copied to the coordinator when the function ended, so that it stays fetchable when its worker dies (T11.1).
+    """
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._value: Value | None = None
+        self._error: BaseException | None = None
+
+    def fetch(self, timeout_s: float | None = None) -> Value:
+        """Wait for the function's result and return it, tensors in the coordinator's memory.
+
+        Args:
+            timeout_s: None waits for ever.
+
+        Raises:
+            CancelledError: the function was cancelled before its end (T12.2).
+            TimeoutError: it did not end in time.
+            Exception: what the function itself raised.
+        """
+        if not self._ready.wait(timeout_s):
+            raise TimeoutError(f"The function has not ended within {timeout_s:g} s; fetch again, or wait longer.")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Return whether `fetch` would answer at once."""
+        return self._ready.is_set()
+
+    def set_value(self, value: Value) -> None:
+        """Give the result; the first result or error stays."""
+        if not self._ready.is_set():
+            self._value = value
+            self._ready.set()
+
+    def set_error(self, error: BaseException) -> None:
+        """Give the error; the first result or error stays."""
+        if not self._ready.is_set():
+            self._error = error
+            self._ready.set()
+
+
+@dataclass(eq=False)
+class Closure:
+    """A function with its arguments, as it waits in the queue.
+
+    Attributes:
+        function: called on a worker.
+        args: for it; a `PerWorkerValues` stands for what the worker in question has (T7.2).
+        kwargs: for it.
+        output: what `schedule` returned.
+        cancel: set when the closure shall stop; the same for all that were put since the last error.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output: RemoteValue[Any] = field(default_factory=RemoteValue)
+    cancel: threading.Event = field(default_factory=threading.Event)
+    number: int = field(default_factory=itertools.count().__next__)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be called, and values that are still on their way (behaviours 19, 20)."""
+        if not callable(self.function):
+            raise TypeError(
+                f"schedule takes a function, not {type(self.function).__name__}: {self.function!r}. Give the function itself and "
+                "its arguments beside it: schedule(step, args=(iterator,))."
+            )
+        for leaf in _leaves((list(self.args), dict(self.kwargs))):
+            if isinstance(leaf, RemoteValue):
+                raise UsageError(
+                    "schedule got a RemoteValue as an argument: the value may not exist yet. Give its fetch() instead, or do "
+                    "both steps in one function."
+                )
+
+    def mark_cancelled(self) -> None:
+        """Let `fetch` raise `CancelledError`."""
+        self.output.set_error(CancelledError())
+
+
+def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to every leaf of nested tuples, named tuples, lists and dicts, and return the same nesting."""
+    if isinstance(value, dict):
+        return type(value)((key, map_structure(function, each)) for key, each in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_structure(function, each) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_structure(function, each) for each in value)
+    return function(value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    map_structure(found.append, value)
+    return found

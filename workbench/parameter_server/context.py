@@ -1,0 +1,103 @@
+"""Where a piece of code runs: on which worker, in which closure; `get_current_worker_index`, `check_cancelled`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from workbench.parameter_server.errors import CancelledError
+
+__all__ = ["Flag", "WorkerContext", "building_dataset", "check_cancelled", "current_worker", "get_current_worker_index", "on_worker"]
+
+
+class Flag(Protocol):
+    """What can be looked at, like a `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        ...
+
+
+@dataclass
+class WorkerContext:
+    """What code on a worker may know about itself.
+
+    Attributes:
+        index: of the worker.
+        cancel: set when the running closure shall stop.
+        closure: its number; the same when it runs again elsewhere. None where no closure runs.
+        builds_dataset: whether a dataset function runs, which must not create variables (T5.4).
+    """
+
+    index: int
+    cancel: Flag = field(default_factory=threading.Event)
+    closure: int | None = None
+    builds_dataset: bool = False
+    _writes: itertools.count[int] = field(default_factory=itertools.count)
+
+    def token(self) -> tuple[int, int] | None:
+        """Return the name of the next write of this closure, the same in a second run of it."""
+        return None if self.closure is None else (self.closure, next(self._writes))
+
+
+_HERE = threading.local()
+
+
+def current_worker() -> WorkerContext | None:
+    """Return the context of the worker that runs this code; None on the coordinator."""
+    found: WorkerContext | None = getattr(_HERE, "context", None)
+    return found
+
+
+def get_current_worker_index() -> int:
+    """Return the index of the worker on which a scheduled function or dataset function runs (behaviour 25).
+
+    Raises:
+        RuntimeError: nothing of that kind runs here.
+    """
+    here = current_worker()
+    if here is None:
+        raise RuntimeError(
+            "get_current_worker_index() was called outside of a worker. Call it inside a function that is given to schedule, or "
+            "inside a dataset function."
+        )
+    return here.index
+
+
+def check_cancelled() -> None:
+    """Raise `CancelledError` if this closure shall stop; reading and writing variables, and next(iterator), do so by themselves.
+
+    A closure that computes for long between them calls it now and then, so that nothing runs on after an error.
+    """
+    here = current_worker()
+    if here is not None and here.cancel.is_set():
+        raise CancelledError
+
+
+@contextlib.contextmanager
+def on_worker(context: WorkerContext) -> Iterator[None]:
+    """Let the code inside know that it runs on a worker."""
+    before = current_worker()
+    _HERE.context = context
+    try:
+        yield
+    finally:
+        _HERE.context = before
+
+
+@contextlib.contextmanager
+def building_dataset() -> Iterator[None]:
+    """Let the code inside know that a dataset function runs."""
+    here = current_worker()
+    if here is None:
+        yield
+        return
+    before, here.builds_dataset = here.builds_dataset, True
+    try:
+        yield
+    finally:
+        here.builds_dataset = before

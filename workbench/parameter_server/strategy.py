@@ -1,0 +1,189 @@
+"""`ParameterServerStrategy`: where variables are placed, and how a module's parameters come to live on the servers (T3)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import UsageError
+from workbench.parameter_server.context import current_worker
+from workbench.parameter_server.partitioners import num_shards, split_rows
+from workbench.parameter_server.placed import Part, PlacedModule
+from workbench.parameter_server.plane import Place
+from workbench.parameter_server.variable import ShardedVariable, Variable
+from workbench.parameter_server.worker_variable import WorkerVariable
+
+if TYPE_CHECKING:
+    from workbench.config import TrainConfig
+    from workbench.parameter_server.cluster import Cluster
+
+__all__ = ["ParameterServerStrategy", "variable"]
+
+Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int] | None]
+
+_SCOPES = threading.local()
+
+
+class ParameterServerStrategy:
+    """Places variables on the parameter servers of a cluster, in turn (T3.8), in shards where a partitioner says so (T3.3).
+
+    Args:
+        cluster: with its workers and servers.
+        variable_partitioner: called with shape and dtype of every variable; returns the number of shards along each axis.
+        exactly_once: a function that runs again because its worker died does not write twice. False is the source's behaviour,
+            at least once (T6.4).
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, variable_partitioner: Partitioner | None = None, exactly_once: bool = True
+    ) -> None:
+        self.cluster, self.exactly_once = cluster, exactly_once
+        self._partitioner = variable_partitioner
+        self._servers = itertools.cycle(range(cluster.num_ps))
+        self._names: set[str] = set()
+        self._coordinator: weakref.ref[Any] | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster has."""
+        return self.cluster.num_workers
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[ParameterServerStrategy]:
+        """Let `variable` inside place what it makes on the servers (behaviour 68)."""
+        stack = _SCOPES.__dict__.setdefault("stack", [])
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.pop()
+
+    def variable(self, value: Any, *, name: str | None = None) -> Variable | ShardedVariable:
+        """Place a variable on the servers.
+
+        Args:
+            value: initial value, or a function (offset, shape) -> values of one shard for what is never to be whole in one place;
+                that form takes `shape` from its attribute `shape` and is called shard by shard (behaviour 73).
+            name: unique; None counts.
+
+        Raises:
+            UsageError: inside a dataset function (T5.4); a name that is taken; a partitioner that returns nonsense.
+        """
+        here = current_worker()
+        if here is not None and here.builds_dataset:
+            raise UsageError(
+                "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
+            )
+        name = self._unique(name or "variable")
+        rows = getattr(value, "rows_of", None)
+        whole = None if rows is not None else torch.as_tensor(value).detach()
+        shape, dtype = (value.shape, value.dtype) if whole is None else (whole.shape, whole.dtype)
+        shards = self._shards(tuple(shape), dtype)
+        made = []
+        for number, (offset, count) in enumerate(shards):
+            part_shape = (count, *shape[1:]) if shape else ()
+            if whole is None:
+                given = rows(offset, part_shape)
+            else:
+                given = whole[offset : offset + count] if shape else whole
+            label = name if len(shards) == 1 else f"{name}/shard_{number}"
+            place = Place(next(self._servers), label)
+            self.cluster.engine.plane.ask(place.server, "create", label, given.contiguous().reshape(-1))
+            made.append(Variable(label, part_shape, dtype, place, self.cluster.id, exactly_once=self.exactly_once))
+        return made[0] if len(made) == 1 else ShardedVariable(made, name)
+
+    def place(
+        self,
+        module: nn.Module,
+        config: TrainConfig,
+        *,
+        name: str | None = None,
+        reduction: Literal["sum", "mean"] = "sum",
+    ) -> PlacedModule:
+        """Let the parameters of a module live on the servers, updated there (T1.1).
+
+        The shards of all its parameters on one server lie together, their optimizer slots beside them (behaviour 72).
+
+        Args:
+            module: with its initial values; it is left as it is.
+            config: optimizer, its constants, lr schedule and max_grad_norm of the updates.
+            name: unique; None counts.
+            reduction: "sum" applies every push in full, as plain asynchronous training does, so that updates per second grow with
+                the workers; "mean" divides each by the number of workers.
+        """
+        if reduction not in ("sum", "mean"):
+            raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
+        if callable(config.optimizer):
+            raise UsageError(
+                f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
+            )
+        name = self._unique(name or type(module).__name__.lower())
+        parts: dict[int, list[Part]] = {}
+        for key, parameter in module.named_parameters():
+            row = parameter.shape[1:].numel() if parameter.dim() else 1
+            for offset, count in self._shards(tuple(parameter.shape), parameter.dtype):
+                begin, size = offset * row, (count * row if parameter.dim() else 1)
+                parts.setdefault(next(self._servers), []).append(Part(key, begin, size))
+        placed = PlacedModule(
+            module, config, parts, name=name, cluster=self.cluster.id, exactly_once=self.exactly_once,
+            scale=1.0 / self.num_workers if reduction == "mean" else 1.0,
+        )  # fmt: skip
+        placed.create()
+        return placed
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+        """Call `function` once for each replica of this worker and return its result; a worker here has one (T5.10).
+
+        Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
+        """
+        if current_worker() is None:
+            warnings.warn(
+                "strategy.run was called outside of a scheduled function: it runs on the coordinator. Use coordinator.schedule.",
+                stacklevel=2,
+            )
+        return function(*args)
+
+    def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
+        """Reduce the replicas' values, and an axis of them where one is given, to one (T5.10)."""
+        if op not in ("sum", "mean"):
+            raise UsageError(f"reduce got op={op!r}. Allowed: 'sum', 'mean'.")
+        if axis is None:
+            return value
+        return value.sum(axis) if op == "sum" else value.mean(axis)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[..., Any]) -> Callable[[], Any]:
+        """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
+        from workbench.parameter_server.distributed_dataset import DistributedDataset
+
+        return DistributedDataset(dataset_fn, self.num_workers)
+
+    def coordinator(self) -> Any:
+        """Return the coordinator of this strategy, None where there is none."""
+        return None if self._coordinator is None else self._coordinator()
+
+    def coordinated_by(self, coordinator: Any) -> None:
+        """Note who coordinates."""
+        self._coordinator = weakref.ref(coordinator)
+
+    def _shards(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[tuple[int, int]]:
+        count = 1 if self._partitioner is None or not shape else num_shards(self._partitioner, shape, dtype)
+        return split_rows(shape[0], count) if shape and count > 1 else [(0, shape[0] if shape else 1)]
+
+    def _unique(self, name: str) -> str:
+        found = name if name not in self._names else next(n for k in itertools.count(1) if (n := f"{name}_{k}") not in self._names)
+        self._names.add(found)
+        return found
+
+
+def variable(value: Any, *, name: str | None = None) -> Variable | ShardedVariable | WorkerVariable:
+    """Make a variable: on the servers inside of `strategy.scope()`, in this process elsewhere (behaviour 68)."""
+    stack: list[ParameterServerStrategy] = getattr(_SCOPES, "stack", [])
+    return stack[-1].variable(value, name=name) if stack else WorkerVariable(value)
