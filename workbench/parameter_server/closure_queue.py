@@ -27,7 +27,9 @@ class ClosureQueue:
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
-            raise UsageError(f"max_waiting={max_waiting!r} must be an integer of at least 1: how many closures may wait.")
+            raise UsageError(
+                f"max_waiting={max_waiting!r} must be an integer of at least 1: how many closures may wait."
+            )
         self.max_waiting = max_waiting
         self._waiting: deque[Closure] = deque()
         self._tagged: dict[int, deque[Closure]] = {}
@@ -69,7 +71,9 @@ class ClosureQueue:
                 self._changed.notify_all()
             return
         with self._callers, self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self.max_waiting or self._error is not None or self._stopped)
+            self._changed.wait_for(
+                lambda: len(self._waiting) < self.max_waiting or self._error is not None or self._stopped
+            )
             self._refuse_if_stopped(closure)
             try:
                 self._raise_if_error()
@@ -84,7 +88,11 @@ class ClosureQueue:
         """Take the next closure: with this tag, else without one. None after `timeout_s`, or when the queue was stopped."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopped or (self._waiting and self._error is None) or (tag is not None and self._tagged.get(tag)),
+                lambda: (
+                    self._stopped
+                    or (self._waiting and self._error is None)
+                    or (tag is not None and self._tagged.get(tag))
+                ),
                 timeout_s,
             )
             if self._stopped:
@@ -178,12 +186,16 @@ class ClosureQueue:
             return
         self._drop_waiting()
         self._changed.wait_for(lambda: self._in_flight == 0)
-        error, self._error = self._error, None
+        error = self._take_error()
         if error is None:  # another caller raised it meanwhile
             return
         self._cancel = threading.Event()
         self._changed.notify_all()
         raise error
+
+    def _take_error(self) -> BaseException | None:
+        error, self._error = self._error, None
+        return error
 
     def _drop_waiting(self) -> None:
         for closure in self._waiting:

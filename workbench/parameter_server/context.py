@@ -11,7 +11,15 @@ from typing import Protocol
 
 from workbench.parameter_server.errors import CancelledError
 
-__all__ = ["Flag", "WorkerContext", "building_dataset", "check_cancelled", "current_worker", "get_current_worker_index", "on_worker"]
+__all__ = [
+    "Flag",
+    "WorkerContext",
+    "building_dataset",
+    "check_cancelled",
+    "current_worker",
+    "get_current_worker_index",
+    "on_worker",
+]
 
 
 class Flag(Protocol):

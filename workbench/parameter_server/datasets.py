@@ -42,7 +42,7 @@ class DatasetRecipe:
             made = self._source() if callable(self._source) else self._source
         finally:
             hook.remove()
-        if not isinstance(made, Iterable) and not hasattr(made, "__getitem__"):
+        if not _iterable(made):
             raise UsageError(
                 f"A dataset function returned {type(made).__name__}; it has to return something to iterate over: a DataLoader, a "
                 "dataset, a generator."
@@ -87,12 +87,17 @@ def as_dataset_recipe(source: Any) -> DatasetRecipe:
             f"create_per_worker_dataset got an iterator that is under way ({type(source).__name__}): it cannot be on every worker. "
             "Give a function that builds the whole dataset, or the dataset itself."
         )
-    if not callable(source) and not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+    if not callable(source) and not _iterable(source):
         raise UsageError(
             f"create_per_worker_dataset got {type(source).__name__}: {source!r}. Give a function without arguments that returns "
             "a dataset, or a dataset."
         )
     return DatasetRecipe(source)
+
+
+def _iterable(value: object) -> bool:
+    """Return whether `iter` takes it: also what has items by number alone, as a map-style dataset does."""
+    return isinstance(value, Iterable) or hasattr(value, "__getitem__")
 
 
 def captured_iterators(function: Callable[..., Any]) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from workbench.parameter_server.closure import Closure, map_structure
@@ -121,7 +120,7 @@ class Dispatcher:
         begun = time.perf_counter()
         try:
             if closure.cancel.is_set():
-                raise CancelledError  # noqa: TRY301 - the same end as that of one which is cancelled on its way
+                raise CancelledError
             value = self.engine.execute(worker, self._call(closure), closure.cancel)
         except UnavailableError as error:
             self._task_gone(worker, closure, error)
@@ -205,5 +204,3 @@ def _start_delay(worker: int) -> float:
     if delay is None:
         return 0.0
     return min(worker * float(delay), float(most) if most is not None else float("inf"))
-
-

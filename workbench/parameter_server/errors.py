@@ -14,7 +14,9 @@ Job = Literal["worker", "ps"]
 class CancelledError(WorkbenchError):
     """A closure did not run to its end because another one failed (T12.1); schedule it again."""
 
-    def __init__(self, message: str = "This function was cancelled because another one failed. Schedule it again.") -> None:
+    def __init__(
+        self, message: str = "This function was cancelled because another one failed. Schedule it again."
+    ) -> None:
         super().__init__(message)
 
 

@@ -79,7 +79,9 @@ class PlacedModule:
 
     def __repr__(self) -> str:
         """Say how many values lie where."""
-        where = ", ".join(f"{sum(part.size for part in held):,} values on ps {server}" for server, held in self.parts.items())
+        where = ", ".join(
+            f"{sum(part.size for part in held):,} values on ps {server}" for server, held in self.parts.items()
+        )
         return f"PlacedModule({self.name!r}: {where})"
 
     def create(self) -> None:
@@ -118,7 +120,9 @@ class PlacedModule:
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(replica.module.parameters(), self.config.max_grad_norm)
         grads = {
-            key: torch.zeros(parameter.numel(), dtype=parameter.dtype) if parameter.grad is None else parameter.grad.reshape(-1)
+            key: torch.zeros(parameter.numel(), dtype=parameter.dtype)
+            if parameter.grad is None
+            else parameter.grad.reshape(-1)
             for key, parameter in replica.module.named_parameters()
         }
         here = current_worker()
@@ -166,7 +170,9 @@ class PlacedModule:
                 f"{shapes.get(key, 'missing')} here ({len(strange)} differ). Make the module as it was when the checkpoint was written."
             )
         flat = {key: value.reshape(-1) for key, value in state["parameters"].items()}
-        slots = {slot: {key: value.reshape(-1) for key, value in whole.items()} for slot, whole in state["slots"].items()}
+        slots = {
+            slot: {key: value.reshape(-1) for key, value in whole.items()} for slot, whole in state["slots"].items()
+        }
         for place, held in zip(self.places, self.parts.values(), strict=True):
             self._plane.ask(
                 place.server, "load", place.block,
@@ -222,5 +228,3 @@ def forget_replicas(cluster: str) -> None:
 def _joined(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
     pieces = [values[part.parameter][part.begin : part.begin + part.size] for part in held]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
-
-

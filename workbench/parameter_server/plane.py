@@ -64,8 +64,8 @@ class DirectPlane:
         server: returns a server by its index; raises `UnavailableError` where it is gone.
     """
 
-    name = "direct"
-    why = "the servers are in this process"
+    name: str = "direct"
+    why: str = "the servers are in this process"
 
     def __init__(self, server: Callable[[int], ServerRuntime]) -> None:
         self._server = server

@@ -173,7 +173,11 @@ class ServerRuntime:
         block = self._block(name)
         with block.lock:
             slots = {} if block.updater is None else block.updater.state(0)
-            return {"values": block.values.clone(), "version": block.version, "slots": {k: v.clone() for k, v in slots.items()}}
+            return {
+                "values": block.values.clone(),
+                "version": block.version,
+                "slots": {k: v.clone() for k, v in slots.items()},
+            }
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Put back what `state` returned."""
@@ -200,7 +204,9 @@ class ServerRuntime:
 
     def _block(self, name: str) -> Block:
         if name not in self._blocks:
-            raise UnavailableError("ps", self.index, f"it was started anew, or the variable was deleted, and holds no {name!r}")
+            raise UnavailableError(
+                "ps", self.index, f"it was started anew, or the variable was deleted, and holds no {name!r}"
+            )
         return self._blocks[name]
 
 

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,11 +26,26 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.parameter_server.cluster import Cluster
 
-__all__ = ["ParameterServerStrategy", "variable"]
+__all__ = ["ByRows", "ParameterServerStrategy", "variable"]
 
-Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int] | None]
+Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
 
 _SCOPES = threading.local()
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """Initial values that are made shard by shard.
+
+    Attributes:
+        rows: (first row, shape) -> values of one shard.
+        shape: of the whole.
+        dtype: of the whole.
+    """
+
+    rows: Callable[[int, tuple[int, ...]], Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
 
 
 class ParameterServerStrategy:
@@ -70,8 +86,7 @@ class ParameterServerStrategy:
         """Place a variable on the servers.
 
         Args:
-            value: initial value, or a function (offset, shape) -> values of one shard for what is never to be whole in one place;
-                that form takes `shape` from its attribute `shape` and is called shard by shard (behaviour 73).
+            value: initial value, or `ByRows` for what is never to be whole in one place (behaviour 73).
             name: unique; None counts.
 
         Raises:
@@ -83,17 +98,14 @@ class ParameterServerStrategy:
                 "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
             )
         name = self._unique(name or "variable")
-        rows = getattr(value, "rows_of", None)
-        whole = None if rows is not None else torch.as_tensor(value).detach()
-        shape, dtype = (value.shape, value.dtype) if whole is None else (whole.shape, whole.dtype)
+        rows = value.rows if isinstance(value, ByRows) else None
+        whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
+        shape, dtype = (value.shape, value.dtype) if rows is not None else (whole.shape, whole.dtype)
         shards = self._shards(tuple(shape), dtype)
         made = []
         for number, (offset, count) in enumerate(shards):
             part_shape = (count, *shape[1:]) if shape else ()
-            if whole is None:
-                given = rows(offset, part_shape)
-            else:
-                given = whole[offset : offset + count] if shape else whole
+            given = rows(offset, part_shape) if rows is not None else whole[offset : offset + count] if shape else whole
             label = name if len(shards) == 1 else f"{name}/shard_{number}"
             place = Place(next(self._servers), label)
             self.cluster.engine.plane.ask(place.server, "create", label, given.contiguous().reshape(-1))
@@ -178,7 +190,11 @@ class ParameterServerStrategy:
         return split_rows(shape[0], count) if shape and count > 1 else [(0, shape[0] if shape else 1)]
 
     def _unique(self, name: str) -> str:
-        found = name if name not in self._names else next(n for k in itertools.count(1) if (n := f"{name}_{k}") not in self._names)
+        found = (
+            name
+            if name not in self._names
+            else next(n for k in itertools.count(1) if (n := f"{name}_{k}") not in self._names)
+        )
         self._names.add(found)
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
-from workbench.parameter_server.plane import DirectPlane
+from workbench.parameter_server.plane import DataPlane, DirectPlane
 from workbench.parameter_server.server import ServerRuntime
 from workbench.parameter_server.worker import Call, WorkerRuntime
 
@@ -41,7 +41,8 @@ class ThreadEngine:
         grace_s: how long a cancelled closure may take to notice before an exception is raised inside it.
     """
 
-    name = "threads"
+    name: str = "threads"
+    plane: DataPlane
 
     def __init__(self, num_workers: int, num_servers: int, *, grace_s: float = 1.0) -> None:
         for name, count in (("num_workers", num_workers), ("num_ps", num_servers)):
@@ -123,6 +124,8 @@ class ThreadEngine:
             task.gone.set()
         for hands in self._threads:
             hands.leave()
+        for hands in self._threads:
+            hands.join(self.grace_s)
 
     def _task(self, job: Job, index: int) -> _Task:
         task = self._tasks[job, index]
@@ -194,9 +197,16 @@ class _Hands:
             self._left = True
             self._wake.notify()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
     def _raise_inside(self) -> None:
         if self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(CancelledError))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread.ident), ctypes.py_object(CancelledError)
+            )
 
     def _loop(self) -> None:
         while True:
@@ -212,7 +222,7 @@ class _Hands:
             value, error = None, None
             try:
                 value = work()
-            except BaseException as caught:  # noqa: BLE001 - every error of a closure goes to who waits for it
+            except BaseException as caught:
                 error = caught
             self._result = (value, error)
             assert ended is not None

@@ -17,6 +17,20 @@ from workbench.parameter_server.planes import plane_of
 __all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
 
 
+def _read_all(value: Any) -> Any:
+    if isinstance(value, RemoteTensor):
+        return value.read()
+    return type(value)(_read_all(each) for each in value) if isinstance(value, (list, tuple)) else value
+
+
+def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operate(self: RemoteTensor, other: Any) -> Any:
+        other = _read_all(other)
+        return function(other, self.read()) if swapped else function(self.read(), other)
+
+    return operate
+
+
 class RemoteTensor:
     """What `Variable` and `ShardedVariable` share: reading, and being used in place of a tensor.
 
@@ -50,7 +64,13 @@ class RemoteTensor:
 
     def __len__(self) -> int:
         """Return the number of rows."""
+        if not self.shape:
+            raise TypeError("len() of a variable without axes.")
         return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Return the truth of the only value, as of a tensor."""
+        return bool(self.read())
 
     def __float__(self) -> float:
         """Return the only value."""
@@ -61,37 +81,45 @@ class RemoteTensor:
         found: Tensor = self.read()[key]
         return found
 
+    __add__ = _operator(operator.add)
+    __radd__ = _operator(operator.add, swapped=True)
+    __sub__ = _operator(operator.sub)
+    __rsub__ = _operator(operator.sub, swapped=True)
+    __mul__ = _operator(operator.mul)
+    __rmul__ = _operator(operator.mul, swapped=True)
+    __truediv__ = _operator(operator.truediv)
+    __rtruediv__ = _operator(operator.truediv, swapped=True)
+    __floordiv__ = _operator(operator.floordiv)
+    __rfloordiv__ = _operator(operator.floordiv, swapped=True)
+    __mod__ = _operator(operator.mod)
+    __rmod__ = _operator(operator.mod, swapped=True)
+    __pow__ = _operator(operator.pow)
+    __rpow__ = _operator(operator.pow, swapped=True)
+    __matmul__ = _operator(operator.matmul)
+    __rmatmul__ = _operator(operator.matmul, swapped=True)
+    __lt__ = _operator(operator.lt)
+    __le__ = _operator(operator.le)
+    __gt__ = _operator(operator.gt)
+    __ge__ = _operator(operator.ge)
+
+    def __neg__(self) -> Tensor:
+        """Return the negative values."""
+        return -self.read()
+
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Let torch functions take it for a tensor; an embedding is looked up row by row."""
         given = dict(kwargs or {})
-        if function is torch.nn.functional.embedding and len(args) > 1 and isinstance(args[1], RemoteTensor) and not given:
+        if (
+            function is torch.nn.functional.embedding
+            and len(args) > 1
+            and isinstance(args[1], RemoteTensor)
+            and not given
+        ):
             return args[1].gather(args[0])
         return function(*_read_all(args), **{key: _read_all(value) for key, value in given.items()})
-
-
-def _read_all(value: Any) -> Any:
-    if isinstance(value, RemoteTensor):
-        return value.read()
-    return type(value)(_read_all(each) for each in value) if isinstance(value, (list, tuple)) else value
-
-
-def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def operate(self: RemoteTensor, other: Any) -> Any:
-        other = _read_all(other)
-        return function(other, self.read()) if swapped else function(self.read(), other)
-
-    return operate
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    setattr(RemoteTensor, f"__{_name}__", _operator(getattr(operator, _name)))
-    setattr(RemoteTensor, f"__r{_name}__", _operator(getattr(operator, _name), swapped=True))
-for _name in ("lt", "le", "gt", "ge"):
-    setattr(RemoteTensor, f"__{_name}__", _operator(getattr(operator, _name)))
-RemoteTensor.__neg__ = lambda self: -self.read()  # type: ignore[attr-defined]
 
 
 class Variable(RemoteTensor):
@@ -106,7 +134,14 @@ class Variable(RemoteTensor):
     """
 
     def __init__(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place, cluster: str, *, exactly_once: bool = True
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        place: Place,
+        cluster: str,
+        *,
+        exactly_once: bool = True,
     ) -> None:
         self.name, self.shape, self.dtype = name, torch.Size(shape), dtype
         self.place, self.cluster, self.exactly_once = place, cluster, exactly_once
@@ -135,7 +170,9 @@ class Variable(RemoteTensor):
         """See `RemoteTensor`."""
         check_cancelled()
         width = self.shape[1:].numel()
-        return plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width).reshape(*rows.shape, *self.shape[1:])
+        return (
+            plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width).reshape(*rows.shape, *self.shape[1:])
+        )
 
     def assign(self, value: Any) -> Variable:
         """Replace the values."""
@@ -183,7 +220,9 @@ class ShardedVariable(RemoteTensor):
             given = repr(strange[0]) if strange else "an empty list"
             raise UsageError(f"ShardedVariable takes a list of Variables, at least one; given: {given}.")
         if len({each.dtype for each in shards}) > 1:
-            raise UsageError(f"The shards of {name!r} differ in dtype: {[str(each.dtype) for each in shards]}; give one dtype.")
+            raise UsageError(
+                f"The shards of {name!r} differ in dtype: {[str(each.dtype) for each in shards]}; give one dtype."
+            )
         if any(not each.shape for each in shards) or len({each.shape[1:] for each in shards}) > 1:
             shapes = [tuple(each.shape) for each in shards]
             raise UsageError(f"The shards of {name!r} have shapes {shapes}: they may differ in the first axis alone.")
@@ -209,7 +248,9 @@ class ShardedVariable(RemoteTensor):
         flat = rows.reshape(-1)
         low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
         if low < 0 or high >= self.shape[0]:
-            raise IndexError(f"Row {low if low < 0 else high} of {self.name!r}, which has rows 0 to {self.shape[0] - 1}.")
+            raise IndexError(
+                f"Row {low if low < 0 else high} of {self.name!r}, which has rows 0 to {self.shape[0] - 1}."
+            )
         found = torch.empty(flat.numel(), *self.shape[1:], dtype=self.dtype)
         for each, offset in zip(self.variables, self.offsets, strict=False):
             held = (flat >= offset) & (flat < offset + each.shape[0])
