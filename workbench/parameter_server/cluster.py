@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from itertools import count
 from typing import Literal, Self
 
 from workbench.errors import UsageError
@@ -25,6 +26,7 @@ class Cluster:
     def __init__(self, engine: Engine, identity: str | None = None) -> None:
         self.engine = engine
         self.id = identity or uuid.uuid4().hex
+        self._names: set[str] = set()
         set_plane(self.id, engine.plane)
 
     def __enter__(self) -> Self:
@@ -49,6 +51,14 @@ class Cluster:
     def num_ps(self) -> int:
         """How many parameter servers it has."""
         return self.engine.num_servers
+
+    def unique(self, name: str) -> str:
+        """Return `name`, with a number behind it where a variable of this cluster has it already."""
+        found = (
+            name if name not in self._names else next(n for k in count(1) if (n := f"{name}_{k}") not in self._names)
+        )
+        self._names.add(found)
+        return found
 
     def shutdown(self) -> None:
         """End every worker and server; a second call does nothing."""

@@ -69,7 +69,7 @@ class ClusterCoordinator:
             )
         with _ONLY_ONE:
             there = strategy.coordinator()
-            if isinstance(there, ClusterCoordinator):
+            if isinstance(there, ClusterCoordinator) and there._finalizer.alive:
                 return there
             self = super().__new__(cls)
             self.strategy = strategy

@@ -64,7 +64,6 @@ class ParameterServerStrategy:
         self.cluster, self.exactly_once = cluster, exactly_once
         self._partitioner = variable_partitioner
         self._servers = itertools.cycle(range(cluster.num_ps))
-        self._names: set[str] = set()
         self._coordinator: weakref.ref[Any] | None = None
 
     @property
@@ -97,7 +96,7 @@ class ParameterServerStrategy:
             raise UsageError(
                 "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
             )
-        name = self._unique(name or "variable")
+        name = self.cluster.unique(name or "variable")
         rows = value.rows if isinstance(value, ByRows) else None
         whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
         shape, dtype = (value.shape, value.dtype) if rows is not None else (whole.shape, whole.dtype)
@@ -137,7 +136,7 @@ class ParameterServerStrategy:
             raise UsageError(
                 f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
             )
-        name = self._unique(name or type(module).__name__.lower())
+        name = self.cluster.unique(name or type(module).__name__.lower())
         parts: dict[int, list[Part]] = {}
         for key, parameter in module.named_parameters():
             row = parameter.shape[1:].numel() if parameter.dim() else 1
@@ -188,15 +187,6 @@ class ParameterServerStrategy:
     def _shards(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[tuple[int, int]]:
         count = 1 if self._partitioner is None or not shape else num_shards(self._partitioner, shape, dtype)
         return split_rows(shape[0], count) if shape and count > 1 else [(0, shape[0] if shape else 1)]
-
-    def _unique(self, name: str) -> str:
-        found = (
-            name
-            if name not in self._names
-            else next(n for k in itertools.count(1) if (n := f"{name}_{k}") not in self._names)
-        )
-        self._names.add(found)
-        return found
 
 
 def variable(value: Any, *, name: str | None = None) -> Variable | ShardedVariable | WorkerVariable:

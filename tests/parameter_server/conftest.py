@@ -1,0 +1,69 @@
+"""Clusters for the tests: the same bodies run on threads and on actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from workbench.parameter_server.cluster import Cluster, create_in_process_cluster
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+HAS_RAY = importlib.util.find_spec("workbench.parameter_server.ray_engine") is not None
+ENGINES = [
+    "threads",
+    pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason="no engine")]),
+]
+
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def standing() -> Iterator[dict[tuple[str, int, int], Cluster]]:
+    """Clusters that no test has harmed, kept up for the next one."""
+    clusters: dict[tuple[str, int, int], Cluster] = {}
+    yield clusters
+    for cluster in clusters.values():
+        cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(engine: str, standing: dict[tuple[str, int, int], Cluster]) -> Cluster:
+    """Three workers and two servers, for tests that leave them alive."""
+    key = (engine, 3, 2)
+    if key not in standing:
+        standing[key] = create_in_process_cluster(3, 2, engine=engine)  # type: ignore[arg-type]
+    return standing[key]
+
+
+@pytest.fixture
+def own_cluster(engine: str) -> Iterator[MakeCluster]:
+    """Make clusters of this test alone, which may be harmed."""
+    made: list[Cluster] = []
+
+    def make(num_workers: int = 3, num_ps: int = 2) -> Cluster:
+        made.append(create_in_process_cluster(num_workers, num_ps, engine=engine))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.shutdown()
+
+
+@pytest.fixture
+def strategy(cluster: Cluster) -> ParameterServerStrategy:
+    return ParameterServerStrategy(cluster)
+
+
+@pytest.fixture
+def coordinator(strategy: ParameterServerStrategy) -> Iterator[ClusterCoordinator]:
+    made = ClusterCoordinator(strategy)
+    yield made
+    made.shutdown()

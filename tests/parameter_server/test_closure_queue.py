@@ -1,0 +1,286 @@
+"""The queue: nothing lost, nothing twice, one error that stops all, and a queue that works again (behaviours 1 to 14)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from workbench.errors import UsageError
+from workbench.parameter_server.closure import Closure, RemoteValue
+from workbench.parameter_server.closure_queue import ClosureQueue
+from workbench.parameter_server.errors import CancelledError
+
+
+@pytest.fixture(params=[256 * 1024, 2])
+def queue(request: pytest.FixtureRequest) -> ClosureQueue:
+    """Behaviour 12: all of it holds for a queue of two, too."""
+    return ClosureQueue(request.param)
+
+
+def closure() -> Closure:
+    return Closure(int)
+
+
+def taken(queue: ClosureQueue, tag: int | None = None) -> Closure:
+    found = queue.get(timeout_s=5.0, tag=tag)
+    assert found is not None
+    return found
+
+
+def background(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(5.0)
+    return not thread.is_alive()
+
+
+def test_what_is_put_comes_out_and_counts_until_it_is_finished(queue: ClosureQueue) -> None:
+    """Behaviour 1."""
+    one = closure()
+    queue.put(one)
+    assert not queue.done()
+    assert taken(queue) is one
+    assert not queue.done()
+    queue.put_back(one)
+    assert taken(queue) is one
+    queue.mark_finished(one)
+    assert queue.done()
+
+
+def test_two_consumers_that_put_back_their_first_run_everything_once(queue: ClosureQueue) -> None:
+    """Behaviour 2."""
+    ran: list[Closure] = []
+
+    def consume() -> None:
+        first = True
+        while (found := queue.get()) is not None:
+            if first:
+                queue.put_back(found)
+                first = False
+                continue
+            ran.append(found)
+            queue.mark_finished(found)
+
+    consumers = [threading.Thread(target=consume) for _ in range(2)]
+    for each in consumers:
+        each.start()
+    closures = [closure() for _ in range(10)]
+    for each in closures:
+        queue.put(each)
+    assert queue.wait(5.0)
+    assert queue.wait(5.0)
+    assert sorted(map(id, ran)) == sorted(map(id, closures))
+    queue.stop()
+    assert all(ended(each) for each in consumers)
+
+
+def test_a_wait_that_comes_late_returns_at_once(queue: ClosureQueue) -> None:
+    """Behaviour 3."""
+    queue.put(closure())
+    queue.mark_finished(taken(queue))
+    assert queue.wait(0.0)
+
+
+def test_a_failure_wakes_whoever_waits(queue: ClosureQueue) -> None:
+    """Behaviour 4."""
+    queue.put(closure())
+    found = taken(queue)
+    thread, errors = background(queue.wait)
+    time.sleep(0.02)
+    assert thread.is_alive()
+    failure = ValueError("planted")
+    queue.mark_failed(found, failure)
+    assert ended(thread)
+    assert errors == [failure]
+    assert queue.done()
+
+
+@pytest.mark.parametrize("raises", ["put", "wait", "done"])
+def test_an_error_is_raised_once_and_what_waited_is_cancelled(queue: ClosureQueue, raises: str) -> None:
+    """Behaviours 5, 6, 7."""
+    queue.put(closure())
+    found = taken(queue)
+    waiting, late = closure(), closure()
+    queue.put(waiting)
+    failure = ValueError("planted")
+    queue.mark_failed(found, failure)
+    calls: dict[str, Callable[[], object]] = {"put": lambda: queue.put(late), "wait": queue.wait, "done": queue.done}
+    with pytest.raises(ValueError, match="planted"):
+        calls[raises]()
+    with pytest.raises(CancelledError, match="Schedule it again"):
+        waiting.output.fetch(0)
+    if raises == "put":
+        with pytest.raises(CancelledError):
+            late.output.fetch(0)
+    assert queue.wait(0.0)
+    assert queue.done()
+    queue.put(closure())
+    queue.mark_finished(taken(queue))
+    assert queue.wait(0.0)
+
+
+@pytest.mark.parametrize("raises", ["put", "wait"])
+def test_the_call_that_raises_waits_for_what_runs_and_names_the_first_error(queue: ClosureQueue, raises: str) -> None:
+    """Behaviours 8, 9."""
+    for _ in range(2):
+        queue.put(closure())
+    first, second = taken(queue), taken(queue)
+    waiting, late = closure(), closure()
+    queue.put(waiting)
+    assert not first.cancel.is_set()
+    before = first.cancel
+    failure, derived = ValueError("first"), CancelledError("mid-flight")
+    queue.mark_failed(first, failure)
+    assert second.cancel.is_set(), "what runs is asked to stop"
+    thread, errors = background(queue.wait if raises == "wait" else lambda: queue.put(late))
+    time.sleep(0.03)
+    assert thread.is_alive(), "one of them still runs"
+    queue.mark_failed(second, derived)
+    assert ended(thread)
+    assert errors == [failure]
+    for each, kind, words in (
+        (first, ValueError, "first"),
+        (second, CancelledError, "mid-flight"),
+        (waiting, CancelledError, "again"),
+    ):
+        with pytest.raises(kind, match=words):
+            each.output.fetch(0)
+    if raises == "put":
+        with pytest.raises(CancelledError):
+            late.output.fetch(0)
+    assert (queue.waiting, queue.in_flight, queue.done()) == (0, 0, True)
+    fresh = closure()
+    queue.put(fresh)
+    assert fresh.cancel is not before
+    assert not fresh.cancel.is_set()
+
+
+def test_many_threads_do_not_lock_each_other_out(queue: ClosureQueue) -> None:
+    """Behaviour 10."""
+
+    def work() -> None:
+        for _ in range(20):
+            queue.put_back(taken(queue))
+            queue.mark_finished(taken(queue))
+
+    threads = [threading.Thread(target=work) for _ in range(10)]
+    for each in threads:
+        each.start()
+    for _ in range(200):
+        queue.put(closure())
+    assert all(ended(each) for each in threads)
+    assert queue.done()
+
+
+def test_a_tag_is_for_one_worker_and_comes_first(queue: ClosureQueue) -> None:
+    """Behaviour 11; 58: what a worker has to build comes before ordinary closures."""
+    plain, tagged = closure(), closure()
+    queue.put(plain)
+    queue.put(tagged, tag=2)
+    assert queue.get(timeout_s=0.0, tag=1) is plain
+    queue.mark_finished(plain)
+    assert queue.wait(0.0), "tagged closures hold nobody up"
+    assert queue.get(timeout_s=0.0) is None
+    assert queue.get(timeout_s=0.0, tag=1) is None
+    assert queue.in_flight == 0
+    queue.put(closure())
+    assert queue.get(timeout_s=0.0, tag=2) is tagged
+    assert queue.in_flight == 0
+
+
+def test_a_full_queue_lets_put_wait() -> None:
+    """Behaviour 12."""
+    queue = ClosureQueue(2)
+    queue.put(closure())
+    queue.put(closure())
+    thread, errors = background(lambda: queue.put(closure()))
+    time.sleep(0.03)
+    assert thread.is_alive()
+    taken(queue)
+    assert ended(thread)
+    assert not errors
+
+
+def test_a_put_that_waits_for_room_hears_of_a_failure() -> None:
+    queue = ClosureQueue(1)
+    queue.put(closure())
+    found = taken(queue)
+    queue.put(closure())
+    thread, errors = background(lambda: queue.put(closure()))
+    time.sleep(0.02)
+    queue.mark_failed(found, ValueError("planted"))
+    assert ended(thread)
+    assert [str(each) for each in errors] == ["planted"]
+
+
+def test_nothing_slips_in_while_somebody_waits(queue: ClosureQueue) -> None:
+    """Behaviour 13."""
+    queue.put(closure())
+    found = taken(queue)
+    waiter, _ = background(queue.wait)
+    time.sleep(0.02)
+    putter, _ = background(lambda: queue.put(closure()))
+    time.sleep(0.02)
+    assert queue.waiting == 0
+    queue.mark_finished(found)
+    assert ended(waiter)
+    assert ended(putter)
+    assert queue.waiting == 1
+
+
+def test_what_is_put_back_after_an_error_is_cancelled(queue: ClosureQueue) -> None:
+    """Behaviour 14."""
+    queue.put(closure())
+    queue.put(closure())
+    first, second = taken(queue), taken(queue)
+    queue.mark_failed(first, ValueError("planted"))
+    queue.put_back(second)
+    with pytest.raises(CancelledError):
+        second.output.fetch(0)
+    assert queue.waiting == 0
+
+
+def test_a_stopped_queue_wakes_everybody_and_takes_nothing(queue: ClosureQueue) -> None:
+    waiting = closure()
+    queue.put(waiting)
+    queue.put(closure(), tag=0)
+    queue.stop()
+    assert queue.get() is None
+    assert queue.get(tag=0) is None
+    with pytest.raises(CancelledError):
+        waiting.output.fetch(0)
+    with pytest.raises(UsageError, match="shut down"):
+        queue.put(closure())
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, True])
+def test_bad_limits(most: int) -> None:
+    with pytest.raises(UsageError, match="max_waiting="):
+        ClosureQueue(most)
+
+
+def test_a_value_is_waited_for_and_the_first_end_stays() -> None:
+    value: RemoteValue[int] = RemoteValue()
+    assert not value.done()
+    with pytest.raises(TimeoutError, match="has not ended"):
+        value.fetch(0.01)
+    value.set_value(3)
+    value.set_error(ValueError())
+    value.set_value(4)
+    assert value.fetch() == 3
+    assert value.done()

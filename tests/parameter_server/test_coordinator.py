@@ -1,0 +1,275 @@
+"""Functions sent to workers: results, structure, errors, cancellation, metrics (behaviours 15 to 28 and 42 to 46)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.parameter_server.conftest import MakeCluster
+from workbench.errors import UsageError
+from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
+from workbench.parameter_server.errors import CancelledError
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class PlantedError(Exception):
+    """What a user's function raises."""
+
+
+def fail(message: str = "planted") -> None:
+    raise PlantedError(message)
+
+
+def spin(seconds: float = 30.0) -> None:
+    """Compute for long, looking up now and then."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        check_cancelled()
+        time.sleep(0.005)
+
+
+def test_a_strategy_has_one_coordinator(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviour 15."""
+    assert ClusterCoordinator(strategy) is coordinator
+    with pytest.raises(UsageError, match="takes a ParameterServerStrategy, not NoneType"):
+        ClusterCoordinator(None)  # type: ignore[arg-type]
+
+
+def test_nested_results_keep_their_nesting(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 16."""
+
+    def nested() -> Any:
+        return {"a": (torch.ones(2), [1, "b"]), "c": Pair(torch.tensor(3.0), None)}
+
+    value = coordinator.schedule(nested)
+    for found in (value.fetch(), coordinator.fetch(value)):
+        assert torch.equal(found["a"][0], torch.ones(2))
+        assert found["a"][1] == [1, "b"]
+        assert type(found["c"]).__name__ == "Pair"
+        assert float(found["c"].left) == 3.0
+    several = coordinator.fetch({"x": [coordinator.schedule(int), 5], "y": (coordinator.schedule(str),)})
+    assert several == {"x": [0, 5], "y": ("",)}
+
+
+def test_results_carry_no_graph(coordinator: ClusterCoordinator) -> None:
+    found = coordinator.schedule(lambda: torch.ones(2, requires_grad=True) * 2).fetch()
+    assert not found.requires_grad
+
+
+def test_join_without_work_and_again(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 17."""
+    for _ in range(3):
+        coordinator.join()
+    coordinator.schedule(int)
+    for _ in range(3):
+        coordinator.join()
+    assert coordinator.done()
+
+
+def test_no_update_is_lost(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviours 18 and 21: inside and outside of the scope."""
+    total = strategy.variable(0.0)
+
+    def add() -> None:
+        total.assign_add(2.0)
+
+    for _ in range(5):
+        coordinator.schedule(add)
+    coordinator.join()
+    assert float(total) == 10.0
+    with strategy.scope():
+        for _ in range(5):
+            coordinator.schedule(add)
+        coordinator.join()
+    assert float(total) == 20.0
+
+
+def test_a_value_on_its_way_is_no_argument(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 19."""
+    value = coordinator.schedule(int)
+    for args, kwargs in (([value], {}), ([], {"x": [value]})):
+        with pytest.raises(UsageError, match="RemoteValue as an argument"):
+            coordinator.schedule(print, args=args, kwargs=kwargs)
+
+
+@pytest.mark.parametrize("function", [3, None, "step"])
+def test_what_cannot_be_called_is_refused_at_once(coordinator: ClusterCoordinator, function: Any) -> None:
+    """Behaviour 20."""
+    with pytest.raises(TypeError, match="schedule takes a function"):
+        coordinator.schedule(function)
+
+
+def test_args_are_a_sequence(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(UsageError, match="one entry an argument"):
+        coordinator.schedule(print, args="ab")
+
+
+def test_run_outside_of_a_function_warns(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviour 22."""
+    with pytest.warns(UserWarning, match="runs on the coordinator"):
+        assert strategy.run(int) == 0
+
+
+def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 23 and T6.1."""
+
+    def timed() -> tuple[int, float, float]:
+        begun = time.monotonic()
+        time.sleep(0.05)
+        return get_current_worker_index(), begun, time.monotonic()
+
+    begun = time.monotonic()
+    values = [coordinator.schedule(timed) for _ in range(9)]
+    assert time.monotonic() - begun < 0.05
+    assert not all(value.done() for value in values)
+    rows = coordinator.fetch(values)
+    for worker in {row[0] for row in rows}:
+        spans = sorted((begin, end) for index, begin, end in rows if index == worker)
+        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_workers_may_begin_one_after_the_other(own_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 24."""
+    monkeypatch.setenv(START_DELAY_ENV, "30")
+    monkeypatch.setenv(START_DELAY_MAX_ENV, "60")
+    coordinator = ClusterCoordinator(ParameterServerStrategy(own_cluster(3, 1)))
+    assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)]) == [0] * 6
+    coordinator.shutdown()
+
+
+def test_a_function_knows_its_worker(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 25; the dataset function in test_per_worker_datasets.py."""
+    assert set(coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(20)])) <= {0, 1, 2}
+    with pytest.raises(RuntimeError, match="outside of a worker"):
+        get_current_worker_index()
+
+
+def test_metrics(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 27."""
+    coordinator.fetch([coordinator.schedule(int), coordinator.schedule(int)])
+    coordinator.join()
+    found = coordinator.metrics()
+    assert found["closures_executed"] == 2
+    assert found["remote_value_fetch"] == 2
+    assert (found["queued"], found["in_flight"], found["worker_failures"]) == (0, 0, 0)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    assert coordinator.metrics()["closures_failed"] == 1
+
+
+def test_a_coordinator_that_nobody_holds_leaves_no_thread(strategy: ParameterServerStrategy) -> None:
+    """Behaviour 28."""
+    before = set(threading.enumerate())
+    coordinator = ClusterCoordinator(strategy)
+    coordinator.schedule(int)
+    coordinator.join()
+    assert len(set(threading.enumerate()) - before) >= strategy.num_workers
+    del coordinator
+    gc.collect()
+    until = time.monotonic() + 5.0
+    while set(threading.enumerate()) - before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+
+
+def test_join_raises_the_users_error(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 42."""
+    for _ in range(3):
+        coordinator.schedule(int)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError, match="planted"):
+        coordinator.join()
+
+
+def test_schedule_raises_it_sooner_or_later(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 43, also where several have failed."""
+    for _ in range(2):
+        coordinator.schedule(fail)
+    with pytest.raises(PlantedError):  # noqa: PT012
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            coordinator.schedule(int)
+            time.sleep(0.001)
+    coordinator.join()
+
+
+def test_an_error_is_cleared_and_the_next_is_raised_again(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 44, T12.3."""
+    for message in ("first", "second"):
+        coordinator.schedule(fail, args=(message,))
+        with pytest.raises(PlantedError, match=message):
+            coordinator.join()
+        coordinator.join()
+        assert coordinator.schedule(int).fetch() == 0
+        coordinator.join()
+
+
+def test_what_runs_is_stopped_when_another_fails(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 45: the cluster is usable afterwards."""
+    long = coordinator.schedule(spin)
+    time.sleep(0.1)
+    coordinator.schedule(fail)
+    begun = time.monotonic()
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    assert time.monotonic() - begun < 10.0
+    with pytest.raises(CancelledError):
+        long.fetch(0)
+    assert coordinator.fetch([coordinator.schedule(int) for _ in range(6)]) == [0] * 6
+
+
+def test_nothing_runs_when_an_error_is_raised(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """Behaviour 46, on the case that was measured: 20 good, 1 bad, 200 good."""
+    count = strategy.variable(0.0)
+
+    def good() -> None:
+        time.sleep(0.002)
+        count.assign_add(1.0)
+
+    values = [coordinator.schedule(good) for _ in range(20)]
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):  # noqa: PT012
+        for _ in range(200):
+            values.append(coordinator.schedule(good))
+        coordinator.join()
+    at_once = float(count)
+    time.sleep(0.05)
+    assert float(count) == at_once
+    cancelled = 0
+    for value in values:
+        try:
+            value.fetch(0)
+        except CancelledError:
+            cancelled += 1
+    assert cancelled > 0
+    assert len(values) - cancelled <= at_once <= len(values) - cancelled + strategy.num_workers
+    coordinator.join()
+
+
+def test_join_may_be_given_up(coordinator: ClusterCoordinator) -> None:
+    coordinator.schedule(spin, args=(0.3,))
+    with pytest.raises(TimeoutError, match="1 run"):
+        coordinator.join(timeout_s=0.05)
+    coordinator.join()
+
+
+def test_after_shutdown_nothing_can_be_scheduled(strategy: ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    coordinator.shutdown()
+    with pytest.raises(UsageError, match="shut down"):
+        coordinator.schedule(int)
