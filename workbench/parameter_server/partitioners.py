@@ -1,0 +1,161 @@
+"""Into how many shards a variable is split along its first axis, and which rows each of them holds (T3.2 to T3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.errors import UsageError
+
+__all__ = [
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Partitioner",
+    "num_shards",
+    "split_rows",
+]
+
+Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
+"""From a variable's shape and dtype to the number of shards along each of its axes; only the first may be above 1."""
+
+
+@dataclass(frozen=True)
+class FixedShardsPartitioner:
+    """The same number of shards for every variable, or as many as it has rows where those are fewer.
+
+    Attributes:
+        num_shards: at least 1; usually the number of parameter servers (T3.4).
+    """
+
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        """Check; raise `UsageError`."""
+        _at_least_1(self, "num_shards")
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:  # noqa: ARG002
+        """Return the number of shards along each axis."""
+        return _first_axis(shape, self.num_shards)
+
+
+@dataclass(frozen=True)
+class MinSizePartitioner:
+    """As many shards as there can be with `min_shard_bytes` in each, so that small variables stay whole.
+
+    The smallest shard holds that much; TensorFlow's rounds the number of shards up, so that its shards may be smaller.
+
+    Attributes:
+        min_shard_bytes: at least 1. The default, 256 KiB, is TensorFlow's.
+        max_shards: at least 1, and never exceeded; usually the number of parameter servers.
+    """
+
+    min_shard_bytes: int = 256 * 2**10
+    max_shards: int = 1
+
+    def __post_init__(self) -> None:
+        """Check; raise `UsageError`."""
+        _at_least_1(self, "min_shard_bytes")
+        _at_least_1(self, "max_shards")
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
+        """Return the number of shards along each axis."""
+        row_bytes = _row_bytes(shape, dtype)
+        if not row_bytes:
+            return _first_axis(shape, 1)
+        rows_each = -(-self.min_shard_bytes // row_bytes)
+        return _first_axis(shape, min(self.max_shards, shape[0] // rows_each))
+
+
+@dataclass(frozen=True)
+class MaxSizePartitioner:
+    """As few shards as there can be with at most `max_shard_bytes` in each; a row is never split.
+
+    Attributes:
+        max_shard_bytes: at least 1. Exceeded where one row is larger, or `max_shards` allows no more shards.
+        max_shards: at least 1; None is as many as it takes.
+    """
+
+    max_shard_bytes: int
+    max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check; raise `UsageError`."""
+        _at_least_1(self, "max_shard_bytes")
+        if self.max_shards is not None:
+            _at_least_1(self, "max_shards")
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
+        """Return the number of shards along each axis."""
+        row_bytes = _row_bytes(shape, dtype)
+        if not row_bytes:
+            return _first_axis(shape, 1)
+        rows_each = max(1, self.max_shard_bytes // row_bytes)
+        shards = -(-shape[0] // rows_each)
+        return _first_axis(shape, shards if self.max_shards is None else min(self.max_shards, shards))
+
+
+def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return how many shards a variable gets: what the partitioner says, and no more than the variable has rows.
+
+    A single number has no axis to split, so the partitioner is not asked about it; nor is there one for None.
+
+    Args:
+        partitioner: called with the shape and the dtype of the variable, at its creation (T3.3).
+        shape: of the variable.
+        dtype: of the variable.
+
+    Raises:
+        UsageError: the partitioner returned something else than a number of at least 1 followed by ones.
+    """
+    if partitioner is None or not len(shape):
+        return 1
+    shards = partitioner(tuple(shape), dtype)
+    whole = isinstance(shards, (list, tuple)) and len(shards) > 0 and all(_is_count(n) for n in shards)
+    if not whole or any(n != 1 for n in shards[1:]):
+        raise UsageError(
+            f"variable_partitioner returned {shards!r} for a variable of shape {tuple(shape)}. Allowed: a list with the "
+            f"number of shards along each axis, at least 1, and 1 for every axis but the first, such as "
+            f"{[2] + [1] * (len(shape) - 1)}. Return {[1] * len(shape)} to leave a variable whole."
+        )
+    return max(1, min(shards[0], shape[0]))
+
+
+def split_rows(rows: int, shards: int) -> list[tuple[int, int]]:
+    """Return (first row, number of rows) of each shard: contiguous, and the first ones take the remainder.
+
+    Ten rows in 4 shards are 3, 3, 2 and 2. There are `rows` shards where more were asked for, and one, empty, of no rows.
+
+    Args:
+        rows: length of the first axis.
+        shards: at least 1.
+
+    Raises:
+        UsageError: one of them is no such number.
+    """
+    if not _is_count(shards) or isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise UsageError(f"rows={rows!r} must be an integer of at least 0, and shards={shards!r} one of at least 1.")
+    each, left = divmod(rows, max(1, min(rows, shards)))
+    return [(i * each + min(i, left), each + (i < left)) for i in range(max(1, min(rows, shards)))]
+
+
+def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
+    return [max(1, min(shards, shape[0])), *(1 for _ in shape[1:])] if len(shape) else []
+
+
+def _row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape[1:]) * dtype.itemsize if len(shape) else 0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _at_least_1(partitioner: Any, name: str) -> None:
+    value = getattr(partitioner, name)
+    if not _is_count(value):
+        raise UsageError(f"{name}={value!r} of {type(partitioner).__name__} must be an integer of at least 1.")
