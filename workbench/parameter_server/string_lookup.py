@@ -1,0 +1,208 @@
+"""`StringLookup`: words to ids by a plain table that travels to the workers, so that none asks the coordinator (T5.4, T14.7)."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.errors import UnknownNameError, UsageError
+
+__all__ = ["StringLookup"]
+
+SHOWN = 5  # words of the vocabulary in a message
+
+
+@dataclass(frozen=True)
+class StringLookup:
+    """A vocabulary and the ids of its words: first the mask, then the unknown words, then the vocabulary in its order.
+
+    Seven words and one id for unknown ones are ids 0 to 7; two labels without an unknown one are 0 and 1 (T5.5). Make
+    it once, outside the dataset function, and use it inside (T5.4). It can be pickled, and holds no state that changes.
+
+    Attributes:
+        vocabulary: different words, one at least.
+        num_oov_indices: ids for words that are not in the vocabulary. None of them is an error for 0; among more than
+            one a word always has the same, by its CRC-32, in every process.
+        mask_token: the word that stands for nothing, id 0; None is no such word.
+        oov_token: what `decode` gives for an unknown word's id.
+    """
+
+    vocabulary: tuple[str, ...]
+    num_oov_indices: int = 1
+    mask_token: str | None = None
+    oov_token: str = "[UNK]"
+
+    def __post_init__(self) -> None:
+        """Check the vocabulary.
+
+        Raises:
+            UsageError: it is empty, has a word twice or something that is no word, or holds one of the special ones.
+        """
+        given: Any = self.vocabulary
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"vocabulary={given!r} must be a list of words.")
+        object.__setattr__(self, "vocabulary", tuple(_plain(given)))
+        odd = [word for word in self.vocabulary if not isinstance(word, str)]
+        if odd or not self.vocabulary:
+            raise UsageError(
+                f"vocabulary must hold one word at least, and words only; {odd[:SHOWN] or 'nothing'} given."
+            )
+        if (
+            isinstance(self.num_oov_indices, bool)
+            or not isinstance(self.num_oov_indices, int)
+            or self.num_oov_indices < 0
+        ):
+            raise UsageError(f"num_oov_indices={self.num_oov_indices!r} must be an integer of at least 0.")
+        twice = [word for word, count in Counter(self.vocabulary).items() if count > 1]
+        if twice:
+            raise UsageError(f"vocabulary has {twice[:SHOWN]} more than once, and a word has one id. Keep each once.")
+        special = [self.mask_token, *([self.oov_token] if self.num_oov_indices else [])]
+        taken = [word for word in special if word in self.vocabulary]
+        if taken:
+            raise UsageError(
+                f"vocabulary holds {taken}, which mask_token and oov_token stand for. Take it out, or name another token."
+            )
+
+    @classmethod
+    def adapt(
+        cls,
+        words: Any,
+        *,
+        max_words: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: str | None = None,
+        oov_token: str = "[UNK]",
+    ) -> StringLookup:
+        """Take the vocabulary from data: the most frequent word first, and of equally frequent ones the last in the alphabet.
+
+        That order is Keras's.
+
+        Args:
+            words: in lists, arrays or iterables of any depth; the two tokens among them are not counted.
+            max_words: of the vocabulary, the most frequent ones; None is all.
+            num_oov_indices: see the class.
+            mask_token: see the class.
+            oov_token: see the class.
+
+        Raises:
+            UsageError: there is no word in `words`.
+        """
+        if max_words is not None and (isinstance(max_words, bool) or not isinstance(max_words, int) or max_words < 1):
+            raise UsageError(f"max_words={max_words!r} must be an integer of at least 1, or None for all words.")
+        counts = Counter(word for word in _words(words) if word not in (mask_token, oov_token))
+        order = sorted(sorted(counts, reverse=True), key=lambda word: -counts[word])
+        return cls(tuple(order[:max_words]), num_oov_indices, mask_token, oov_token)
+
+    def shuffled(self, seed: int) -> StringLookup:
+        """Return the same words in a random order, so that the frequent ones do not share a shard (T13.4)."""
+        order = list(self.vocabulary)
+        random.Random(seed).shuffle(order)
+        return replace(self, vocabulary=tuple(order))
+
+    def __len__(self) -> int:
+        """Return the number of ids, which is the number of rows that an embedding needs."""
+        return self._first + len(self.vocabulary)
+
+    @cached_property
+    def table(self) -> dict[str, int]:
+        """Word to id; unknown words are not in it."""
+        known = {word: self._first + place for place, word in enumerate(self.vocabulary)}
+        return known if self.mask_token is None else {self.mask_token: 0, **known}
+
+    @cached_property
+    def inverse(self) -> dict[int, str]:
+        """Id to word; `oov_token` for those of unknown words."""
+        unknown = dict.fromkeys(range(self._first - self.num_oov_indices, self._first), self.oov_token)
+        return {**unknown, **{number: word for word, number in self.table.items()}}
+
+    def __call__(self, words: Any) -> Tensor:
+        """Return the ids, int64, in the shape in which the words were given: none for a word, (n,) for a list of n.
+
+        Raises:
+            UnknownNameError: a word is unknown, and `num_oov_indices` is 0.
+            UsageError: lists of unequal length, or something that is no word.
+        """
+        try:
+            return torch.tensor(self._ids(_plain(words)), dtype=torch.int64)
+        except UsageError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"words must be a word, or lists of equal length of them, not {str(words)[:80]!r} ({error})."
+            ) from error
+
+    def decode(self, ids: Any) -> Any:
+        """Return the words of ids, in lists of their shape.
+
+        Raises:
+            UsageError: there is no such id.
+        """
+        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+        if isinstance(values, (list, tuple)):
+            return [self.decode(value) for value in values]
+        if values not in self.inverse:
+            raise UsageError(f"id {values!r} is none of this lookup. Allowed: 0 to {len(self) - 1}.")
+        return self.inverse[values]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "vocabulary": list(self.vocabulary),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StringLookup:
+        """Build from what `to_dict` returned.
+
+        Raises:
+            UsageError: a key is missing or unknown.
+        """
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            raise UsageError(f"a lookup has the keys {sorted(names)}; {sorted(values)} given.")
+        return cls(**values)
+
+    @property
+    def _first(self) -> int:
+        """Id of the vocabulary's first word."""
+        return (self.mask_token is not None) + self.num_oov_indices
+
+    def _ids(self, words: Any) -> Any:
+        if not isinstance(words, str):
+            return [self._ids(word) for word in words]
+        found = self.table.get(words)
+        return self._unknown(words) if found is None else found
+
+    def _unknown(self, word: str) -> int:
+        if not self.num_oov_indices:
+            some = ", ".join(map(repr, self.vocabulary[:SHOWN])) + (", ..." if len(self.vocabulary) > SHOWN else "")
+            raise UnknownNameError(
+                f"the word {word!r} is not in the vocabulary of {len(self.vocabulary)} words ({some}), and num_oov_indices=0 "
+                "leaves no id for unknown ones. Add the word, or give num_oov_indices=1."
+            )
+        bucket = zlib.crc32(word.encode()) % self.num_oov_indices
+        return self._first - self.num_oov_indices + bucket
+
+
+def _plain(words: Any) -> Any:
+    return words.tolist() if isinstance(words, np.ndarray) else words
+
+
+def _words(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Iterable):
+        for part in _plain(data):
+            yield from _words(part)
+    else:
+        raise UsageError(f"words must be words in lists; {data!r} is none.")
