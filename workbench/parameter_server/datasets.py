@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -37,11 +38,8 @@ class DatasetRecipe:
 
     def __call__(self) -> Iterable[Any]:
         """Return the dataset; runs on the worker."""
-        hook = nn.modules.module.register_module_parameter_registration_hook(refuse_variables)
-        try:
+        with _without_parameters():
             made = self._source() if callable(self._source) else self._source
-        finally:
-            hook.remove()
         if not _iterable(made):
             raise UsageError(
                 f"A dataset function returned {type(made).__name__}; it has to return something to iterate over: a DataLoader, a "
@@ -68,12 +66,21 @@ class IteratorRecipe:
 def _later(items: Iterator[Any]) -> Iterator[Any]:
     """Let what a generator does on its first step count as building, too."""
     while True:
-        with building_dataset():
+        with building_dataset(), _without_parameters():
             try:
                 item = next(items)
             except StopIteration:
                 return
         yield item
+
+
+@contextlib.contextmanager
+def _without_parameters() -> Iterator[None]:
+    hook = nn.modules.module.register_module_parameter_registration_hook(refuse_variables)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def as_dataset_recipe(source: Any) -> DatasetRecipe:
