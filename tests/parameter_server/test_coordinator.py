@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from typing import Any, NamedTuple
@@ -137,7 +138,7 @@ def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordina
     rows = coordinator.fetch(values)
     for worker in {row[0] for row in rows}:
         spans = sorted((begin, end) for index, begin, end in rows if index == worker)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def test_workers_may_begin_one_after_the_other(own_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

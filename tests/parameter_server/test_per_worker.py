@@ -152,8 +152,7 @@ def test_a_dataset_function_makes_no_variables(
     coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
 ) -> None:
     """Behaviour 32."""
-    values: list[Any] = []
-    iterators = iter(coordinator.create_per_worker_dataset(lambda: [strategy.variable(0.0)] if not values else values))
+    iterators = iter(coordinator.create_per_worker_dataset(lambda: [strategy.variable(0.0)]))
     coordinator.schedule(draw, args=(iterators,))
     with pytest.raises(ClosureInputError, match="dataset function made a variable|could not be built"):
         coordinator.join()

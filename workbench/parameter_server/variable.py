@@ -112,11 +112,12 @@ class RemoteTensor:
     ) -> Any:
         """Let torch functions take it for a tensor; an embedding is looked up row by row."""
         given = dict(kwargs or {})
+        rows_alone = not (given.get("max_norm") or given.get("scale_grad_by_freq") or given.get("sparse"))
         if (
             function is torch.nn.functional.embedding
-            and len(args) > 1
+            and rows_alone
+            and len(args) == 2
             and isinstance(args[1], RemoteTensor)
-            and not given
         ):
             return args[1].gather(args[0])
         return function(*_read_all(args), **{key: _read_all(value) for key, value in given.items()})

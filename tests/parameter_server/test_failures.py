@@ -1,0 +1,311 @@
+"""Workers and servers that die: who notices, what is done again, what is told (behaviours 47 to 65, T10, T11)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parameter_server.conftest import MakeCluster
+from workbench.parameter_server.cluster import Cluster
+from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.errors import CancelledError, UnavailableError
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+
+class PlantedError(Exception):
+    """What a user's function raises."""
+
+
+def fail() -> None:
+    raise PlantedError("planted")
+
+
+def numbers() -> Iterator[int]:
+    k = 0
+    while True:
+        k += 1
+        yield k
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def up(
+    own_cluster: MakeCluster,
+) -> Iterator[Callable[..., tuple[Cluster, ParameterServerStrategy, ClusterCoordinator]]]:
+    made = []
+
+    def start(
+        workers: int = 3, servers: int = 2, **settings: Any
+    ) -> tuple[Cluster, ParameterServerStrategy, ClusterCoordinator]:
+        cluster = own_cluster(workers, servers)
+        strategy = ParameterServerStrategy(cluster, **settings)
+        coordinator = ClusterCoordinator(strategy)
+        made.append(coordinator)
+        return cluster, strategy, coordinator
+
+    yield start
+    for coordinator in made:
+        coordinator.shutdown()
+
+
+Up = Callable[..., tuple[Cluster, ParameterServerStrategy, ClusterCoordinator]]
+
+
+def slow_add(total: Any, started: Any = None, seconds: float = 0.3) -> int:
+    """Say that it began, take a while, then add one; a second run says so again but must not add again."""
+    if started is not None:
+        started.assign_add(1.0)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        check_cancelled()
+        time.sleep(0.01)
+    total.assign_add(1.0)
+    return get_current_worker_index()
+
+
+def test_a_worker_that_died_between_closures_is_back_for_the_next(up: Up) -> None:
+    """Behaviours 47, 60."""
+    cluster, strategy, coordinator = up(1, 1)
+    total = strategy.variable(0.0)
+    for _ in range(2):
+        coordinator.schedule(lambda: total.assign_add(1.0))
+    coordinator.join()
+    cluster.engine.kill("worker", 0)
+    found = cluster.engine.check("worker", 0)
+    if cluster.engine.name == "threads":  # others start them again at once
+        assert isinstance(found, UnavailableError)
+        assert (found.job, found.index) == ("worker", 0)
+    cluster.engine.restart("worker", 0)
+    for _ in range(2):
+        coordinator.schedule(lambda: total.assign_add(1.0))
+    coordinator.join()
+    assert float(total) == 4.0
+    assert cluster.engine.check("worker", 0) is None
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_worker_that_dies_inside_a_closure(up: Up, exactly_once: bool) -> None:
+    """Behaviour 48, T6.3, T6.4: it runs elsewhere; its writes count once, or at least once where that was asked for."""
+    cluster, strategy, coordinator = up(2, 1, exactly_once=exactly_once)
+    total, where = strategy.variable(0.0), strategy.variable(-1.0)
+
+    def work() -> int:
+        total.assign_add(1.0)
+        where.assign(float(get_current_worker_index()))
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            check_cancelled()
+            time.sleep(0.01)
+        return get_current_worker_index()
+
+    value = coordinator.schedule(work)
+    wait_until(lambda: float(where) >= 0)
+    first = int(float(where))
+    cluster.engine.kill("worker", first)
+    coordinator.join()
+    cluster.engine.restart("worker", first)
+    assert value.fetch() in (0, 1)
+    assert float(total) == (1.0 if exactly_once else 2.0)
+    assert coordinator.metrics()["worker_failures"] == 1
+
+
+def test_the_users_error_is_told_not_the_workers(up: Up) -> None:
+    """Behaviour 49; three more run while the worker is still away."""
+    cluster, strategy, coordinator = up()
+    total, started = strategy.variable(0.0), strategy.variable(0.0)
+    long = coordinator.schedule(slow_add, args=(total, started, 20.0))
+    wait_until(lambda: float(started) == 1)
+    cluster.engine.kill("worker", 1)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    with pytest.raises(CancelledError):
+        long.fetch(0)
+    coordinator.fetch([coordinator.schedule(slow_add, args=(total, None, 0.0)) for _ in range(3)])
+    assert float(total) == 3.0
+    cluster.engine.restart("worker", 1)
+
+
+def test_datasets_are_built_again(up: Up) -> None:
+    """Behaviours 50, 58, T7.7: once more for the worker that came back, and before what is waiting."""
+    cluster, strategy, coordinator = up(2, 1)
+    built = strategy.variable(torch.zeros(2))
+
+    def source() -> Iterator[int]:
+        built.assign_add(torch.nn.functional.one_hot(torch.tensor(get_current_worker_index()), 2))
+        return numbers()
+
+    def draw(iterator: Iterator[int]) -> tuple[int, int]:
+        time.sleep(0.02)
+        return get_current_worker_index(), next(iterator)
+
+    iterators = iter(coordinator.create_per_worker_dataset(source))
+    coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(8)])
+    assert built.read().tolist() == [1, 1]
+    cluster.engine.kill("worker", 1)
+    values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(10)]
+    time.sleep(0.1)
+    cluster.engine.restart("worker", 1)
+    coordinator.join()
+    wait_until(lambda: built.read().tolist() == [1, 2])
+    drawn = coordinator.fetch(values)
+    assert len(drawn) == 10
+    again = coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(12)])
+    assert 1 in {worker for worker, _ in again}
+
+
+def test_all_workers_die_at_once_and_again(up: Up) -> None:
+    """Behaviours 51, 52."""
+    cluster, strategy, coordinator = up(2, 1)
+    total = strategy.variable(0.0)
+    for _ in range(10):
+        coordinator.schedule(slow_add, args=(total, None, 0.05))
+    for victims in ((0, 1), (0,)):
+        time.sleep(0.06)
+        for worker in victims:
+            cluster.engine.kill("worker", worker)
+        time.sleep(0.05)
+        for worker in victims:
+            cluster.engine.restart("worker", worker)
+    coordinator.join()
+    assert float(total) == 10.0
+
+
+def test_the_others_go_on(up: Up) -> None:
+    """Behaviour 53."""
+    cluster, strategy, coordinator = up()
+    cluster.engine.kill("worker", 2)
+    values = [coordinator.schedule(slow_add, args=(strategy.variable(0.0), None, 0.02)) for _ in range(12)]
+    assert {0, 1} <= set(coordinator.fetch(values))
+    cluster.engine.restart("worker", 2)
+
+
+def test_what_was_computed_stays_when_the_worker_dies(up: Up) -> None:
+    """Behaviours 54, 55, T11.1: fetched before, and for the first time after; reading a variable never fails."""
+    cluster, strategy, coordinator = up(2, 1)
+    held = strategy.variable(torch.arange(3.0))
+    before, after = (coordinator.schedule(lambda: torch.ones(3)) for _ in range(2))
+    coordinator.join()
+    assert before.fetch().tolist() == [1, 1, 1]
+    for worker in range(2):
+        cluster.engine.kill("worker", worker)
+    for _ in range(20):
+        assert held.read().tolist() == [0, 1, 2]
+    for value in (before, after):
+        assert value.fetch(0).tolist() == [1, 1, 1]
+    for worker in range(2):
+        cluster.engine.restart("worker", worker)
+
+
+def test_an_error_names_the_job_that_failed() -> None:
+    """Behaviour 56, T10.2."""
+    worker, server = UnavailableError("worker", 3), UnavailableError("ps", 1, "it was killed")
+    assert "worker 3" in str(worker)
+    assert "put back" in str(worker)
+    assert "ps 1 does not answer: it was killed" in str(server)
+    assert "checkpoint" in str(server)
+
+
+def test_a_server_that_hesitates_is_asked_again(up: Up) -> None:
+    """Behaviour 57: three times, where it is healthy; the fourth time counts."""
+    cluster, strategy, coordinator = up(1, 1)
+    calls = strategy.variable(0.0)
+
+    def hesitates(times: float) -> float:
+        calls.assign_add(1.0)
+        if float(calls) <= times:
+            raise UnavailableError("ps", 0, "planted time-out")
+        return float(calls)
+
+    strategy.exactly_once = False
+    calls.exactly_once = False
+    assert coordinator.schedule(hesitates, args=(3.0,)).fetch() == 4.0
+    coordinator.join()
+    calls.assign(0.0)
+    coordinator.schedule(hesitates, args=(3.0,))
+    with pytest.raises(UnavailableError, match="planted time-out"):
+        coordinator.join()
+    assert cluster.engine.check("ps", 0) is None
+
+
+@pytest.mark.slow
+def test_many_closures_wait_for_the_only_worker(up: Up) -> None:
+    """Behaviour 59."""
+    cluster, _, coordinator = up(1, 1)
+    values = [coordinator.schedule(lambda k: k, args=(k,)) for k in range(5000)]
+    cluster.engine.kill("worker", 0)
+    time.sleep(3.0)
+    cluster.engine.restart("worker", 0)
+    coordinator.join()
+    assert values[-1].fetch() == 4999
+
+
+@pytest.mark.parametrize("call", ["join", "schedule"])
+def test_a_dead_server_is_told_within_two_seconds(up: Up, call: str) -> None:
+    """Behaviours 61, 62, T10.2."""
+    cluster, strategy, coordinator = up()
+    total = strategy.variable(torch.zeros(4))
+    for _ in range(1000):
+        coordinator.schedule(slow_add, args=(total, None, 0.01))
+    time.sleep(0.1)
+    cluster.engine.kill("ps", total.server)  # type: ignore[union-attr]
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="ps 0"):  # noqa: PT012
+        if call == "join":
+            coordinator.join()
+        while True:
+            coordinator.schedule(int)
+            time.sleep(0.005)
+    assert time.monotonic() - begun < 4.0, "2 s, and as much again for a machine that has other things to do"
+
+
+def test_a_server_dies_while_a_worker_is_away(up: Up) -> None:
+    """Behaviour 63: the server's death is what is told."""
+    cluster, strategy, coordinator = up(1, 1)
+    total = strategy.variable(0.0)
+    cluster.engine.kill("worker", 0)
+    coordinator.schedule(slow_add, args=(total, None, 0.0))
+    time.sleep(0.05)
+    cluster.engine.kill("ps", 0)
+    with pytest.raises(UnavailableError, match="ps 0"):
+        coordinator.join(timeout_s=20.0)
+
+
+def test_a_server_that_came_back_empty_is_told_too(up: Up) -> None:
+    """Behaviour 64: not silently zero."""
+    cluster, strategy, coordinator = up(2, 1)
+    total = strategy.variable(5.0)
+    before = cluster.engine.incarnation("ps", 0)
+    cluster.engine.kill("ps", 0)
+    cluster.engine.restart("ps", 0)
+    wait_until(lambda: cluster.engine.incarnation("ps", 0) != before)
+    coordinator.schedule(slow_add, args=(total, None, 0.0))
+    with pytest.raises(UnavailableError, match="ps 0"):
+        coordinator.join(timeout_s=20.0)
+
+
+def test_no_thread_is_left(own_cluster: MakeCluster, engine: str) -> None:
+    if engine != "threads":
+        pytest.skip("another engine has threads of its own")
+    before = set(threading.enumerate())
+    cluster = own_cluster()
+    coordinator = ClusterCoordinator(ParameterServerStrategy(cluster))
+    coordinator.schedule(int)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    coordinator.shutdown()
+    cluster.shutdown()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,208 @@
+"""Modules whose parameters live on servers: the same updates as in one process, exactly once, with their slots (T1, T14.2)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.cluster import Cluster
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.0}),
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+
+def config(**fields: Any) -> TrainConfig:
+    return TrainConfig(**{"peak_lr": 0.05, "total_steps": 40, "batch_size": 8, "optimizer": "sgd"} | fields)
+
+
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+        yield x, torch.sin(x[:, :3])
+
+
+def train(placed: PlacedModule, iterator: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    x, y = next(iterator)
+    with placed.step() as model:
+        loss: Tensor = ((model(x) - y) ** 2).mean()
+        loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_one_worker_trains_as_torch_does(own_cluster: Any, optimizer: str) -> None:
+    """Every shard by its own rule gives what the whole gives, to rounding (float64)."""
+    strategy = ParameterServerStrategy(own_cluster(1, 3), variable_partitioner=FixedShardsPartitioner(2))
+    coordinator = ClusterCoordinator(strategy)
+    placed = strategy.place(net(), config(optimizer=optimizer))
+    iterators = iter(coordinator.create_per_worker_dataset(batches))
+    ours = [
+        float(v) for v in coordinator.fetch([coordinator.schedule(train, args=(placed, iterators)) for _ in range(25)])
+    ]
+    model, data = net(), batches()
+    kind, extra = OPTIMIZERS[optimizer]
+    torch_optimizer = kind(model.parameters(), lr=0.05, **extra)
+    theirs = []
+    for _ in range(25):
+        x, y = next(data)
+        loss = ((model(x) - y) ** 2).mean()
+        torch_optimizer.zero_grad()
+        loss.backward()
+        torch_optimizer.step()
+        theirs.append(loss.item())
+    assert ours == pytest.approx(theirs, rel=1e-9)
+    for mine, their in zip(placed.module().parameters(), model.parameters(), strict=True):
+        assert torch.allclose(mine, their, rtol=1e-9)
+    assert placed.steps == 25
+    coordinator.shutdown()
+
+
+def test_the_lr_follows_the_servers_own_steps(own_cluster: Any) -> None:
+    """T13.2: the schedule is a function of the step, no variable that everybody asks for."""
+    strategy = ParameterServerStrategy(own_cluster(1, 2))
+    fields = config(peak_lr=0.1, total_steps=4, schedule="linear", warmup_steps=2)
+    placed = strategy.place(nn.Linear(1, 1, bias=False).double(), fields)
+    before = placed.module().weight.item()
+    moved = []
+    for _ in range(6):
+        with placed.step() as model:
+            model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+        after = placed.module().weight.item()
+        moved.append(before - after)
+        before = after
+    from workbench.schedules import lr_values
+
+    planned = lr_values(fields).tolist()
+    assert moved == pytest.approx([*planned, planned[-1], planned[-1]])
+
+
+@pytest.mark.parametrize(("reduction", "factor"), [("sum", 1.0), ("mean", 1 / 3)])
+def test_reduction_is_named(
+    strategy: ParameterServerStrategy, reduction: Literal["sum", "mean"], factor: float
+) -> None:
+    placed = strategy.place(nn.Linear(1, 1, bias=False).double(), config(peak_lr=1.0), reduction=reduction)
+    before = placed.module().weight.item()
+    with placed.step() as model:
+        model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+    assert before - placed.module().weight.item() == pytest.approx(factor)
+
+
+def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStrategy) -> None:
+    placed = strategy.place(nn.Linear(4, 1, bias=False).double(), config(peak_lr=1.0, max_grad_norm=0.5))
+    before = placed.module().weight.detach().clone()
+    with placed.step() as model:
+        model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    assert (before - placed.module().weight).norm().item() == pytest.approx(0.5)
+
+
+def test_nothing_is_pushed_where_the_step_raises(strategy: ParameterServerStrategy) -> None:
+    placed = strategy.place(net(), config())
+    with pytest.raises(RuntimeError, match="planted"), placed.step():
+        raise RuntimeError("planted")
+    assert placed.steps == 0
+
+
+def test_a_parameter_without_a_gradient_stays(strategy: ParameterServerStrategy) -> None:
+    placed = strategy.place(net(), config())
+    before = copy.deepcopy(placed.module().state_dict())
+    with placed.step() as model:
+        list(model.parameters())[0].sum().backward()
+    after = placed.module().state_dict()
+    assert [key for key in before if not torch.equal(before[key], after[key])] == ["0.weight"]
+
+
+def test_staleness_is_counted(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """T1.2: alone there is none; where a replica is read and another one is faster, it is how many were."""
+    placed = strategy.place(net(), config())
+    for _ in range(4):
+        with placed.step() as model:
+            model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    late = placed.pull()
+    versions = list(late.versions)
+    loss = late.module(torch.ones(1, 5, dtype=torch.float64)).sum()
+    gradients = torch.autograd.grad(loss, list(late.module.parameters()))
+    for _ in range(2):
+        with placed.step() as model:
+            model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    late.versions[:] = versions
+    for parameter, gradient in zip(late.module.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    placed.push(late)
+    for place in placed.places:
+        row = strategy.cluster.engine.plane.ask(place.server, "load_report")[place.block]
+        assert row["staleness_steps"] == {0: 6, 2: 1}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize(("shards", "servers"), [(1, 1), (4, 2), (3, 3)])
+def test_a_checkpoint_fits_other_shards(own_cluster: Any, optimizer: str, shards: int, servers: int) -> None:
+    """Behaviour 77, T14.5: values, slots and step, and the next updates are those of who went on."""
+
+    def made(shards: int, servers: int) -> PlacedModule:
+        strategy = ParameterServerStrategy(own_cluster(1, servers), variable_partitioner=FixedShardsPartitioner(shards))
+        return strategy.place(net(), config(optimizer=optimizer, schedule="cosine"))
+
+    one, other = made(2, 2), made(shards, servers)
+    data = batches()
+    for _ in range(5):
+        train(one, data)
+    other.load_state_dict(one.state_dict())
+    assert other.steps == 5
+    for _ in range(3):
+        x, y = next(data)
+        for placed in (one, other):
+            train(placed, iter([(x, y)]))
+    ours, theirs = one.state_dict(), other.state_dict()
+    for key, value in ours["parameters"].items():
+        assert torch.equal(value, theirs["parameters"][key])
+    for slot, whole in ours["slots"].items():
+        assert all(torch.equal(value, theirs["slots"][slot][key]) for key, value in whole.items())
+    assert ours["slots"], "there is something to compare"
+
+
+def test_a_checkpoint_of_another_module_is_refused(strategy: ParameterServerStrategy) -> None:
+    """T10.6."""
+    state = strategy.place(net(), config()).state_dict()
+    other = strategy.place(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double(), config())
+    with pytest.raises(CheckpointError, match=r"'2.bias' is \(3,\) there and \(4,\) here \(2 differ\)"):
+        other.load_state_dict(state)
+
+
+def test_what_cannot_be_placed(strategy: ParameterServerStrategy) -> None:
+    with pytest.raises(UsageError, match="reduction='max'"):
+        strategy.place(net(), config(), reduction="max")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is a factory"):
+        strategy.place(net(), config(optimizer=lambda params, lr: torch.optim.SGD(params, lr=lr)))
+
+
+def test_slots_lie_beside_their_shard(cluster: Cluster) -> None:
+    """Behaviour 72: momentum of each block on its own server, as long as the block."""
+    strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+    placed = strategy.place(net(), config(optimizer="momentum"))
+    sizes = {server: sum(part.size for part in held) for server, held in placed.parts.items()}
+    assert sum(sizes.values()) == sum(parameter.numel() for parameter in net().parameters())
+    for place in placed.places:
+        state = cluster.engine.plane.ask(place.server, "state", place.block)
+        assert [slot.numel() for slot in state["slots"].values()] == [sizes[place.server]]
