@@ -60,7 +60,7 @@ class InlineEvaluation:
         for name, count in (("batch_size", batch_size), ("steps", steps), ("shards", shards)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise UsageError(f"{name}={count!r} must be an integer of at least 1.")
-        data = as_data(data, y)
+        data = as_data(data, y, precision=runner.placed.config.precision)
         if where == "coordinator" and isinstance(data, DatasetCreator):
             data = DatasetRecipe(partial(data, InputContext()))
         self._executor, self._runner = executor, runner

@@ -46,10 +46,10 @@ class Feed:
     steps_per_epoch: int | None = None
 
 
-def as_data(data: Any, y: Any = None) -> Any:
+def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
     """Return arrays and tensors, alone, in pairs or as x and y, as a dataset, and a function as a recipe; other data as it is.
 
-    Floating NumPy arrays become tensors of torch's default dtype.
+    Floating NumPy arrays become float64 for that precision, and torch's default dtype for any other.
 
     Raises:
         UsageError: lengths differ; `y` beside something that is no array; a live iterator.
@@ -58,7 +58,8 @@ def as_data(data: Any, y: Any = None) -> Any:
     if y is None and isinstance(data, tuple) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
         columns = list(data)
     if all(isinstance(column, (Tensor, np.ndarray)) for column in columns):
-        tensors = [_tensor(column) for column in columns]
+        dtype = torch.float64 if precision == "float64" else torch.get_default_dtype()
+        tensors = [_tensor(column, dtype) for column in columns]
         if len({len(tensor) for tensor in tensors}) > 1:
             raise UsageError(
                 f"x and y have {[len(tensor) for tensor in tensors]} examples; they have to have the same number."
@@ -68,7 +69,8 @@ def as_data(data: Any, y: Any = None) -> Any:
         raise UsageError(
             f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. A dataset holds both."
         )
-    if hasattr(data, "__getitem__") or hasattr(data, "__iter__") or isinstance(data, DatasetCreator):
+    known = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+    if isinstance(data, DatasetCreator) or (known and not isinstance(data, type)):
         if isinstance(data, Iterator):
             as_dataset_recipe(data)  # which refuses it
         return data
@@ -188,11 +190,9 @@ def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int
         skip = 0
 
 
-def _tensor(column: Any) -> Tensor:
+def _tensor(column: Any, dtype: torch.dtype) -> Tensor:
     found = torch.as_tensor(column)
-    return (
-        found.to(torch.get_default_dtype()) if isinstance(column, np.ndarray) and found.is_floating_point() else found
-    )
+    return found.to(dtype) if isinstance(column, np.ndarray) and found.is_floating_point() else found
 
 
 def _has_indices(loader: DataLoader[Any]) -> bool:

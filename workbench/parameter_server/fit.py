@@ -129,10 +129,8 @@ class StrategyModel:
         if verbose not in (0, 1, 2):
             raise UsageError(f"verbose={verbose!r} is not known. Allowed: 0, 1, 2.")
         hooks = check_callbacks(callbacks)
-        feed = training_feed(
-            as_data(self.workload.train_data if data is None else data, y), config, self.workload.collate,
-            num_workers=self.executor.num_workers,
-        )  # fmt: skip
+        given = as_data(self.workload.train_data if data is None else data, y, precision=config.precision)
+        feed = training_feed(given, config, self.workload.collate, num_workers=self.executor.num_workers)
         steps = _epoch_length(steps_per_epoch, feed)
         if validation_data is None and data is None:
             validation_data = self.workload.validation_data
