@@ -188,7 +188,9 @@ def test_variables_that_do_not_match_are_refused(strategy: ParameterServerStrate
         with pytest.raises(CheckpointError, match=says):
             CheckpointManager(None, tmp_path, variables=variables).restore()
     with pytest.raises(CheckpointError, match="holds no module"):
-        CheckpointManager(strategy.place(net(), ADAM), tmp_path, variables={"a": strategy.variable(torch.zeros(3))}).restore()
+        CheckpointManager(
+            strategy.place(net(), ADAM), tmp_path, variables={"a": strategy.variable(torch.zeros(3))}
+        ).restore()
 
 
 def test_a_damaged_checkpoint_is_named(strategy: ParameterServerStrategy, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.helpers.workloads import small_net, small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UsageError, WorkloadError
+from workbench.parameter_server import placed as placed_module
+from workbench.parameter_server import planes
 from workbench.parameter_server.callbacks import Callback
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator import ClusterCoordinator
@@ -175,7 +178,9 @@ def test_each_example_once_although_a_worker_dies_on_the_way(own_cluster: MakeCl
     assert model.steps == 48
 
 
-def test_hooks_at_every_step_in_order_of_completion(own_cluster: MakeCluster, strategy: ParameterServerStrategy) -> None:
+def test_hooks_at_every_step_in_order_of_completion(
+    own_cluster: MakeCluster, strategy: ParameterServerStrategy
+) -> None:
     """T14.9, behaviour 82: what the source forbids: each step once; with one worker in the order in which they were scheduled."""
     for chosen in (strategy, ParameterServerStrategy(own_cluster(1, 1)), None):
         seen, sampled = Seen(), Seen(every_steps=4)
@@ -353,9 +358,25 @@ def test_a_missing_length_is_an_error_that_says_why(strategy: ParameterServerStr
         model.fit(verbose=3)  # type: ignore[arg-type]
 
 
+def test_a_model_of_this_process_leaves_nothing_behind() -> None:
+    """Its values live as long as the placed module, and no longer."""
+    placed = StrategyModel(small_workload()).placed
+    with placed.step() as module:
+        module(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    assert placed.steps == 1
+    identity = placed.cluster
+    assert identity in planes._PLANES
+    del placed, module
+    gc.collect()
+    assert identity not in planes._PLANES
+    assert not [key for key in placed_module._REPLICAS if key[0] == identity]
+
+
 def test_ten_outputs_against_one_target_are_refused(strategy: ParameterServerStrategy) -> None:
     """T4.7: the source's example subtracts (64,) from (64, 10) and trains on it silently."""
-    workload = small_workload(build_model=lambda: nn.Linear(3, 8), loss=lambda outputs, batch: (outputs - batch[1]) ** 2)
+    workload = small_workload(
+        build_model=lambda: nn.Linear(3, 8), loss=lambda outputs, batch: (outputs - batch[1]) ** 2
+    )
     for chosen in (None, strategy):
         with pytest.raises(WorkloadError, match="one value per example"):
             StrategyModel(workload, chosen).fit(verbose=0)
@@ -364,7 +385,7 @@ def test_ten_outputs_against_one_target_are_refused(strategy: ParameterServerStr
 def test_what_servers_cannot_do_is_refused_at_once() -> None:
     small = small_workload()
     with pytest.raises(UsageError, match="is a factory"):
-        StrategyModel(small, config=small.config.replace(optimizer=lambda p, lr: torch.optim.SGD(p, lr)))
+        StrategyModel(small, config=small.config.replace(optimizer=torch.optim.SGD))
     with pytest.raises(UsageError, match="accumulate_steps=2 must be 1"):
         StrategyModel(small, config=small.config.replace(accumulate_steps=2))
     with pytest.raises(UsageError, match="no ParameterServerStrategy"):
@@ -400,7 +421,9 @@ def slow_step(placed: PlacedModule, batch: Any, workload: Workload) -> Stepped:
     return own_step(placed, batch, workload)
 
 
-def test_batch_norm_statistics_reach_the_coordinator(own_cluster: MakeCluster, strategy: ParameterServerStrategy) -> None:
+def test_batch_norm_statistics_reach_the_coordinator(
+    own_cluster: MakeCluster, strategy: ParameterServerStrategy
+) -> None:
     """Each worker has its own; evaluation uses their mean. One worker's are those of plain training."""
     net = lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))  # noqa: E731
     workload = small_workload(build_model=net)
@@ -418,7 +441,9 @@ def test_batch_norm_statistics_reach_the_coordinator(own_cluster: MakeCluster, s
 
 def test_the_length_of_the_schedule_is_the_configs() -> None:
     """The lr falls over total_steps and stays where it is afterwards; more steps than planned are no error."""
-    config = TrainConfig(peak_lr=0.1, total_steps=4, batch_size=48, optimizer="sgd", schedule="linear", precision="float64")
+    config = TrainConfig(
+        peak_lr=0.1, total_steps=4, batch_size=48, optimizer="sgd", schedule="linear", precision="float64"
+    )
     workload = small_workload(build_model=small_net).replace(config=config)
     model = StrategyModel(workload)
     model.fit(epochs=1, steps_per_epoch=6, verbose=0)

@@ -171,7 +171,7 @@ def test_evaluation_of_every_kind_counts_each_example_once(chosen: ParameterServ
     assert found["loss"] == pytest.approx(float(direct.detach()), rel=1e-12)
 
 
-@pytest.mark.parametrize("endless", [Endless, lambda: (lambda: Endless()), lambda: DatasetCreator(lambda context: Endless())])
+@pytest.mark.parametrize("endless", [Endless, lambda: Endless, lambda: DatasetCreator(lambda context: Endless())])
 def test_an_endless_dataset_is_refused(chosen: ParameterServerStrategy | None, endless: Any) -> None:
     """Behaviour 87; a number of steps makes it possible (T8.4)."""
     model = StrategyModel(workload(), chosen)
@@ -210,7 +210,7 @@ def test_the_order_of_an_epoch_is_the_trainers_and_goes_on_where_it_stopped() ->
     first = [next(whole) for _ in range(9)]
     assert [next(later) for _ in range(4)] == first[5:]
     for epoch in range(3):
-        assert sorted(sum(first[3 * epoch : 3 * epoch + 3], [])) == list(range(24))
+        assert sorted(index for batch in first[3 * epoch : 3 * epoch + 3] for index in batch) == list(range(24))
     assert first[:3] != first[3:6]
 
 

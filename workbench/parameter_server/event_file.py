@@ -41,7 +41,7 @@ def crc32c(data: bytes) -> int:
 
 
 class EventFile:
-    """A new file of scalars, flushed after every step.
+    """A new file of scalars; every value is on its way to the disk when `scalar` returns, and nothing is left open.
 
     Args:
         folder: made where it is absent.
@@ -52,9 +52,7 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self.path = folder / name
-        self._file = self.path.open("wb")
         self._write(_double(1, time.time()) + _text(3, b"brain.Event:2"))
-        self._file.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Append a value.
@@ -66,15 +64,11 @@ class EventFile:
         """
         entry = _text(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
         self._write(_double(1, time.time()) + b"\x10" + _varint(step) + _text(5, _text(1, entry)))
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _write(self, contents: bytes) -> None:
         length = struct.pack("<Q", len(contents))
-        self._file.write(length + _masked(length) + contents + _masked(contents))
+        with self.path.open("ab") as file:
+            file.write(length + _masked(length) + contents + _masked(contents))
 
 
 def _masked(data: bytes) -> bytes:

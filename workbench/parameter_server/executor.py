@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import queue
 import uuid
 import weakref
@@ -59,16 +58,13 @@ class LocalExecutor:
 
     num_workers = 1
 
-    def __init__(self) -> None:
-        self._id, self._count = uuid.uuid4().hex, itertools.count()
-        runtime = ServerRuntime(0)
-        set_plane(self._id, DirectPlane(lambda _: runtime))
-        self._finalizer = weakref.finalize(self, _forget, self._id)
-
     def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:  # noqa: ARG002
-        """See `Executor`; a single worker's mean is its sum."""
+        """See `Executor`; a single worker's mean is its sum. What it holds goes when nobody holds the placed module any more."""
+        identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
+        set_plane(identity, DirectPlane(lambda _: runtime))
         held = [Part(key, 0, parameter.numel()) for key, parameter in module.named_parameters()]
-        placed = PlacedModule(module, config, {0: held}, name=f"module_{next(self._count)}", cluster=self._id)
+        placed = PlacedModule(module, config, {0: held}, name="module", cluster=identity)
+        weakref.finalize(placed, _forget, identity)
         placed.create()
         return placed
 

@@ -88,20 +88,14 @@ class SidecarEvaluator:
         with isolated_rng():
             model = build_model(self.workload, self.workload.config, torch.device("cpu"))
         file = None if self.log_dir is None else EventFile(self.log_dir)
-        try:
-            for path, checkpoint in self._checkpoints():
-                _load(model, path, checkpoint)
-                found = evaluate(
-                    self.workload, model, batch_size=self.batch_size, precision=self.workload.config.precision
-                )
-                values = {each.metric: each.value for each in found}
-                for name, value in values.items():
-                    if file is not None:
-                        file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
-                yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
-        finally:
-            if file is not None:
-                file.close()
+        for path, checkpoint in self._checkpoints():
+            _load(model, path, checkpoint)
+            found = evaluate(self.workload, model, batch_size=self.batch_size, precision=self.workload.config.precision)
+            values = {each.metric: each.value for each in found}
+            for name, value in values.items():
+                if file is not None:
+                    file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
+            yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
 
     def _checkpoints(self) -> Iterator[tuple[Path, Checkpoint]]:
         """Yield the newest checkpoint whenever it is another one, until that of the last epoch."""

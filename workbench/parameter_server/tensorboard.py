@@ -30,7 +30,5 @@ class TensorBoard(Callback):
             self._files[split].scalar(f"epoch_{name.removeprefix('val_')}", value, epoch)
 
     def on_train_end(self) -> None:
-        """Close the files; the next training begins new ones."""
-        for file in self._files.values():
-            file.close()
+        """Let the next training begin new files."""
         self._files.clear()
