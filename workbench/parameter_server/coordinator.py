@@ -12,9 +12,10 @@ from workbench.errors import UsageError
 from workbench.parameter_server.closure import Closure, RemoteValue, map_structure
 from workbench.parameter_server.closure_queue import MAX_WAITING
 from workbench.parameter_server.datasets import IteratorRecipe, as_dataset_recipe
-from workbench.parameter_server.dispatch import Dispatcher
+from workbench.parameter_server.dispatch import Dispatcher, referred
 from workbench.parameter_server.resources import PerWorkerValues, Recipe
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.worker import Call
 from workbench.parameter_server.worker_variable import PerWorkerVariable, WorkerVariable
 
 if TYPE_CHECKING:
@@ -161,6 +162,13 @@ class ClusterCoordinator:
         """
         values = self.per_worker(partial(WorkerVariable, value), what="variables")
         return PerWorkerVariable(values, self._dispatcher.on_every_worker)
+
+    def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> list[Any]:
+        """Run a function once on each worker, before what waits, and return the results by the workers' indices.
+
+        A worker that is away is waited for.
+        """
+        return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
 
     def metrics(self) -> dict[str, Any]:
         """Return what happened so far: counts of closures, fetches and worker failures, queued, in flight, and recovery_s."""

@@ -18,7 +18,7 @@ from workbench.parameter_server.resources import PerWorkerValues, ResourceTable
 from workbench.parameter_server.worker import Call
 from workbench.parameter_server.worker_variable import PerWorkerVariable
 
-__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher"]
+__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher", "referred"]
 
 START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
 """Worker k takes its first closure after k times as many seconds, so that not all begin at once (behaviour 24)."""
@@ -139,8 +139,8 @@ class Dispatcher:
                 f"The function uses {taken[0]!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
                 "that create_per_worker_dataset gets, and give its iterator as an argument."
             )
-        args = map_structure(_referred, list(closure.args))
-        return Call(closure.function, args, map_structure(_referred, dict(closure.kwargs)), closure.number)
+        args = map_structure(referred, list(closure.args))
+        return Call(closure.function, args, map_structure(referred, dict(closure.kwargs)), closure.number)
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":
@@ -195,7 +195,8 @@ class Dispatcher:
         return self.engine.execute(worker, call, threading.Event())
 
 
-def _referred(value: Any) -> Any:
+def referred(value: Any) -> Any:
+    """Return what stands for a container of per-worker values in a call; anything else is itself."""
     return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
 
 

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
+from workbench.parameter_server.buffers import merge_buffers
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.load import load_facts
+from workbench.parameter_server.resources import PerWorkerValues
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.worker_trial import Update, WorkerTrial, train_steps
 from workbench.record_writer import StudyWriter
@@ -80,6 +83,7 @@ class PlacedRun:
         names = zip(self._stack.names, self._stack.slices, strict=True)
         self._values = {name: self._stack.values[0, where] for name, where in names}
         self.step = lane.start_step
+        self._merge: Callable[[], dict[str, Tensor]] = dict
         self._before: dict[int, dict[str, float]] = {}
         self._accounted_at = time.perf_counter()
 
@@ -96,8 +100,10 @@ class PlacedRun:
                 lanes=1, gradients="parameter_server", workers=cluster.num_workers, servers=cluster.num_ps,
                 engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._per_closure,
             )  # fmt: skip
-            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers)
+            buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, buffers)
             trial = coordinator.per_worker(make, what="trials")
+            self._merge = partial(_merged_buffers, coordinator, trial) if buffers else dict
             with catch_interrupt() as stop:
                 self._train(coordinator, trial, placed, stop)
             self.study.add_facts(parameter_server=self._facts(coordinator, placed))
@@ -125,6 +131,7 @@ class PlacedRun:
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:
+            self._read(placed)
             self._checkpoint(placed)
             self._write()
             self.lane.end("stopped", step=self.step)
@@ -192,7 +199,7 @@ class PlacedRun:
         lane, step = self.lane, self.step
         due = lane.evaluation_due(step), lane.checkpoint_due(step)
         if any(due):
-            placed.pull_into(self._values)
+            self._read(placed)
         if due[0]:
             self._evaluate()
         if due[1]:
@@ -202,6 +209,14 @@ class PlacedRun:
         if step == lane.config.total_steps:
             self._account()
             lane.end("complete", step=step)
+
+    def _read(self, placed: Any) -> None:
+        """Bring the coordinator's model up to date: parameters from the servers, buffers from the workers."""
+        placed.pull_into(self._values)
+        merged = self._merge() if self.step else {}
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(merged.get(name, buffer))
 
     def _evaluate(self) -> None:
         lane, rows = self.lane, []
@@ -277,6 +292,11 @@ class PlacedRun:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         with contextlib.suppress(RecordError):
             self.lane.writer.event("ended", state=state, error=f"{type(error).__name__}: {error}")
+
+
+def _merged_buffers(coordinator: ClusterCoordinator, trial: PerWorkerValues) -> dict[str, Tensor]:
+    states = coordinator.on_every_worker(WorkerTrial.buffers, args=(trial,))
+    return merge_buffers([buffers for buffers, _ in states], [updates for _, updates in states])
 
 
 def _counts(steps: int, most: int) -> list[int]:

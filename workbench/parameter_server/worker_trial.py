@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import get_current_worker_index
@@ -61,9 +64,17 @@ class WorkerTrial:
         config: of the trial.
         start_step: updates that were made before, by all workers together.
         num_workers: of the cluster.
+        buffers: that the model starts with, by name.
     """
 
-    def __init__(self, workload: Workload, config: TrainConfig, start_step: int, num_workers: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        start_step: int,
+        num_workers: int,
+        buffers: Mapping[str, Tensor],
+    ) -> None:
         worker = get_current_worker_index()
         device = torch.device("cpu")
         mine = config.replace(per_host_seed=config.per_host_seed + WORKER_SEEDS * worker)
@@ -74,7 +85,15 @@ class WorkerTrial:
         pairs = list(zip(self.stack.names, self.stack.slices, strict=True))
         self.values = {name: self.stack.values[0, where] for name, where in pairs}
         self.grads = {name: self.stack.grad[0, where] for name, where in pairs}
+        self.updates = 0
+        with torch.no_grad():
+            for name, buffer in self.stack.models[0].named_buffers():
+                buffer.copy_(buffers[name])
         self.stack.models[0].train()
+
+    def buffers(self) -> tuple[dict[str, Tensor], int]:
+        """Return this worker's buffers, and how many updates it has made."""
+        return {name: buffer.clone() for name, buffer in self.stack.models[0].named_buffers()}, self.updates
 
 
 def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> list[Update]:
@@ -94,10 +113,11 @@ def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
     if trial.thresholds is not None:
         _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
         clipped = bool(shortened)
-    loss, se = float(found.loss), float(found.squared_se.sqrt())
+    loss, se = float(found.loss), math.sqrt(float(found.squared_se))
     computed = time.perf_counter()
     after = placed.push_flat(trial.grads, versions)
     pushed = time.perf_counter()
+    trial.updates += 1
     return Update(
         after[0] - 1, get_current_worker_index(), loss, se, float(norm), clipped, after[0] - 1 - versions[0],
         trial.stream.wait_s, pulled - begun, computed - pulled, pushed - computed,
