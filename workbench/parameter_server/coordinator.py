@@ -25,6 +25,9 @@ __all__ = ["ClusterCoordinator", "PerWorkerDataset"]
 
 _ONLY_ONE = threading.Lock()
 
+WATCHDOG_S = 600.0
+"""Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
+
 
 class PerWorkerDataset:
     """A dataset that every worker builds for itself.
@@ -54,6 +57,9 @@ class ClusterCoordinator:
     Args:
         strategy: says which cluster, and where variables live.
         max_waiting: how many functions may wait before `schedule` blocks.
+        watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
+            after as long (behaviour 26); None never does.
+        on_stall: called then.
 
     Raises:
         UsageError: `strategy` is no `ParameterServerStrategy` (T5.1).
@@ -61,7 +67,14 @@ class ClusterCoordinator:
 
     strategy: ParameterServerStrategy
 
-    def __new__(cls, strategy: ParameterServerStrategy, *, max_waiting: int = MAX_WAITING) -> ClusterCoordinator:
+    def __new__(
+        cls,
+        strategy: ParameterServerStrategy,
+        *,
+        max_waiting: int = MAX_WAITING,
+        watchdog_s: float | None = WATCHDOG_S,
+        on_stall: Callable[[], object] | None = None,
+    ) -> ClusterCoordinator:
         """Return the strategy's coordinator, which is made where there is none."""
         if not isinstance(strategy, ParameterServerStrategy):
             raise UsageError(
@@ -74,7 +87,9 @@ class ClusterCoordinator:
                 return there
             self = super().__new__(cls)
             self.strategy = strategy
-            self._dispatcher = Dispatcher(strategy.cluster.engine, max_waiting=max_waiting)
+            self._dispatcher = Dispatcher(
+                strategy.cluster.engine, max_waiting=max_waiting, watchdog_s=watchdog_s, on_stall=on_stall
+            )
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
             strategy.coordinated_by(self)
             return self
