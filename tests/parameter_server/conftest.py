@@ -20,8 +20,20 @@ ENGINES = [
 MakeCluster = Callable[..., Cluster]
 
 
+@pytest.fixture(scope="session")
+def ray_is_up() -> Iterator[None]:
+    """One Ray cluster for all tests: to start it takes seconds."""
+    from workbench.hosts.ray_cluster import RayCluster
+
+    ray = RayCluster.connect()
+    yield
+    ray.close()
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("ray_is_up")
     return str(request.param)
 
 

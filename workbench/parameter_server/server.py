@@ -198,6 +198,10 @@ class ServerRuntime:
             for name, block in list(self._blocks.items())
         }  # fmt: skip
 
+    def version(self, name: str) -> int:
+        """Return how often a block was written."""
+        return self._block(name).version
+
     def names(self) -> Sequence[str]:
         """Return the blocks in the order of their creation."""
         return list(self._blocks)
