@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
+from workbench.cli_verdict import RAN, USAGE, VERDICT
 from workbench.errors import UsageError
 from workbench.playbook_input import examine_input
 
@@ -38,7 +39,7 @@ def mine(tmp_path: Path) -> str:
 def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deep" / "out"
     words = ["input", f"{mine}:loader", "--step", f"{mine}:step", "--out", str(out), *QUICK, "--fail-on", "warn"]
-    assert cli.main(words) == cli.VERDICT
+    assert cli.main(words) == VERDICT
     shown = capsys.readouterr().out
     assert "latency in Items.__getitem__" in shown
     assert "- Copy the data next to the training process" in shown
@@ -52,14 +53,14 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_loader_alone_and_with_seconds(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["input", f"{mine}:fresh", *QUICK]) == cli.RAN
+    assert cli.main(["input", f"{mine}:fresh", *QUICK]) == RAN
     assert "Not judged without a step" in capsys.readouterr().out
-    assert cli.main(["input", f"{mine}:fresh", "--step-s", "0.02", *QUICK, "--fail-on", "warn"]) == cli.RAN
+    assert cli.main(["input", f"{mine}:fresh", "--step-s", "0.02", *QUICK, "--fail-on", "warn"]) == RAN
 
 
 def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
     words = ["input", f"{mine}:workload", "--out", str(tmp_path / "s"), "--device", "cpu", *QUICK]
-    assert cli.main(words) == cli.RAN
+    assert cli.main(words) == RAN
     assert (tmp_path / "s" / "study.json").is_file()
     assert (tmp_path / "s" / "trace.json").is_file()
     assert json.loads((tmp_path / "s" / "diagnosis.json").read_text())["findings"]
@@ -68,13 +69,13 @@ def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["{mine}:nothing"], cli.USAGE, "must be a DataLoader, not int"),
-        (["{mine}:lodaer"], cli.USAGE, "no attribute 'lodaer'"),
-        (["no_such"], cli.USAGE, "'no_such' is not known"),
-        (["{mine}:workload", "--step-s", "1"], cli.USAGE, "a workload has its own step"),
-        (["{mine}:fresh", "--step", "{mine}:nothing"], cli.USAGE, "must be a function"),
-        (["{mine}:fresh", "--seconds", "-1"], cli.USAGE, "seconds=-1"),
-        (["{mine}:fresh", "--step", "a", "--step-s", "1"], cli.USAGE, "not allowed with"),
+        (["{mine}:nothing"], USAGE, "must be a DataLoader, not int"),
+        (["{mine}:lodaer"], USAGE, "no attribute 'lodaer'"),
+        (["no_such"], USAGE, "'no_such' is not known"),
+        (["{mine}:workload", "--step-s", "1"], USAGE, "a workload has its own step"),
+        (["{mine}:fresh", "--step", "{mine}:nothing"], USAGE, "must be a function"),
+        (["{mine}:fresh", "--seconds", "-1"], USAGE, "seconds=-1"),
+        (["{mine}:fresh", "--step", "a", "--step-s", "1"], USAGE, "not allowed with"),
     ],
 )
 def test_wrong_words(mine: str, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:

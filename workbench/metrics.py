@@ -31,6 +31,19 @@ METRICS: dict[str, Metric] = {
     "data_wait_s": Metric("s", "time that the loop waited for batch k"),
     "step_time_s": Metric("s", "host time from one step to the next, evaluation left out"),
     "update_ratio": Metric("1", "per parameter tensor: norm of update k / norm of the tensor before it; on a cadence"),
+    "staleness_steps": Metric(
+        "updates", "updates of other workers between reading the parameters and applying update k"
+    ),
+    "worker": Metric("index", "which worker made update k"),
+    "pull_s": Metric("s", "time to read the parameters from the servers"),
+    "compute_s": Metric("s", "time for forward and backward pass on the worker"),
+    "push_s": Metric("s", "time until every server had applied the gradient"),
+    "server_bytes": Metric(
+        "bytes", "per server: sent and received for an update, mean since it was asked last; on a cadence"
+    ),
+    "server_requests": Metric(
+        "requests", "per server: answered for an update, mean since it was asked last; on a cadence"
+    ),
     "activation_rms": Metric("1", "per module: root mean square of its output; on a cadence"),
     "activation_zero_frac": Metric("1", "per module: share of outputs that are exactly 0; on a cadence"),
 }

@@ -46,6 +46,7 @@ from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session, open_session
 from workbench.studies.validation_set import collect_validation_set
 from workbench.studies.warmup import WarmupStudy
+from workbench.train.any_trainer import AnyTrainer
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
@@ -145,7 +146,7 @@ def diagnose(
     study: str | None = None,
     note: str | None = None,
     device: str = "auto",
-    trainer: Trainer | None = None,
+    trainer: AnyTrainer | None = None,
     executor: str = "local",
     address: str | None = None,
     sweep: LRSweep | None = None,

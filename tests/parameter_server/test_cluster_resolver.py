@@ -132,6 +132,8 @@ def test_the_task_may_be_said_apart(tmp_path: Path) -> None:
     assert ClusterResolver.from_json(config(), task=Task("chief")).role == "chief"
     with pytest.raises(UsageError, match='the "task" part'):
         ClusterResolver.from_file(path)
+    with pytest.raises(UsageError, match="TF_CONFIG: this is no JSON"):  # others read that variable too, and want JSON
+        ClusterResolver.from_environment({"TF_CONFIG": str(path)}, task=Task("ps", 0))
 
 
 def test_a_yaml_file(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_parameter_without_a_gradient_stays(strategy: ParameterServerStrategy)
     placed = strategy.place(net(), config())
     before = copy.deepcopy(placed.module().state_dict())
     with placed.step() as model:
-        list(model.parameters())[0].sum().backward()
+        next(iter(model.parameters())).sum().backward()
     after = placed.module().state_dict()
     assert [key for key in before if not torch.equal(before[key], after[key])] == ["0.weight"]
 

@@ -107,9 +107,9 @@ def test_it_wakes_when_it_is_due_and_no_later() -> None:
     def wake_early() -> None:
         sleeper.now -= 7
 
-    sleeper = Sleeper(wake_early, None, None)
-    assert run(sleeper, stream=io.StringIO()).stalls == 2
-    assert sleeper.slept == [10, 7, 10, 10]
+    sleeper = Sleeper(wake_early, None, wake_early, None, None)
+    assert run(sleeper, stream=io.StringIO()).stalls == 3
+    assert sleeper.slept == [10, 7, 10, 7, 10, 10]
 
 
 def test_a_failing_callback_is_logged_and_the_watch_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,11 @@ class PlacedModule:
         )
         return f"PlacedModule({self.name!r}: {where})"
 
+    def delete(self) -> None:
+        """Let the servers forget it."""
+        for place in self.places:
+            self._plane.ask(place.server, "delete", place.block)
+
     def create(self) -> None:
         """Give the servers the initial values."""
         values = {key: parameter.detach().reshape(-1) for key, parameter in self._module.named_parameters()}
@@ -105,18 +110,22 @@ class PlacedModule:
         """Return this worker's replica with the newest values."""
         check_cancelled()
         replica = self._replica()
+        replica.versions[:] = self.pull_into(replica.parameters)
+        return replica
+
+    def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
+        """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
+        check_cancelled()
         pulled = self._plane.pull(self.places)
         for (values, _), held in zip(pulled, self.parts.values(), strict=True):
             at = 0
             for part in held:
-                replica.parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
+                parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
                 at += part.size
-        replica.versions[:] = [version for _, version in pulled]
-        return replica
+        return [version for _, version in pulled]
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions."""
-        check_cancelled()
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(replica.module.parameters(), self.config.max_grad_norm)
         grads = {
@@ -125,13 +134,23 @@ class PlacedModule:
             else parameter.grad.reshape(-1)
             for key, parameter in replica.module.named_parameters()
         }
+        return self.push_flat(grads, replica.versions)
+
+    def push_flat(self, grads: Mapping[str, Tensor], versions: Sequence[int]) -> list[int]:
+        """Send flat gradients by the parameters' names as they are; returns the new versions of the blocks.
+
+        Args:
+            grads: for every parameter.
+            versions: of the blocks, as they were pulled: the gradients' staleness is counted from them.
+        """
+        check_cancelled()
         here = current_worker()
         token = here.token() if here is not None and self.exactly_once else None
         worker = -1 if here is None else here.index
         return self._plane.push(
             self.places,
             [_joined(held, grads) for held in self.parts.values()],
-            [Push(version, worker, token, self.scale) for version in replica.versions],
+            [Push(version, worker, token, self.scale) for version in versions],
         )
 
     def module(self) -> nn.Module:

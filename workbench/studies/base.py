@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from workbench.record import StudyRecord
 from workbench.repro import source_of
 from workbench.studies.session import Session, open_session
-from workbench.train.trainer import Trainer
+from workbench.train.any_trainer import AnyTrainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on
 
@@ -39,7 +39,7 @@ class Study(ABC):
     def run(
         self,
         workload: Workload,
-        trainer: Trainer | None = None,
+        trainer: AnyTrainer | None = None,
         executor: str = "local",
         out: str | Path | None = None,
         *,

@@ -18,7 +18,7 @@ from workbench.schedules import prepend_warmup
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import at_length
-from workbench.train.trainer import Trainer
+from workbench.train.any_trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
 __all__ = ["ComparisonStudy"]
@@ -65,7 +65,7 @@ class ComparisonStudy:
         self,
         baseline: Workload,
         modified: Workload,
-        trainer: Trainer | None = None,
+        trainer: AnyTrainer | None = None,
         executor: str = "local",
         out: str | Path | None = None,
         **run: Any,

@@ -16,6 +16,7 @@ from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
+from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
 from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
@@ -42,7 +43,7 @@ class Session:
         workload: Workload,
         config: TrainConfig,
         *,
-        trainer: Trainer,
+        trainer: AnyTrainer,
         executor: Executor,
         writer: StudyWriter,
         bar: ProgressBar,
@@ -70,7 +71,7 @@ class Session:
         return self.trials([config], stage=stage)[0]
 
     def trials(
-        self, configs: Sequence[TrainConfig], *, stage: str, trainer: Trainer | None = None
+        self, configs: Sequence[TrainConfig], *, stage: str, trainer: AnyTrainer | None = None
     ) -> list[TrialRecord]:
         """Run trials that do not depend on each other, and return their records in the order of `configs`.
 
@@ -107,7 +108,7 @@ def open_session(
     stem: str,
     settings: Mapping[str, Any],
     steps: int | None = None,
-    trainer: Trainer | None = None,
+    trainer: AnyTrainer | None = None,
     executor: str = "local",
     address: str | None = None,
     out: str | Path | None = None,

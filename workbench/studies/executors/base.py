@@ -9,8 +9,8 @@ from workbench.config import TrainConfig
 from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter
+from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
-from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
 __all__ = ["EXECUTORS", "Executor", "make_executor"]
@@ -28,7 +28,7 @@ class Executor(Protocol):
         study: StudyWriter,
         *,
         stage: str,
-        trainer: Trainer,
+        trainer: AnyTrainer,
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
         """Train what is not finished yet and return all records, in the order of `configs`.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from workbench.config import TrainConfig
 from workbench.record import TrialRecord
 from workbench.record_writer import StudyWriter
+from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
-from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
 __all__ = ["LocalExecutor"]
@@ -24,7 +24,7 @@ class LocalExecutor:
         study: StudyWriter,
         *,
         stage: str,
-        trainer: Trainer,
+        trainer: AnyTrainer,
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
         """Train what is not finished yet and return all records, in the order of `configs`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted
+from workbench.errors import StudyInterrupted, UsageError
 from workbench.hosts.ray_cluster import RayCluster, require_ray
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter, TrialWriter
@@ -14,6 +14,7 @@ from workbench.studies.executors.crew import Crew
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment
 from workbench.studies.executors.sweep import Sweep, Task
+from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
 from workbench.train.lane_groups import check_lanes
 from workbench.train.progress import Progress
@@ -46,16 +47,22 @@ class RayExecutor:
         study: StudyWriter,
         *,
         stage: str,
-        trainer: Trainer,
+        trainer: AnyTrainer,
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
         """Train what is not finished yet and return all records, in the order of `configs`.
 
         Raises:
+            UsageError: the trainer is not the one that runs in one process.
             ClusterError: no cluster answers, or it loses its workers again and again.
             WorkloadError: the workload is broken, cannot be sent to a worker, or is another one there.
             StudyInterrupted: Ctrl-C; what has arrived is saved, and the same call goes on.
         """
+        if not isinstance(trainer, Trainer):
+            raise UsageError(
+                f"executor='ray' spreads trials that each run in one process; {type(trainer).__name__} spreads one trial over several. "
+                "Leave the executor out."
+            )
         sizes = check_lanes(workload, configs)
         if _unfinished(study, configs):  # before a trial gets its folder: an address may be wrong
             crew = self._ready_crew(trainer)

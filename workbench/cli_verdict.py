@@ -1,0 +1,30 @@
+"""What the commands share: the exit codes, and how a verdict becomes one."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.diagnostics.base import Diagnosis
+
+__all__ = ["FAILED", "INTERRUPTED", "RAN", "USAGE", "VERDICT", "add_fail_on", "command_line", "exit_code"]
+
+RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
+_AT_OR_ABOVE = {"fail": ("fail",), "warn": ("fail", "warn")}
+
+
+def add_fail_on(parser: argparse.ArgumentParser) -> None:
+    """Add `--fail-on`, which makes a verdict an exit code."""
+    parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
+
+
+def exit_code(diagnosis: Diagnosis, fail_on: str | None) -> int:
+    """Return `VERDICT` where the verdict is at or above `--fail-on`, else `RAN`."""
+    return VERDICT if fail_on and diagnosis.verdict in _AT_OR_ABOVE[fail_on] else RAN
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """Return the command as it was typed, which reproduces what it did."""
+    return shlex.join(["workbench", *args.words])
