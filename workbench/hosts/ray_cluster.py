@@ -14,7 +14,7 @@ from workbench.hosts.folders import temporary_folder
 from workbench.hosts.ray_address import check_address
 from workbench.workloads.registry import file_modules
 
-__all__ = ["RayCluster", "WorkerLost", "node_of_this_worker", "require_ray"]
+__all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
 
@@ -142,7 +142,12 @@ class RayCluster:
         """Call a method in a worker's process. Returns what `result` and `answer` wait for.
 
         Calls of one worker are done in order, those of a group in order among themselves.
+
+        Raises:
+            WorkerLost: this process has left the cluster.
         """
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise WorkerLost("this process has left the cluster")
         bound = getattr(worker, method)
         return (bound if group is None else bound.options(concurrency_group=group)).remote(*arguments)
 
@@ -203,7 +208,8 @@ class RayCluster:
             worker: to end.
             for_good: False lets it come back where it was placed so.
         """
-        self._ray.kill(worker, no_restart=for_good)
+        if self._ray.is_initialized():
+            self._ray.kill(worker, no_restart=for_good)
 
     def close(self) -> None:
         """Leave the cluster; one that `connect` started ends."""
@@ -221,6 +227,13 @@ def node_of_this_worker() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
+
+
+def address_of_this_worker() -> str:
+    """Return the address by which the other machines of the cluster reach the one on which this worker runs."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _check_same(address: str | None, joined: str) -> None:

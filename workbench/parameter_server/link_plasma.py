@@ -14,7 +14,10 @@ from workbench.parameter_server.links import Pulled
 from workbench.parameter_server.server import Push
 from workbench.parameter_server.wire import from_wire, to_wire
 
-__all__ = ["PlasmaLink"]
+__all__ = ["CONTROL", "PlasmaLink"]
+
+CONTROL = "control"
+"""Calls of this group are answered while another call runs."""
 
 
 class PlasmaLink:
@@ -44,6 +47,10 @@ class PlasmaLink:
     def begin_small(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Do so with arguments that are no arrays: as one argument they cost less."""
         return self._end(self._cluster.call(self._actor, "small", pickle.dumps((method, arguments), protocol=5)))
+
+    def control(self, method: str, *arguments: Any) -> Any:
+        """Call a method that is answered also while the server does something else, and wait for the answer."""
+        return self._end(self._cluster.call(self._actor, method, *arguments, group=CONTROL))()
 
     def _end(self, call: Any) -> Callable[[], Any]:
         def end() -> Any:

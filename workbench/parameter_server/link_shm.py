@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.layout import Lying, laid_out, lay
 from workbench.parameter_server.link_plasma import PlasmaLink
 from workbench.parameter_server.links import Pulled
 from workbench.parameter_server.server import Push
 from workbench.parameter_server.shared_block import BlockReader
 from workbench.parameter_server.shared_memory import SharedMemory, Witness
 
-__all__ = ["Lying", "ShmLink"]
-
-Lying = tuple[int, int, torch.dtype]
-"""Where a gradient lies in the memory that both ends see: first byte, number of values, dtype."""
-
-ALIGNED = 64  # bytes
+__all__ = ["ShmLink"]
 
 
 class ShmLink:
@@ -116,15 +111,10 @@ class ShmLink:
         return self._blocks[name]
 
     def _laid_out(self, grads: Sequence[Tensor]) -> tuple[SharedMemory, list[Lying]]:
-        lying: list[Lying] = []
-        end = 0
-        for grad in grads:
-            lying.append((end, grad.numel(), grad.dtype))
-            end += -(-grad.nbytes // ALIGNED) * ALIGNED
-        if self._outbox is None or self._outbox.where.nbytes < end:
+        lying, size = lay([(grad.numel(), grad.dtype) for grad in grads])
+        if self._outbox is None or self._outbox.where.nbytes < size:
             if self._outbox is not None:
                 self._outbox.close()
-            self._outbox = SharedMemory(end)
-        for (begin, _, dtype), grad in zip(lying, grads, strict=True):
-            self._outbox.content[begin : begin + grad.nbytes].view(dtype).copy_(grad.reshape(-1))
+            self._outbox = SharedMemory(size)
+        laid_out(grads, lying, self._outbox.content)
         return self._outbox, lying

@@ -127,24 +127,30 @@ class LinkedPlane:
     ) -> list[Result]:
         """Begin with every server, then end with every server, also where one of them fails."""
         by: dict[int, list[int]] = {}
-        for at, place in enumerate(places):
-            by.setdefault(place.server, []).append(at)
+        for k, place in enumerate(places):
+            by.setdefault(place.server, []).append(k)
         found: dict[int, Result] = {}
         errors: list[Exception] = []
         with self._using(sorted(by)):
-            begun: list[tuple[list[int], Callable[[], list[Result]]]] = []
-            for server in sorted(by):
-                with _collected(errors):
-                    begun.append(
-                        (by[server], begin(self._link(server), [places[k].block for k in by[server]], by[server]))
-                    )
-            for at, end in begun:
-                with _collected(errors):
-                    results: list[Result] = end()
-                    found.update(zip(at, results, strict=True))
+            begun: dict[int, Callable[[], list[Result]]] = {}
+            for server, at in sorted(by.items()):
+                with self._collected(server, errors):
+                    begun[server] = begin(self._link(server), [places[k].block for k in at], at)
+            for server, end in begun.items():
+                with self._collected(server, errors):
+                    found.update(zip(by[server], end(), strict=True))
             if errors:
                 raise next((each for each in errors if isinstance(each, UnavailableError)), errors[0])
-        return [found[at] for at in range(len(places))]
+        return [found[k] for k in range(len(places))]
+
+    @contextlib.contextmanager
+    def _collected(self, server: int, errors: list[Exception]) -> Iterator[None]:
+        """Keep an error for the end; a link on which something may still be under way is not used again."""
+        try:
+            yield
+        except Exception as error:
+            errors.append(error)
+            self._leave(server)
 
     def _link(self, server: int) -> Link:
         link = self._links.get(server)
@@ -171,11 +177,3 @@ class LinkedPlane:
             except UnavailableError as error:
                 self._leave(error.index)
                 raise
-
-
-@contextlib.contextmanager
-def _collected(errors: list[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        errors.append(error)

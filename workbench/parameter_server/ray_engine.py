@@ -18,10 +18,11 @@ from workbench.errors import ClusterError, UsageError
 from workbench.hosts.ray_cluster import RayCluster, WorkerLost
 from workbench.parameter_server.closure import Closure, map_structure
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
+from workbench.parameter_server.link_plasma import CONTROL
 from workbench.parameter_server.links import LinkedPlane
 from workbench.parameter_server.placed import PlacedModule
 from workbench.parameter_server.plane import DataPlane
-from workbench.parameter_server.ray_tasks import CONTROL, Hello, Outcome, Request, ServerTask, WorkerTask
+from workbench.parameter_server.ray_tasks import Hello, Outcome, Request, ServerTask, WorkerTask
 from workbench.parameter_server.sendable import SendOnce, Sent
 from workbench.parameter_server.shared_memory import machine
 from workbench.parameter_server.ways import PLANES, Plane, Ways

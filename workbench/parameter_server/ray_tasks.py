@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from workbench import __version__
-from workbench.hosts.ray_cluster import RayCluster
+from workbench.hosts.gloo_pair import GlooPair
+from workbench.hosts.ray_cluster import RayCluster, address_of_this_worker
 from workbench.parameter_server.closure import map_structure
 from workbench.parameter_server.errors import CancelledError
+from workbench.parameter_server.layout import Lying, laid_out, taken
+from workbench.parameter_server.link_gloo import CONNECT_S, waiting
 from workbench.parameter_server.links import LinkedPlane
 from workbench.parameter_server.planes import set_plane
 from workbench.parameter_server.sendable import Kept, NotKept, Sent
@@ -30,10 +33,7 @@ from workbench.parameter_server.ways import Ways
 from workbench.parameter_server.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.worker import Call, WorkerRuntime
 
-__all__ = ["CONTROL", "Hello", "Outcome", "Request", "ServerTask", "WorkerTask"]
-
-CONTROL = "control"
-"""Calls of this group are answered while another call runs."""
+__all__ = ["Hello", "Outcome", "Request", "ServerTask", "WorkerTask"]
 
 
 class Hello(NamedTuple):
@@ -44,6 +44,7 @@ class Hello(NamedTuple):
         pid: of its process.
         machine: see `shared_memory.machine`.
         version: of this package.
+        address: of its machine, as others of the cluster reach it.
         no_memory: why it cannot share memory; None where it can.
     """
 
@@ -51,6 +52,7 @@ class Hello(NamedTuple):
     pid: int
     machine: str
     version: str
+    address: str
     no_memory: str | None
 
 
@@ -97,7 +99,9 @@ class _Task:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._hello = Hello(uuid.uuid4().hex, os.getpid(), machine(), __version__, shared_memory_missing())
+        self._hello = Hello(
+            uuid.uuid4().hex, os.getpid(), machine(), __version__, address_of_this_worker(), shared_memory_missing()
+        )
 
     def hello(self) -> Hello:
         """Introduce itself."""
@@ -118,6 +122,8 @@ class ServerTask(_Task):
         self._readers = readers
         self._may_share = may_share and self._hello.no_memory is None
         self._shared: dict[str, SharedBlock] = {}
+        self._pairs: dict[int, GlooPair] = {}
+        self._notes: dict[tuple[int, str], bytes] = {}
         self._outboxes: dict[int, tuple[Where, Tensor]] = {}
         self._runtime = ServerRuntime(index, self._memory)
 
@@ -166,7 +172,7 @@ class ServerTask(_Task):
         blocks: Sequence[str],
         pushes: Sequence[Push],
         outbox: Where,
-        lying: Sequence[tuple[int, int, torch.dtype]],
+        lying: Sequence[Lying],
     ) -> list[int]:
         """Apply gradients that lie in the caller's memory, which waits meanwhile."""
         where, content = self._outboxes.get(outbox.pid, (None, None))
@@ -175,8 +181,44 @@ class ServerTask(_Task):
             self._outboxes[outbox.pid] = (outbox, content)
             for pid in [pid for pid in self._outboxes if not os.path.exists(f"/proc/{pid}")]:
                 del self._outboxes[pid]
-        grads = [content[at : at + count * dtype.itemsize].view(dtype) for at, count, dtype in lying]
-        return self._pushed(blocks, pushes, grads)
+        return self._pushed(blocks, pushes, taken(content, lying))
+
+    def join_pair(self, reader: int, address: str) -> None:
+        """Wait for one of the readers and connect with it."""
+
+        def put(key: str, content: bytes) -> None:
+            self.put_note(reader, key, content)
+
+        self._pairs[reader] = GlooPair(0, put, lambda key: waiting(lambda: self.note(reader, key)), address, CONNECT_S)
+        self._notes = {key: content for key, content in self._notes.items() if key[0] != reader}
+
+    def put_note(self, reader: int, key: str, content: bytes) -> None:
+        """Keep what one end of a pair has to tell the other."""
+        self._notes[reader, key] = content
+
+    def note(self, reader: int, key: str) -> bytes | None:
+        """Return what was kept."""
+        return self._notes.get((reader, key))
+
+    def size(self, name: str) -> tuple[int, torch.dtype]:
+        """Return number and dtype of a block's values."""
+        return self._runtime.size(name)
+
+    def pull_gloo(self, reader: int, blocks: Sequence[str], lying: Sequence[Lying], size: int) -> list[int]:
+        """Send values to a reader and return their versions."""
+        read = [self._runtime.read(block) for block in blocks]
+        content = torch.empty(size, dtype=torch.uint8)
+        laid_out([values for values, _ in read], lying, content)
+        self._pairs[reader].send(content)()
+        return [version for _, version in read]
+
+    def push_gloo(
+        self, reader: int, blocks: Sequence[str], pushes: Sequence[Push], lying: Sequence[Lying], size: int
+    ) -> list[int]:
+        """Apply gradients that a reader sends."""
+        content = torch.empty(size, dtype=torch.uint8)
+        self._pairs[reader].receive(content)()
+        return self._pushed(blocks, pushes, taken(content, lying))
 
     def _pushed(self, blocks: Sequence[str], pushes: Sequence[Push], grads: Sequence[Tensor]) -> list[int]:
         return [

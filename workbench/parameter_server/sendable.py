@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ _PLAIN = (
 )  # fmt: skip
 
 
-class Sent(NamedTuple):
+@dataclass(frozen=True)
+class Sent:
     """Stands for a thing by its number."""
 
     number: int

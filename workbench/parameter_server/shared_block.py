@@ -25,7 +25,7 @@ class Located(NamedTuple):
     """What a reader has to know of a block."""
 
     where: Where
-    count: int
+    size: int
     dtype: torch.dtype
     readers: int
 
@@ -34,7 +34,7 @@ class SharedBlock:
     """Values and, before them, a line of numbers that tell whether they are being written, and a line for each reader to count in.
 
     Args:
-        count: values.
+        size: number of values.
         dtype: of them.
         readers: processes that may read it.
 
@@ -42,13 +42,13 @@ class SharedBlock:
         OSError: there is not that much memory to share.
     """
 
-    def __init__(self, count: int, dtype: torch.dtype, readers: int) -> None:
+    def __init__(self, size: int, dtype: torch.dtype, readers: int) -> None:
         head = (1 + readers) * LINE
-        self._memory = SharedMemory(8 * head + count * dtype.itemsize)
-        self.located = Located(self._memory.where, count, dtype, readers)
+        self._memory = SharedMemory(8 * head + size * dtype.itemsize)
+        self.located = Located(self._memory.where, size, dtype, readers)
         self._head = self._memory.content[: 8 * head].view(torch.int64).numpy()
         self._head[:] = 0
-        self.values = self._memory.content[8 * head :].view(dtype)[:count]
+        self.values = self._memory.content[8 * head :].view(dtype)[:size]
 
     @contextlib.contextmanager
     def writing(self, version: Callable[[], int]) -> Iterator[None]:
@@ -93,7 +93,7 @@ class BlockReader:
         head = (1 + located.readers) * LINE
         self._head = content[: 8 * head].view(torch.int64).numpy()
         self._counts: Any = self._head.reshape(-1, LINE)[1 + reader]
-        self._values = content[8 * head :].view(located.dtype)[: located.count]
+        self._values = content[8 * head :].view(located.dtype)[: located.size]
 
     @property
     def deleted(self) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.hosts.ray_cluster import RayCluster, WorkerLost, address_of_this_worker
 from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.link_gloo import GlooLink
 from workbench.parameter_server.link_plasma import PlasmaLink
 from workbench.parameter_server.link_shm import ShmLink
 from workbench.parameter_server.links import Link
@@ -16,6 +17,7 @@ from workbench.parameter_server.shared_memory import machine, shared_memory_miss
 __all__ = ["PLANES", "Plane", "Ways"]
 
 Plane = Literal["auto", "shm", "gloo", "plasma"]
+LOOPBACK = "127.0.0.1"
 PLANES = ("auto", "shm", "gloo", "plasma")
 
 
@@ -46,12 +48,18 @@ class Ways:
             raise UnavailableError("ps", server) from None
         if self.plane == "plasma":
             return PlasmaLink(cluster, actor, server, "it was asked for")
-        missing = shared_memory_missing() or hello.no_memory
-        if hello.machine != machine():
-            missing = f"ps {server} is on another machine, or in another container"
-        if missing is None:
+        calls = PlasmaLink(cluster, actor, server, "")
+        same = hello.machine == machine()
+        why = f"ps {server} is on another machine, or in another container"
+        if same:
+            why = "it was asked for" if self.plane == "gloo" else shared_memory_missing() or hello.no_memory or ""
+        if not why:
             try:
-                return ShmLink(PlasmaLink(cluster, actor, server, ""), server, hello.pid, self.reader)
+                return ShmLink(calls, server, hello.pid, self.reader)
             except OSError as error:
-                missing = f"this process cannot see that of ps {server} ({error})"
-        return PlasmaLink(cluster, actor, server, f"{missing}; values travel through Ray's object store")
+                why = f"this process cannot see that of ps {server} ({error})"
+        here, there = (LOOPBACK, LOOPBACK) if same else (address_of_this_worker(), hello.address)
+        try:
+            return GlooLink(calls, server, self.reader, address=here, there=there, why=why)
+        except OSError as error:
+            return PlasmaLink(cluster, actor, server, f"{why}; {error}; values travel through Ray's object store")
