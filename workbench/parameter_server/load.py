@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.placed import Part, PlacedModule
+from workbench.parameter_server.work_time import WorkTime
 
 __all__ = ["load_facts", "server_loads"]
 
 
-def load_facts(coordinator: ClusterCoordinator, placed: PlacedModule, *, seconds: float) -> dict[str, Any]:
-    """Return JSON values on one trial.
+def load_facts(
+    coordinator: ClusterCoordinator,
+    placed: PlacedModule | None = None,
+    *,
+    seconds: float,
+    time: WorkTime | None = None,
+    asked: int | str = 1,
+) -> dict[str, Any]:
+    """Return JSON values on one trial, or on a training loop of your own.
+
+    Args:
+        coordinator: of the training.
+        placed: the module that was trained; None where variables alone are on the servers.
+        seconds: that it took.
+        time: how the workers spent their time; None where nobody took it.
+        asked: steps_per_closure as it was asked for.
 
     Returns:
-        seconds, workers, servers (each: bytes_in, bytes_out, requests, apply_s and the same by block), staleness_steps (a histogram,
-        by server), busy_s and closures by worker, worker_failures, engine and data_plane with the reason for it.
+        seconds, workers, steps (updates; closures where no module is placed), servers (each: bytes_in, bytes_out, requests, apply_s and the same by block, with the parameters that lie in it),
+        staleness_steps (a histogram, by server), busy_s and closures by worker, worker_failures, engine and data_plane with the
+        reason for it; and what `WorkTime` holds.
     """
     cluster = coordinator.strategy.cluster
     metrics = coordinator.metrics()
-    own = {place.block for place in placed.places}
+    own = {} if placed is None else {
+        place.block: _parameters(held) for place, held in zip(placed.places, placed.parts.values(), strict=True)
+    }  # fmt: skip
     servers = server_loads(coordinator)
+    for load in servers:
+        for name, block in load["blocks"].items():
+            if name in own:
+                block["parameters"] = own[name]
     return {
         "seconds": seconds,
         "workers": cluster.num_workers,
+        "steps": sum(metrics["closures"].values()) if placed is None else placed.steps,
+        "steps_per_closure": asked,
         "engine": cluster.engine.name,
         "data_plane": cluster.engine.plane.name,
         "why": cluster.engine.plane.why,
@@ -40,7 +66,15 @@ def load_facts(coordinator: ClusterCoordinator, placed: PlacedModule, *, seconds
         "busy_s": [metrics["busy_s"].get(worker, 0.0) for worker in range(cluster.num_workers)],
         "closures": [metrics["closures"].get(worker, 0) for worker in range(cluster.num_workers)],
         "worker_failures": metrics["worker_failures"],
-    }
+    } | ({} if time is None else time.to_dict())
+
+
+def _parameters(held: Sequence[Part]) -> dict[str, int]:
+    """Return how many values of each parameter lie in a block."""
+    found: Counter[str] = Counter()
+    for part in held:
+        found[part.parameter] += part.size
+    return dict(found)
 
 
 def server_loads(coordinator: ClusterCoordinator) -> list[dict[str, Any]]:

@@ -13,16 +13,19 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from workbench.diagnostics.closure_size import closure_size
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.load import load_facts
+from workbench.parameter_server.replica_buffers import ReplicaBuffers, merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.worker_trial import Update, WorkerTrial, train_steps
+from workbench.parameter_server.work_time import WorkTime
+from workbench.parameter_server.worker_trial import Made, Update, WorkerTrial, train_steps
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.evaluation import check_first, evaluate_each
@@ -42,6 +45,8 @@ STRETCH = (
     256  # rule of thumb: updates between two writes where no evaluation is due; an interrupt is noticed as late as this
 )
 
+MEASURED = 8  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
+
 
 class PlacedRun:
     """A trial from its first step, or its newest checkpoint, to its end.
@@ -54,7 +59,7 @@ class PlacedRun:
         splits: evaluated beside "validation" and the one that selection compares.
         tracked: examples whose predictions are kept at every evaluation; None is none.
         hooks: told of evaluations.
-        steps_per_closure: updates that a worker makes each time it is asked.
+        steps_per_closure: updates that a worker makes each time it is asked; "auto" measures what asking costs first.
         progress: called with the number of updates made.
     """
 
@@ -68,18 +73,22 @@ class PlacedRun:
         splits: Sequence[str],
         tracked: TrackedExamples | None,
         hooks: Sequence[Hook],
-        steps_per_closure: int,
+        steps_per_closure: int | Literal["auto"],
         progress: Progress | None,
     ) -> None:
         self.workload, self.lane, self.study, self.strategy = workload, lane, study, strategy
         self._splits = {"validation", *splits, lane.config.select.split("/", 1)[0]}
         self._tracked, self._hooks, self._progress = tracked, hooks, progress
-        self._per_closure = steps_per_closure
+        self._asked = steps_per_closure
+        self._time = WorkTime(strategy.num_workers)
+        self._costs: tuple[float, float] | None = None
+        self._replicas: dict[int, ReplicaBuffers] = {}
         self._stack = LaneStack(workload, [lane.config], torch.device("cpu"))
         self._model = self._stack.models[0]
         names = zip(self._stack.names, self._stack.slices, strict=True)
         self._values = {name: self._stack.values[0, where] for name, where in names}
         self.step = lane.start_step
+        self._start: dict[str, torch.Tensor] = {}
         self._before: dict[int, dict[str, float]] = {}
         self._accounted_at = time.perf_counter()
 
@@ -94,9 +103,10 @@ class PlacedRun:
             cluster = self.strategy.cluster
             self.lane.begin(
                 lanes=1, gradients="parameter_server", workers=cluster.num_workers, servers=cluster.num_ps,
-                engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._per_closure,
+                engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._asked,
             )  # fmt: skip
-            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers)
+            self._start = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, self._start)
             trial = coordinator.per_worker(make, what="trials")
             with catch_interrupt() as stop:
                 self._train(coordinator, trial, placed, stop)
@@ -115,19 +125,49 @@ class PlacedRun:
     def _train(self, coordinator: ClusterCoordinator, trial: Any, placed: Any, stop: StopRequest) -> None:
         self._on_cadence(placed)
         while self.step < self.lane.config.total_steps and not stop.requested:
-            until = min(self.lane.next_due(self.step), self.step + STRETCH) if self.step else 1
-            counts = _counts(until - self.step, self._per_closure)
+            until = self._until()
+            counts = _counts(until - self.step, self._closure_size(until - self.step))
+            begun = time.perf_counter()
             values = [coordinator.schedule(train_steps, args=(trial, placed, count)) for count in counts]
             coordinator.join()
-            updates = sorted(update for value in values for update in value.fetch())
+            seconds, made = time.perf_counter() - begun, [value.fetch() for value in values]
+            updates = sorted(update for each in made for update in each.updates)
+            if self.step:  # the first update of all makes the replicas
+                self._time.add(seconds, len(counts), updates)
+            self._keep_buffers(made)
             self.step = until
             if self._write_rows(updates):
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:
+            self._read(placed)
             self._checkpoint(placed)
             self._write()
             self.lane.end("stopped", step=self.step)
+
+    def _until(self) -> int:
+        """Return the step up to which updates are scheduled at once."""
+        if not self.step:
+            return 1
+        until = min(self.lane.next_due(self.step), self.step + STRETCH)
+        measuring = self._asked == "auto" and not self._time.updates
+        return min(until, self.step + MEASURED * self.strategy.num_workers) if measuring else until
+
+    def _closure_size(self, updates: int) -> int:
+        if self._asked != "auto":
+            return self._asked
+        if not self._time.updates:
+            return 1
+        if self._costs is None:
+            self._costs = self._time.dispatch_s, self._time.step_s
+        return closure_size(*self._costs, updates, self.strategy.num_workers)
+
+    def _keep_buffers(self, made: Sequence[Made]) -> None:
+        """Keep the newest buffers of each worker."""
+        for each in made:
+            known = self._replicas.get(each.worker)
+            if known is None or each.buffers.updates > known.updates:
+                self._replicas[each.worker] = each.buffers
 
     def _write_rows(self, updates: Sequence[Update]) -> bool:
         """Write the rows of a stretch; True where the loss is not finite any more, which ends the trial."""
@@ -192,7 +232,7 @@ class PlacedRun:
         lane, step = self.lane, self.step
         due = lane.evaluation_due(step), lane.checkpoint_due(step)
         if any(due):
-            placed.pull_into(self._values)
+            self._read(placed)
         if due[0]:
             self._evaluate()
         if due[1]:
@@ -202,6 +242,13 @@ class PlacedRun:
         if step == lane.config.total_steps:
             self._account()
             lane.end("complete", step=step)
+
+    def _read(self, placed: Any) -> None:
+        """Bring the coordinator's model up to date: parameters from the servers, buffers from the workers."""
+        placed.pull_into(self._values)
+        merged = merged_buffers(self._start, self._replicas)
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(merged[name])
 
     def _evaluate(self) -> None:
         lane, rows = self.lane, []
@@ -259,7 +306,11 @@ class PlacedRun:
 
     def _facts(self, coordinator: ClusterCoordinator, placed: Any) -> dict[str, Any]:
         before = self.study.record.facts.get("parameter_server") or {}
-        return before | {str(self.lane.number): load_facts(coordinator, placed, seconds=self.lane.seconds)}
+        return before | {
+            str(self.lane.number): load_facts(
+                coordinator, placed, seconds=self.lane.seconds, time=self._time, asked=self._asked
+            )
+        }
 
     def _write(self) -> None:
         self.study.flush()

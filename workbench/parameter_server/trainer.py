@@ -43,7 +43,7 @@ class ParameterServerTrainer:
         servers: how many hold parameters.
         engine: "threads" in this process, or "ray", a process each.
         variable_partitioner: splits parameters over servers; None places each whole.
-        steps_per_closure: updates that a worker makes each time it is asked (T13.7).
+        steps_per_closure: updates that a worker makes each time it is asked (T13.7); "auto" measures what asking costs and chooses (T14.3).
         evaluate_also: splits that are evaluated beside "validation" and the one that selection compares.
         track: examples whose predictions every evaluation writes down; see `Trainer`.
         hooks: told of evaluations only, because parameters are elsewhere.
@@ -54,7 +54,7 @@ class ParameterServerTrainer:
     servers: int = 2
     engine: Literal["threads", "ray"] = "threads"
     variable_partitioner: Partitioner | None = None
-    steps_per_closure: int = 1
+    steps_per_closure: int | Literal["auto"] = 1
     evaluate_also: Sequence[str] = ()
     track: int | Sequence[int] = 8
     hooks: Sequence[Hook] = ()
@@ -64,6 +64,8 @@ class ParameterServerTrainer:
         """Check the arguments."""
         for name in ("workers", "servers", "steps_per_closure"):
             value = getattr(self, name)
+            if name == "steps_per_closure" and value == "auto":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
         if self.engine not in ("threads", "ray"):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.replica_buffers import ReplicaBuffers, quicken_batch_norm
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
 from workbench.train.gradients import LoopGradients
 from workbench.train.lanes import LaneStack
 from workbench.workloads.base import Workload
 
-__all__ = ["Update", "WorkerTrial", "train_steps"]
+__all__ = ["Made", "Update", "WorkerTrial", "train_steps"]
 
 WORKER_SEEDS = (
     7919  # apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)
@@ -53,6 +57,14 @@ class Update(NamedTuple):
     push_s: float
 
 
+class Made(NamedTuple):
+    """What one closure returns: its updates, who made them, and the buffers of that replica, {} where the model has none."""
+
+    updates: list[Update]
+    worker: int
+    buffers: ReplicaBuffers
+
+
 class WorkerTrial:
     """Replica and batches of one worker. Worker 0 reads what training without servers reads; the others shuffle differently (T7.4).
 
@@ -61,9 +73,17 @@ class WorkerTrial:
         config: of the trial.
         start_step: updates that were made before, by all workers together.
         num_workers: of the cluster.
+        buffers: of a checkpoint, by name; None are those of a fresh model.
     """
 
-    def __init__(self, workload: Workload, config: TrainConfig, start_step: int, num_workers: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        start_step: int,
+        num_workers: int,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
         worker = get_current_worker_index()
         device = torch.device("cpu")
         mine = config.replace(per_host_seed=config.per_host_seed + WORKER_SEEDS * worker)
@@ -75,11 +95,20 @@ class WorkerTrial:
         self.values = {name: self.stack.values[0, where] for name, where in pairs}
         self.grads = {name: self.stack.grad[0, where] for name, where in pairs}
         self.stack.models[0].train()
+        quicken_batch_norm(self.stack.models[0], num_workers)
+        self.updates = 0
+        for name, value in (buffers or {}).items():
+            self.stack.buffers[name][0].copy_(value)
+
+    def buffers(self) -> ReplicaBuffers:
+        """Return what forward passes have left in this replica: batch norm's running statistics."""
+        return ReplicaBuffers(self.updates, {name: whole[0] for name, whole in self.stack.buffers.items()})
 
 
-def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> list[Update]:
+def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> Made:
     """Make `count` updates on the worker that runs this (T13.7)."""
-    return [_train_step(trial, placed) for _ in range(count)]
+    updates = [_train_step(trial, placed) for _ in range(count)]
+    return Made(updates, get_current_worker_index(), trial.buffers())
 
 
 def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
@@ -94,10 +123,11 @@ def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
     if trial.thresholds is not None:
         _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
         clipped = bool(shortened)
-    loss, se = float(found.loss), float(found.squared_se.sqrt())
+    loss, se = float(found.loss), math.sqrt(float(found.squared_se))
     computed = time.perf_counter()
     after = placed.push_flat(trial.grads, versions)
     pushed = time.perf_counter()
+    trial.updates += 1
     return Update(
         after[0] - 1, get_current_worker_index(), loss, se, float(norm), clipped, after[0] - 1 - versions[0],
         trial.stream.wait_s, pulled - begun, computed - pulled, pushed - computed,

@@ -1,0 +1,294 @@
+"""Facts of a healthy trial, with one thing planted in them: its own verdict changes, and no other."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.server_facts import UPDATES, WORKERS, block, facts, served, server, work
+from workbench.diagnostics.audited import Audit
+from workbench.diagnostics.closure_size import closure_size
+from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
+from workbench.diagnostics.server_bound import time_shares
+from workbench.diagnostics.server_throughput import saturation, server_throughput
+from workbench.errors import UsageError
+
+OK = dict.fromkeys(CODES, "ok")
+
+
+def statuses(**changes: Any) -> dict[str, str]:
+    return {f.code: f.status for f in diagnose_parameter_server(served(facts(**changes)))}
+
+
+def one_variable(name: str, requests: int, size: int) -> list[dict[str, Any]]:
+    return [server(0, **{name: block(requests, size, 0.0)}), server(1)]
+
+
+def test_a_healthy_trial_has_each_code_once_with_its_clause_and_no_alarm() -> None:
+    found = diagnose_parameter_server(served(facts()))
+    assert {f.code: f.status for f in found} == OK
+    assert [f.code for f in found] == list(CODES)
+    assert all(re.fullmatch(r"T\d+\.\d+", f.clause or "") for f in found)
+    assert all(f.value is not None and f.threshold is not None and f.unit and f.evidence for f in found)
+    json.dumps(found.to_dict())
+
+
+def test_a_record_without_servers_is_not_measured_and_says_what_would_measure() -> None:
+    found = diagnose_parameter_server(served())
+    assert {f.status for f in found} == {"not_measured"}
+    assert all("ParameterServerTrainer" in f.summary for f in found)
+
+
+def test_an_audit_without_frames_is_judged_by_its_facts() -> None:
+    audit = Audit(facts={"parameter_server": {"0": facts()}}, workload="mine")
+    assert {f.code: f.status for f in diagnose_parameter_server(audit)} == OK
+
+
+def test_a_trial_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"trial=7.*: 0, 1\."):
+        diagnose_parameter_server(served(facts(), facts()), trial=7)
+
+
+def test_another_trial_can_be_judged() -> None:
+    record = served(facts(), facts(work=[work(compute_s=0.1)] * 3))
+    assert diagnose_parameter_server(record)["ps.bound"].status == "ok"
+    assert diagnose_parameter_server(record, trial=1)["ps.bound"].status == "warn"
+
+
+def test_input_is_left_as_it_was() -> None:
+    record = served(facts())
+    before = copy.deepcopy(record.facts)
+    diagnose_parameter_server(record)
+    assert record.facts == before
+
+
+# ps.imbalance
+
+
+def test_a_server_with_three_quarters_of_the_bytes_is_an_imbalance_and_its_parameter_is_named() -> None:
+    small = block(600, 1000 // 3, parameters={"1.bias": 10})
+    servers = [server(0), {**server(1), "blocks": {"net@1": small}}]
+    found = diagnose_parameter_server(served(facts(servers=servers)))["ps.imbalance"]
+    assert found.status == "warn"
+    assert found.value == pytest.approx(2 * 1000 / (1000 + 333), rel=1e-9)
+    assert found.clause == "T13.2"
+    assert "'0.weight'" in found.summary
+    assert "ps 0" in found.summary
+    assert "variable_partitioner" in found.advice[0]
+    assert found.evidence["ratios"]["requests"] == pytest.approx(1.0)
+
+
+def test_the_shard_with_the_frequent_words_is_told_to_be_shuffled() -> None:
+    servers = [{**server(k), "blocks": {f"words/shard_{k}": block(600, size)}} for k, size in enumerate((4000, 400))]
+    found = diagnose_parameter_server(served(facts(servers=servers)))["ps.imbalance"]
+    assert (found.status, found.clause) == ("warn", "T13.4")
+    assert "shuffled" in found.advice[0]
+
+
+def test_slow_applying_counts_where_it_takes_time_and_is_noise_where_it_does_not() -> None:
+    def of(seconds: float) -> str:
+        blocks = [block(apply_s=seconds), block(apply_s=seconds / 10)]
+        servers = [{**server(k), "blocks": {f"net@{k}": b}} for k, b in enumerate(blocks)]
+        return statuses(servers=servers)["ps.imbalance"]
+
+    assert of(2.0) == "warn"
+    assert of(0.02) == "ok"
+
+
+def test_one_server_has_nothing_to_balance() -> None:
+    assert statuses(servers=[server(0)]) == OK
+
+
+@pytest.mark.parametrize("servers", [[], [server(0, x=block(0, 0)) | {"blocks": {}}] * 2, None])
+def test_servers_that_nobody_asked_are_not_measured(servers: Any) -> None:
+    found = statuses(servers=servers)
+    assert found["ps.imbalance"] == found["ps.hotspot"] == "not_measured"
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "nan"])
+def test_unknown_loads_are_not_measured(value: Any) -> None:
+    broken = [{**server(k), "blocks": {f"net@{k}": block() | {"bytes_in": value, "requests": value}}} for k in range(2)]
+    found = statuses(servers=broken)
+    assert found["ps.imbalance"] == found["ps.hotspot"] == "not_measured"
+
+
+# ps.hotspot
+
+
+def test_an_lr_variable_that_every_step_reads_is_a_hotspot() -> None:
+    found = diagnose_parameter_server(served(facts(servers=one_variable("lr", UPDATES, 8))))["ps.hotspot"]
+    assert found.status == "warn"
+    assert found.value == pytest.approx(1.0)
+    assert "'lr' on ps 0" in found.summary
+    assert "schedule" in found.advice[0]
+    assert found.clause == "T13.3"
+
+
+def test_one_that_its_server_does_not_notice_is_none() -> None:
+    found = diagnose_parameter_server(served(facts(servers=one_variable("lr", UPDATES, 8))), hot_ratio=1.25)
+    assert found["ps.hotspot"].status == "ok"
+    assert "1.20 times the mean" in found["ps.hotspot"].summary
+
+
+def test_a_large_one_is_told_to_be_split() -> None:
+    found = diagnose_parameter_server(served(facts(servers=one_variable("table", 2 * UPDATES, 10**6))))["ps.hotspot"]
+    assert found.status == "warn"
+    assert "Split" in found.advice[0]
+
+
+def test_the_same_variable_read_now_and_then_is_none() -> None:
+    assert statuses(servers=one_variable("lr", UPDATES // 10, 8)) == OK
+
+
+def test_a_variable_with_a_shard_on_every_server_is_none() -> None:
+    servers = [server(k, **{f"words/shard_{k}": block(UPDATES, 8)}) for k in range(2)]
+    assert statuses(servers=servers) == OK
+
+
+@pytest.mark.parametrize("steps", [0, None, math.nan])
+def test_requests_without_steps_are_not_measured(steps: Any) -> None:
+    assert statuses(steps=steps, servers=one_variable("lr", 300, 8))["ps.hotspot"] == "not_measured"
+
+
+# ps.staleness
+
+
+def test_gradients_far_older_than_the_workers_explain_are_told_with_the_worker() -> None:
+    lags = np.where(np.arange(UPDATES) % WORKERS == 2, 20, 1)
+    ages = {"1": 200, "20": 100}
+    found = diagnose_parameter_server(served(facts(staleness_steps=[ages, ages]), lags=lags))["ps.staleness"]
+    assert (found.status, found.value, found.threshold) == ("warn", 20, 4)
+    assert found.evidence["mean"] == pytest.approx((200 + 2000) / 300)
+    assert "Worker 2 makes 33% of the updates" in found.summary
+
+
+def test_one_worker_is_never_stale() -> None:
+    found = diagnose_parameter_server(
+        served(facts(workers=1, staleness_steps=[{"0": 300}, {"0": 300}], work=[work()]), lags=np.zeros(UPDATES))
+    )["ps.staleness"]
+    assert (found.status, found.value) == ("ok", 0)
+    assert found.evidence["relations"] == {}
+
+
+def test_a_loss_that_follows_staleness_is_told() -> None:
+    lags = np.random.default_rng(1).integers(0, 5, UPDATES)
+    record = served(facts(), lags=lags)
+    record.steps["loss"] *= np.exp(0.3 * np.roll(lags, 1))
+    found = diagnose_parameter_server(record)["ps.staleness"]
+    assert found.evidence["relations"]["loss"]["rho"] > 0.5
+    assert "higher behind staler updates" in found.summary
+    assert "No relation" in diagnose_parameter_server(served(facts(), lags=lags))["ps.staleness"].summary
+
+
+def test_where_in_the_run_it_was_is_in_the_evidence() -> None:
+    lags = np.where(np.arange(UPDATES) < 30, 4, 1)
+    found = diagnose_parameter_server(served(facts(), lags=lags))["ps.staleness"]
+    assert found.evidence["mean_by_tenth"] == [4.0] + [1.0] * 9
+
+
+@pytest.mark.parametrize("ages", [[], [{}, {}], [{"0": 3}], [{"nan": 100}], [{"0": None}]])
+def test_too_few_or_unknown_ages_are_not_measured(ages: Any) -> None:
+    assert statuses(staleness_steps=ages)["ps.staleness"] == "not_measured"
+
+
+def test_constant_ages_and_a_constant_or_nan_loss_have_no_relation() -> None:
+    for column, value in (("staleness_steps", 2.0), ("loss", 1.0), ("loss", np.nan), ("loss", -1.0)):
+        record = served(facts())
+        record.steps[column] = value
+        found = diagnose_parameter_server(record)["ps.staleness"]
+        assert "loss" not in found.evidence["relations"]
+        assert found.status == "ok"
+
+
+# ps.bound
+
+
+@pytest.mark.parametrize(
+    ("spent", "cause", "status", "advice"),
+    [
+        (work(compute_s=0.5), "coordinator", "warn", "steps_per_closure="),
+        (work(compute_s=1.0, push_s=2.5), "server", "warn", "more servers"),
+        (work(compute_s=3.8, data_wait_s=0.0), "worker", "ok", "More workers"),
+        (work(compute_s=0.5, data_wait_s=3.0), "worker", "ok", "input.bound"),
+    ],
+)
+def test_who_keeps_whom_waiting(spent: dict[str, float], cause: str, status: str, advice: str) -> None:
+    found = diagnose_parameter_server(served(facts(work=[spent] * WORKERS)))["ps.bound"]
+    assert found.evidence["cause"] == cause
+    assert found.status == status
+    assert advice in found.advice[0]
+    assert sum(found.evidence["shares"].values()) == pytest.approx(1.0)
+
+
+def test_uneven_servers_are_told_to_be_sharded_first() -> None:
+    servers = [server(0), {**server(1), "blocks": {"net@1": block(600, 10)}}]
+    found = diagnose_parameter_server(served(facts(work=[work(compute_s=1.0, push_s=2.5)] * 3, servers=servers)))
+    assert "variable_partitioner" in found["ps.bound"].advice[0]
+
+
+def test_the_numbers_are_those_of_the_definition() -> None:
+    found = diagnose_parameter_server(served(facts(work=[work(compute_s=0.5)] * WORKERS)))["ps.bound"]
+    busy = 3 * (0.5 + 0.2 + 0.2 + 0.1)
+    assert found.evidence["shares"]["idle"] == pytest.approx(1 - busy / 12)
+    assert found.evidence["step_s"] == pytest.approx(busy / UPDATES)
+    assert found.evidence["dispatch_s"] == pytest.approx((12 - busy) / UPDATES)
+    assert found.evidence["updates_per_s"] == pytest.approx(UPDATES / 4.0)
+    assert found.evidence["suggested_steps_per_closure"] == round(math.sqrt(2 * 30 * 0.03 / (3 * 0.01)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"training_s": None}, {"training_s": 0.0}, {"work": []}, {"updates": 10}, {"work": [work() | {"pull_s": None}]}],
+)
+def test_time_that_nobody_took_is_not_measured(changes: dict[str, Any]) -> None:
+    assert statuses(**changes)["ps.bound"] == "not_measured"
+
+
+def test_clocks_that_disagree_do_not_give_more_than_the_whole() -> None:
+    shares = time_shares(facts(work=[work(compute_s=9.0)] * WORKERS))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["idle"] == 0
+
+
+# closure_size, throughput, saturation
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "step", "updates", "workers"), [(0.003, 0.001, 300, 3), (0.1, 0.01, 1000, 4), (0.0004, 0.002, 200, 2)]
+)
+def test_closure_size_is_the_smallest_of_the_loss_that_it_describes(
+    dispatch: float, step: float, updates: int, workers: int
+) -> None:
+    sizes = np.arange(1, updates // workers + 1)
+    lost = updates * dispatch / (workers * sizes) + sizes * step / 2
+    found = closure_size(dispatch, step, updates, workers)
+    assert lost[found - 1] <= 1.005 * lost.min()
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0])
+def test_closure_size_is_one_where_nothing_was_measured(bad: float) -> None:
+    assert closure_size(bad, 1.0, 100, 2) == closure_size(1.0, bad, 100, 2) == 1
+    assert closure_size(1.0, 1.0, bad, 2) == 1
+    assert closure_size(1e9, 1e-9, 100, 4) == 25
+
+
+def test_throughput_is_updates_over_seconds_a_trial() -> None:
+    table = server_throughput(served(facts(), facts(updates=600, steps_per_closure="auto"), stages=["a", "b"]))
+    assert table["updates_per_s"].tolist() == [75.0, 150.0]
+    assert table["stage"].tolist() == ["a", "b"]
+    assert table["steps_per_closure"].tolist() == ["1", "auto"]
+    assert server_throughput(served()).empty
+
+
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [([100, 190, 280], None), ([100, 190, 195, 192], 2), ([100, 101, 100, 150], None), ([100, 90, 80, 70], 1), ([100, math.nan, 100, 100], 1), ([math.nan] * 4, None)],
+)  # fmt: skip
+def test_saturation_is_where_more_workers_stop_helping(rates: list[float], found: int | None) -> None:
+    assert saturation([1, 2, 3, 4][: len(rates)], rates) == found

@@ -1,0 +1,97 @@
+"""`diagnose_parameter_server`: is the load even, is anything asked for too often, how old are gradients, and who keeps whom waiting (T13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from workbench.diagnostics.audited import Audited
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.server_bound import bound
+from workbench.diagnostics.server_load import hotspot, imbalance
+from workbench.diagnostics.staleness import staleness
+from workbench.errors import UsageError
+
+__all__ = ["CODES", "diagnose_parameter_server"]
+
+CODES = {"ps.imbalance": "T13.1", "ps.hotspot": "T13.3", "ps.staleness": "T1.2", "ps.bound": "T13.5"}
+"""Each code with its clause, in the order in which they are emitted."""
+
+
+def diagnose_parameter_server(
+    record: Audited,
+    *,
+    trial: int | None = None,
+    imbalance_limit: float = 1.2,
+    least_apply: float = 0.05,
+    hot_requests: float = 0.5,
+    hot_ratio: float = 1.1,
+    late: float = 2.0,
+    least_work: float = 0.5,
+    alpha: float = 0.01,
+    min_updates: int = 30,
+) -> Diagnosis:
+    """Judge one trial on parameter servers.
+
+    Args:
+        record: of `ParameterServerTrainer`, of a study that had it as its trainer, or of `audit_parameter_server`; its facts hold
+            "parameter_server".
+        trial: which one; None is the first that has such facts.
+        imbalance_limit: load of the busiest server over the mean of all (rule of thumb).
+        least_apply: share of the training's time that servers must spend on applying gradients, for that time to be compared
+            between servers (rule of thumb: below it is noise).
+        hot_requests: requests a step from which a variable on one server is asked for all the time (rule of thumb: every second
+            step).
+        hot_ratio: requests to its server over the mean of all servers, for that to matter (rule of thumb).
+        late: 95th percentile of the staleness over the number of other workers. Workers of one speed that never rest have a mean
+            of 1 (rule of thumb).
+        least_work: share of their time that workers should compute or wait for their own data (rule of thumb: half).
+        alpha: chance of calling noise a relation between staleness and loss.
+        min_updates: below which neither staleness nor time is judged (rule of thumb).
+
+    Returns:
+        `ps.imbalance`, `ps.hotspot`, `ps.staleness` and `ps.bound`, once each. The evidence of `ps.bound` has its "cause":
+        coordinator, worker or server.
+
+    Raises:
+        UsageError: there is no such trial.
+
+    Source: T1.2, T13.1 to T13.8.
+    """
+    found = record.facts.get("parameter_server") or {}
+    facts = _facts(found, trial)
+    if facts is None:
+        reason = "Not measured: nothing was trained on parameter servers here; ParameterServerTrainer does."
+        findings: tuple[Finding, ...] = tuple(
+            Finding(code=code, status="not_measured", summary=reason, clause=clause) for code, clause in CODES.items()
+        )
+    else:
+        number, values = facts
+        findings = (
+            imbalance(values, limit=imbalance_limit, least_apply=least_apply),
+            hotspot(values, per_step=hot_requests, ratio_limit=hot_ratio),
+            staleness(values, _rows(record, number), late=late, min_updates=min_updates, alpha=alpha),
+            bound(values, least_work=least_work, balanced=imbalance_limit, min_updates=min_updates),
+        )
+    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+
+
+def _facts(found: Mapping[str, Any], trial: int | None) -> tuple[int, Mapping[str, Any]] | None:
+    """Return number and facts of the trial to judge; None where there are none at all."""
+    if trial is not None and str(trial) not in found:
+        there = ", ".join(sorted(found, key=int)) or "none"
+        raise UsageError(f"trial={trial!r} has no facts about parameter servers. Trials that have: {there}.")
+    if not found:
+        return None
+    number = min(map(int, found)) if trial is None else trial
+    return number, found[str(number)]
+
+
+def _rows(record: Audited, trial: int) -> pd.DataFrame | None:
+    """Return the trial's rows of `.steps`, None where the record has no frames."""
+    steps = getattr(record, "steps", None)
+    if not isinstance(steps, pd.DataFrame) or "trial" not in steps:
+        return None
+    return steps[steps["trial"] == trial]
