@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
@@ -62,6 +63,12 @@ class Seen(Callback):
 
     def on_train_end(self) -> None:
         self.events.append("end")
+
+
+class Unending(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.zeros(3), torch.zeros(())
 
 
 def one_batch(outputs: Any, batch: Any, weights: torch.Tensor) -> torch.Tensor:
@@ -354,6 +361,9 @@ def test_a_missing_length_is_an_error_that_says_why(strategy: ParameterServerStr
     for name, value in (("steps_per_epoch", -1), ("steps_per_epoch", 0), ("epochs", 0), ("steps_per_execution", 1.5), ("validation_freq", 0)):  # fmt: skip
         with pytest.raises(UsageError, match=f"{name}={value}"):
             model.fit(**{name: value})
+    with pytest.raises(UsageError, match="validation_steps|steps=, which counts"):
+        model.fit(validation_data=Unending())
+    assert model.steps == 0
     with pytest.raises(UsageError, match="verbose=3"):
         model.fit(verbose=3)  # type: ignore[arg-type]
 
@@ -433,10 +443,15 @@ def test_batch_norm_statistics_reach_the_coordinator(
         model.fit(epochs=2, verbose=0)
         for (name, found), expected in zip(model.module().named_buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=name)
-    model = StrategyModel(workload, strategy)
-    model.fit(epochs=2, verbose=0)
-    assert model.module()[1].running_mean.abs().max() > 0
+    first = lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))  # noqa: E731
+    model = StrategyModel(small_workload(build_model=first), strategy)
+    model.fit(epochs=10, verbose=0)
     assert model.evaluate() == pytest.approx(model.evaluate(where="coordinator"), rel=1e-12)
+    x = model.workload.train_data.tensors[0].double()
+    found, bound = model.module()[0], 4 * x.std(0) / 8**0.5
+    assert (found.running_mean - x.mean(0)).abs().lt(bound).all(), "the mean of batches of 8"
+    assert found.running_mean.abs().max() > 0
+    assert 1 <= int(found.num_batches_tracked) <= 60
 
 
 def test_the_length_of_the_schedule_is_the_configs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from workbench.parameter_server.executor import ClusterExecutor, Executor, Local
 from workbench.parameter_server.feed import Feed, as_data, training_feed
 from workbench.parameter_server.fit_loop import FitLoop
 from workbench.parameter_server.metric_state import AdditiveMetric, MetricSet
+from workbench.parameter_server.replica_buffers import BufferLog, quicken_batch_norm
 from workbench.parameter_server.step_runner import CPU, StepRunner, TrainStep, train_step
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.lanes import build_model
@@ -31,8 +33,8 @@ class StrategyModel:
     Made with a strategy, its parameters live on the parameter servers and steps run on the workers, each on a batch of its own,
     without waiting for each other. Made with None, the same steps run in this process, one after the other (T4.2).
 
-    Batch norm and other buffers are each worker's own in training; at the end of an epoch the coordinator takes their mean, which
-    evaluation, prediction and checkpoints use.
+    Batch norm's statistics and other buffers are each worker's own in training; at the end of an epoch the coordinator merges them,
+    for evaluation, prediction and checkpoints. See `merged_buffers` and `quicken_batch_norm`.
 
     Args:
         workload: model, loss, weights, metrics, data and baseline config; see `Workload`.
@@ -69,12 +71,22 @@ class StrategyModel:
         self.executor: Executor = LocalExecutor() if strategy is None else ClusterExecutor(strategy)
         with isolated_rng():
             module = build_model(workload, self.config, CPU)
+        quicken_batch_norm(module, self.executor.num_workers)
         self.placed = self.executor.place(module, self.config, reduction)
         self._runner = StepRunner(
             self.placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step
         )
-        self._held = self.executor.hold(self._runner.itself)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
+
+    @cached_property
+    def held(self) -> Any:
+        """What stands for the runner on the workers; they get it when it is first needed, after a restore."""
+        return self.executor.hold(self._runner.itself)
+
+    @cached_property
+    def buffer_log(self) -> BufferLog:
+        """The workers' buffers since they were first needed."""
+        return BufferLog(self.placed.buffers())
 
     @property
     def steps(self) -> int:
@@ -136,10 +148,10 @@ class StrategyModel:
             validation_data = self.workload.validation_data
         validation = None
         if validation_data is not None:
-            validation = self._evaluation(validation_data, None, config.evaluation_batch, validation_steps)
+            validation = partial(self._evaluation, validation_data, None, config.evaluation_batch, validation_steps)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
         loop = FitLoop(
-            self, self._held, self._runner.metrics, feed, steps=steps, steps_per_execution=steps_per_execution, callbacks=hooks,
+            self, self._runner.metrics, feed, steps=steps, steps_per_execution=steps_per_execution, callbacks=hooks,
             validation=validation, validation_freq=validation_freq, verbose=verbose,
         )  # fmt: skip
         loop.run(epochs)
@@ -195,7 +207,7 @@ class StrategyModel:
 
     def _evaluation(self, data: Any, y: Any, batch_size: int, steps: int | None, **how: Any) -> InlineEvaluation:
         return InlineEvaluation(
-            self.executor, self._runner, data, y, held=self._held, batch_size=batch_size, steps=steps, **how
+            self.executor, self._runner, data, y, held=self.held, batch_size=batch_size, steps=steps, **how
         )
 
 

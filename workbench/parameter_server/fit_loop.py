@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from workbench.parameter_server.callbacks import Callback
 from workbench.parameter_server.evaluation import InlineEvaluation
@@ -32,13 +29,12 @@ class FitLoop:
 
     Args:
         model: that is trained.
-        held: what stands for its runner on the workers.
         metrics: of its steps.
         feed: batches.
         steps: of an epoch.
         steps_per_execution: of a function.
         callbacks: checked.
-        validation: after an epoch; None is none.
+        validation: prepares what is evaluated after an epoch, when callbacks have restored what they restore; None is none.
         validation_freq: epochs between two of them.
         verbose: see `StrategyModel.fit`.
     """
@@ -46,18 +42,17 @@ class FitLoop:
     def __init__(
         self,
         model: StrategyModel,
-        held: Any,
         metrics: MetricSet,
         feed: Feed,
         *,
         steps: int,
         steps_per_execution: int,
         callbacks: Sequence[Callback],
-        validation: InlineEvaluation | None,
+        validation: Callable[[], InlineEvaluation] | None,
         validation_freq: int,
         verbose: int,
     ) -> None:
-        self._model, self._held, self._metrics = model, held, metrics
+        self._model, self._metrics = model, metrics
         self._source, self._feed = model.executor.hold(feed.make), feed
         self._steps, self._per_execution = steps, steps_per_execution
         self._callbacks, self._validation, self._validation_freq = callbacks, validation, validation_freq
@@ -72,14 +67,15 @@ class FitLoop:
         for callback in self._callbacks:
             callback.model = model
             callback.on_train_begin()
+        evaluation = None if self._validation is None else self._validation()
         plans = self._feed.plans(model.steps)
         while model.next_epoch < epochs and not model.stop_training:
             epoch = model.next_epoch
             for callback in self._callbacks:
                 callback.on_epoch_begin(epoch)
             logs = self._metrics.result(self._epoch(epoch, epochs, plans))
-            if self._validation is not None and (epoch + 1) % self._validation_freq == 0:
-                logs |= {f"val_{name}": value for name, value in self._validation.run().items()}
+            if evaluation is not None and (epoch + 1) % self._validation_freq == 0:
+                logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
             model.history.add(epoch, logs)
             model.next_epoch = epoch + 1
             if self._verbose == 2:
@@ -91,28 +87,26 @@ class FitLoop:
             callback.on_train_end()
 
     def _epoch(self, epoch: int, epochs: int, plans: Iterator[Any]) -> State:
-        done, states, buffers = 0, total([]), []
+        done, states = 0, total([])
         label = f"epoch {epoch + 1}/{epochs}"
         with (
             contextlib.closing(self._model.executor.completed(self._tasks(plans))) as results,  # type: ignore[type-var]
             progress_bar(self._steps, label, show=self._verbose == 1) as bar,
         ):
-            for number, (found, held) in results:
+            for number, trained in results:
                 first = epoch * self._steps + number * self._per_execution
-                for offset, state in enumerate(found):
+                for offset, state in enumerate(trained.states):
                     states, done = total([states, state]), done + 1
                     self._step_done(first + offset, state, done, bar)
-                if held:
-                    buffers.append(held)
-        if buffers:
-            self._model.placed.load_buffers(_mean(buffers))
+                self._model.buffer_log.note(trained.worker, len(trained.states), trained.buffers)
+        self._model.placed.load_buffers(self._model.buffer_log.merged())
         return states
 
     def _tasks(self, plans: Iterator[Any]) -> Iterator[Task]:
         sizes = [min(self._per_execution, self._steps - begin) for begin in range(0, self._steps, self._per_execution)]
         for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
             wants_buffers = left <= self._model.executor.num_workers
-            yield train_plans, (self._held, self._source, list(itertools.islice(plans, size)), wants_buffers)
+            yield train_plans, (self._model.held, self._source, list(itertools.islice(plans, size)), wants_buffers)
 
     def _step_done(self, step: int, state: State, done: int, bar: ProgressBar) -> None:
         due = [each for each in self._watchers if done % each.every_steps == 0]
@@ -123,12 +117,3 @@ class FitLoop:
         if self._verbose == 1:
             bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
             bar.advance(1)
-
-
-def _mean(buffers: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of floating buffers of several workers, and the largest of counters."""
-    found = {}
-    for key, first in buffers[0].items():
-        stacked = torch.stack([each[key] for each in buffers])
-        found[key] = stacked.mean(0) if first.is_floating_point() else stacked.amax(0)
-    return found

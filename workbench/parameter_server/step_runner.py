@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.metric_state import MetricSet, State, total
 from workbench.parameter_server.placed import PlacedModule
 from workbench.train.batches import to_device
@@ -17,7 +18,7 @@ from workbench.train.forward import autocast, per_example
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 
-__all__ = ["Evaluable", "StepRunner", "Stepped", "TrainStep", "evaluate_plan", "predict_plan", "train_plans", "train_step"]  # fmt: skip
+__all__ = ["Evaluable", "StepRunner", "Stepped", "TrainStep", "Trained", "evaluate_plan", "predict_plan", "train_plans", "train_step"]  # fmt: skip
 
 CPU = torch.device("cpu")
 
@@ -34,6 +35,20 @@ class Stepped(NamedTuple):
     outputs: Any
     losses: Tensor
     weights: Tensor | None = None
+
+
+class Trained(NamedTuple):
+    """What comes back from a worker.
+
+    Attributes:
+        worker: its index.
+        states: metrics of each step.
+        buffers: of its replica afterwards, where they were asked for.
+    """
+
+    worker: int
+    states: list[State]
+    buffers: dict[str, Tensor] | None
 
 
 TrainStep = Callable[[PlacedModule, Any, Workload], Stepped]
@@ -138,10 +153,10 @@ class StepRunner:
             _fill(replica.module, own)
 
 
-def train_plans(runner: StepRunner, source: Trainable, plans: Sequence[Any], wants_buffers: bool) -> Any:
-    """Return (metrics of each step, buffers of the worker's replica where they are wanted); sent to workers by `fit`."""
+def train_plans(runner: StepRunner, source: Trainable, plans: Sequence[Any], wants_buffers: bool) -> Trained:
+    """Make one update for each plan; sent to workers by `fit`."""
     states = runner.train(source, plans)
-    return states, runner.placed.buffers() if wants_buffers else None
+    return Trained(get_current_worker_index(), states, runner.placed.buffers() if wants_buffers else None)
 
 
 def evaluate_plan(runner: StepRunner, source: Evaluable, plan: Any, buffers: Mapping[str, Tensor]) -> State | None:
