@@ -367,6 +367,36 @@ def test_a_missing_length_is_an_error_that_says_why(strategy: ParameterServerStr
         model.fit(verbose=3)  # type: ignore[arg-type]
 
 
+def test_two_strategies_on_one_cluster_do_not_disturb_each_other(lone_cluster: Cluster) -> None:
+    """Each has its coordinator; what one lets its workers hold, or forget, is not the other's."""
+    workload = small_workload()
+    models = [StrategyModel(workload, each and ParameterServerStrategy(lone_cluster)) for each in (True, True, None)]
+    for _ in range(2):
+        for model in models:
+            model.fit(steps_per_epoch=3, verbose=0)
+        gc.collect()
+    for model in models[:2]:
+        torch.testing.assert_close(flat(model.module()), flat(models[2].module()), rtol=1e-12, atol=1e-14)
+
+
+def test_what_fit_gave_the_workers_is_forgotten_afterwards(own_cluster: MakeCluster) -> None:
+    """Behaviour 36: the runner stays, as long as the model; datasets go with the call."""
+    cluster = own_cluster(2, 1)
+    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
+    for _ in range(3):
+        model.fit(steps_per_epoch=3, verbose=0)
+        model.predict(torch.zeros(5, 3, dtype=torch.float64))
+    gc.collect()
+    assert [cluster.engine.held(worker) for worker in range(2)] == [1, 1]
+
+
+def test_weights_that_leave_nothing_are_refused() -> None:
+    """A batch of padding alone has no mean; in an evaluation it may be one of many."""
+    small = small_workload(weights=lambda batch: 0 * batch[1])
+    with pytest.raises(WorkloadError, match="gives 0 to all 8 examples of the batch of a step"):
+        StrategyModel(small).fit(verbose=0)
+
+
 def test_a_model_of_this_process_leaves_nothing_behind() -> None:
     """Its values live as long as the placed module, and no longer."""
     placed = StrategyModel(small_workload()).placed
