@@ -11,9 +11,10 @@ from torch import Tensor
 
 from workbench.hosts.gloo_pair import GlooPair
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.layout import laid_out, lay, taken
+from workbench.parameter_server.layout import extent, laid_out, lay, taken
 from workbench.parameter_server.link_plasma import PlasmaLink
-from workbench.parameter_server.links import Pulled
+from workbench.parameter_server.links import Pulled, Take, handed
+from workbench.parameter_server.plane import Grad
 from workbench.parameter_server.server import Push
 
 __all__ = ["CONNECT_S", "GlooLink", "waiting"]
@@ -71,9 +72,13 @@ class GlooLink:
 
         return ended
 
-    def push(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
         """See `Link`."""
-        lying, size = lay([(grad.numel(), grad.dtype) for grad in grads])
+        return handed(self.pull(blocks), take)
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+        """See `Link`."""
+        lying, size = lay([extent(grad) for grad in grads])
         content = torch.empty(size, dtype=torch.uint8)
         laid_out(grads, lying, content)
         end = self._calls.begin_small("push_gloo", self._reader, list(blocks), list(pushes), lying, size)
@@ -86,7 +91,7 @@ class GlooLink:
 
         return ended
 
-    def push_pull(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], Pulled]:
+    def push_pull(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], Pulled]:
         """See `Link`."""
         pushed = self.push(blocks, grads, pushes)
 
