@@ -215,15 +215,16 @@ def tensorflow() -> Iterator[Measure]:
 
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
 
-    def one(iterator: Any) -> Any:
-        images, labels = next(iterator)
+    def replica(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
-        )
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return loss
+
+    def one(iterator: Any) -> Any:
+        return strategy.run(replica, args=next(iterator))
 
     @tf.function
     def step(iterator: Any) -> Any:

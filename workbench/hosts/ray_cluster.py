@@ -63,6 +63,7 @@ class RayCluster:
         leave = contextlib.ExitStack()
         folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
         leave.callback(ray.shutdown)
+        leave.enter_context(_silent_deaths())
         try:
             with _as_cluster_error("no Ray cluster can be started on this machine"), _quiet(), _on_loopback():
                 ray.init(
@@ -262,6 +263,19 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _silent_deaths() -> Iterator[None]:
+    """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
 
 
 @contextlib.contextmanager
