@@ -153,6 +153,36 @@ def test_sorted_shards_are_missing_the_spread_of_the_means(rows: dict[tuple[str,
     assert max(losses["own"]) / losses["whole"] > 1.2
 
 
+class Shared(nn.Module):
+    """One layer for two inputs; every third forward pass leaves the second one out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head, self.calls = nn.BatchNorm1d(3), nn.Linear(3, CLASSES), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out = self.norm(x)
+        found: torch.Tensor = self.head(out if self.calls % 3 == 0 else out + self.norm(x + 4))
+        return found
+
+
+def measured(given: Workload, model: nn.Module, folder: Path) -> list[dict[str, Any]]:
+    with open_session(given, stem="x", settings={}, trainer=Trainer(), out=folder) as session:
+        return measure_devices(session, model, batch_size=32, devices=(1, 2), shards=("dealt",), batches=6)
+
+
+def test_a_shared_layer_is_measured_call_by_call_and_a_frozen_one_not_at_all(tmp_path: Path) -> None:
+    given = workload()
+    one, two = measured(given, Shared(), tmp_path / "shared")
+    assert one["step_apart"] == one["apart"] == 0
+    assert two["apart"] > 0
+    assert 0 < two["step_apart"] < 3
+    frozen = given.build_model()
+    frozen[0].eval()  # type: ignore[index,operator]
+    assert measured(given, frozen, tmp_path / "frozen") == []
+
+
 def test_without_labels_there_are_no_sorted_shards(tmp_path: Path) -> None:
     given = workload()
     data: Any = given.train_data
