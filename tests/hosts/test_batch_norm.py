@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.batch_norm_processes import KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
+from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
 from workbench.errors import UsageError
 from workbench.hosts.batch_norm import (
     SynchronisedBatchNorm,
@@ -108,7 +108,7 @@ def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[
         mean = float(weights @ means)
         assert rank["weighted"]["running_mean"][0].item() == pytest.approx(mean, rel=1e-6)
         assert rank["weighted"]["running_var"][0].item() == pytest.approx(1 + weights @ (means - mean) ** 2, rel=1e-6)
-        assert torch.equal(rank["equal"]["running_mean"], torch.tensor([0.1, 0.7]))
+        assert torch.equal(rank["equal"]["running_mean"], EQUAL)
     if len(ranks) == 4:
         assert ranks[0]["merged"]["running_var"][0] == 6.0
 
@@ -136,6 +136,15 @@ def test_alone_it_is_batch_norm_over_the_own_batch() -> None:
         torch.testing.assert_close(ours(x), expected, **EXACT)
         for name, value in before.items():
             torch.testing.assert_close(ours.state_dict()[name], value, **EXACT)
+
+
+def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
+    layer, state = synchronise_batch_norm(ghost_batch_norm(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(x), nn.BatchNorm1d(3)(x))
+    assert torch.equal(state, torch.get_rng_state())
+    layer(torch.cat([x, x]))
+    assert not torch.equal(state, torch.get_rng_state())
 
 
 def test_a_model_is_converted_in_one_line() -> None:

@@ -181,7 +181,7 @@ def test_a_last_batch_of_one_is_a_fault_and_no_crash() -> None:
 
 
 def test_few_examples_of_many_independent_values_are_no_small_batch() -> None:
-    """White images of 64 places: 4 of them make a mean as steady as that of 256 examples; constant images as that of 4."""
+    """White images of 64 places: 4 of them make statistics as steady as those of 256 examples; constant images as those of 4."""
     white = loader(20, examples=4, shape=(3, 8, 8))
     flat = [(x[:, :, :1, :1].expand_as(x),) for (x,) in loader(20, examples=4, shape=(3, 8, 8))]
     for batches, status, independent in ((white, "ok", 256), (flat, "warn", 4)):
@@ -190,7 +190,7 @@ def test_few_examples_of_many_independent_values_are_no_small_batch() -> None:
         assert found.value == 4
         assert found.evidence["independent"] == pytest.approx(independent, rel=0.5)
     few = audited(nn.Sequential(nn.BatchNorm2d(3)), white[:7])["batch_norm.small_batch"]
-    assert (few.status, few.evidence["independent"]) == ("warn", None), "seven means do not tell their spread"
+    assert (few.status, few.evidence["independent"]) == ("warn", None), "seven calls do not tell their spread"
 
 
 def test_batches_may_be_tensors_and_an_empty_loader_is_named() -> None:
@@ -301,3 +301,13 @@ def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float,
     found = statuses(model, replicas=states, checkpoint=states[0])
     assert found["rank_local"] == found["first_device_ema"] == status
     assert (found["variance_of_means"] == "ok") == (status == "ok")
+
+
+@pytest.mark.parametrize("examples", [3, 16, 64])
+def test_independent_normal_values_count_as_many_as_they_are(examples: int) -> None:
+    seen = batch_statistics(nn.BatchNorm1d(200), loader(200, examples=examples, shape=(200,)), first_of_batch)[""]
+    assert seen.independent == pytest.approx(examples, rel=0.15)
+    dead = [(x * (torch.arange(200) % 2),) for (x,) in loader(200, examples=examples, shape=(200,))]
+    half = batch_statistics(nn.BatchNorm1d(200), dead, first_of_batch)[""]
+    assert half.independent == pytest.approx(examples, rel=0.15)
+    assert batch_statistics(nn.BatchNorm1d(4), [(torch.ones(8, 4),)] * 9, first_of_batch)[""].independent is None

@@ -31,7 +31,7 @@ def diagnose_batch_norm(
 
     Args:
         record: a study whose facts hold "batch_norm", or what `audit_batch_norm` returns.
-        few_examples: in a statistic, or independent values that its mean is as steady as, below which its noise costs (Wu and He
+        few_examples: in a statistic, or independent values that it is as steady as, below which its noise costs (Wu and He
             2018, arXiv:1803.08494, figure 1: the error of a ResNet-50 rises below 16).
         warm: share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb).
         shift: root mean square over channels, in standard deviations, by which stored statistics may differ from those of the

@@ -28,7 +28,7 @@ __all__ = [
 
 
 LEAST_CALLS = 8
-"""Means from which their spread is estimated, at least (rule of thumb)."""
+"""Calls from which their spread is estimated, at least (rule of thumb)."""
 
 
 class BatchStatistics(NamedTuple):
@@ -57,15 +57,19 @@ class BatchStatistics(NamedTuple):
 
     @property
     def independent(self) -> float | None:
-        """Independent values that a mean is as steady as: variance within over that of the means; None from fewer than 8 calls.
+        """Independent values that the statistics are as steady as, from call to call; None from fewer than 8 calls.
 
-        An image's places are values that resemble each other: they count for more than one example, and for less than their number.
+        n normal values have a mean that varies by 1 / n of their variance, and a standard deviation that does by half as much. The
+        places of an image are values, too, so a few images may be steadier than as many rows of a table.
         """
-        if len(self.mean) < LEAST_CALLS:
-            return None
         within = self.variance.mean(0)
-        ratio = self.mean.var(0, ddof=1) / np.where(within > 0, within, np.inf)
-        return float(1 / ratio.mean()) if 0 < ratio.mean() < np.inf else None
+        alive = within > 0
+        if len(self.mean) < LEAST_CALLS or not alive.any():
+            return None
+        of_mean = self.mean.var(0, ddof=1)[alive] / within[alive]
+        of_deviation = self.variance.var(0, ddof=1)[alive] / (2 * within[alive]) ** 2
+        noise = float(np.mean(of_mean + of_deviation))
+        return 1.5 / noise if 0 < noise < np.inf else None
 
     def average(self, momentum: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return what running statistics are after these batches, were they warm, each shape (channels,)."""
