@@ -122,7 +122,10 @@ def _nets(rank: int, world: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer releases call it forward_sync_buffers
         local = trained(DistributedDataParallel(small_net(), broadcast_buffers=False), x, y)
-    models = {"synchronised": synchronised, "copied": copied, "local": local}
+    still = small_net()
+    still[1].eval()  # type: ignore[index,operator]
+    frozen = trained(DistributedDataParallel(still), x, y)
+    models = {"synchronised": synchronised, "copied": copied, "local": local, "frozen": frozen}
     found: dict[str, Any] = {name: copy.deepcopy(model.module.state_dict()) for name, model in models.items()}  # type: ignore[union-attr]
     found["apart"] = gather_running_statistics(copied)
     found["verdicts"] = {name: _verdicts(model) for name, model in models.items()}

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
+from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import UsageError
 from workbench.hosts.batch_norm import (
     SynchronisedBatchNorm,
@@ -20,6 +23,7 @@ from workbench.hosts.batch_norm import (
     merged_running_statistics,
     synchronise_batch_norm,
 )
+from workbench.studies.batch_norm_facts import audit_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.traced.graph.recorder import CannotRecord, Recorder
 
@@ -84,6 +88,7 @@ SEEN = {
     "local": ("fail", "fail"),
     "merged": ("ok", "ok"),
     "synchronised": ("ok", "ok"),
+    "frozen": ("ok", "ok"),
 }
 """How a job trains and writes -> rank_local, first_device_ema."""
 
@@ -95,6 +100,16 @@ def test_the_copying_of_the_first_process_is_found_in_a_job_and_nothing_in_a_hea
     for rank in ranks:
         found = rank["verdicts"][job]
         assert (found["rank_local"], found["first_device_ema"]) == SEEN[job]
+
+
+def test_a_wrapper_around_one_process_copies_nothing(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(small_net())
+        found = diagnose_batch_norm(audit_batch_norm(wrapped, checkpoint=wrapped.state_dict()))
+    finally:
+        dist.destroy_process_group()
+    assert found["batch_norm.first_device_ema"].status == "not_measured"
 
 
 def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[dict[str, Any]]) -> None:

@@ -66,6 +66,8 @@ def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyR
         (norm, 4, lr) for norm in ("batch", "layer", "group") for lr in (0.025, 0.05)
     }
     assert all(len(row["values"]) == 2 and math.isfinite(row["mean"]) for row in rows)
+    means = {(row["norm"], row["lr"]): row["mean"] for row in rows}
+    assert all(means["batch", lr] != means["layer", lr] for lr in (0.025, 0.05)), "another norm trains otherwise"
     assert len(record.trials) == 2 * (3 + 1 + 3 + 2), "virtual, held at 16, split, batch norm at batch size 4"
     assert not record.trials.duplicated(["batch_size", "bn_stat_examples", "accumulate_steps", "seed", "peak_lr"]).any()
 
@@ -94,6 +96,13 @@ def test_the_same_call_again_trains_nothing(record: StudyRecord) -> None:
     again = study.run(workload(), Trainer(device="cpu", gradients="loop"), out=record.path)
     assert again.trials["trial"].tolist() == before
     assert again.facts == record.facts
+
+
+def test_the_whole_batch_is_whole_whatever_the_baseline_asks_for(tmp_path: Path) -> None:
+    given = workload()
+    given = given.replace(config=given.config.replace(bn_stat_examples=8))
+    study = BatchNormStudy(stat_examples=[], batch_sizes=[], devices=[], norms=[], seeds=1, steps=2)
+    assert arms(study.run(given, Trainer(gradients="loop"), out=tmp_path / "s"), "virtual") == {(None, 32, 1): 1}
 
 
 def test_a_model_without_batch_norm_trains_nothing(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
 from workbench.train.lanes import build_model
-from workbench.train.rng import isolated_rng
+from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload, first_of_batch
 from workbench.workloads.evaluation_sample import draw_sample
 
@@ -157,6 +157,7 @@ def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> d
         return model_facts(model, None) | known | {"reason": "the run has no selected checkpoint"}
     refused: list[int] = []
     with isolated_rng():
+        seed_all(config.shared_seed, config.per_host_seed)  # asked again, the same digits
         batches = _training_batches(session, config, BATCHES)
         seen = batch_statistics(model, batches, forward_of(session), refused=refused)
     facts = model_facts(model, seen, refused=len(refused)) | known | {"step": step}
