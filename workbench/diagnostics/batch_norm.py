@@ -162,7 +162,7 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
             "small_batch", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
         )
     said = f"A statistic comes from {given} examples ({facts['values']:,} values"
-    said += ")" if independent is None else f", as steady as {independent:.0f} independent ones)"
+    said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
     swapped = _swap(rows, sign=1.0 if getattr(record, "config", {}).get("select_mode", "min") == "min" else -1.0)
     if max(given, independent or 0) >= few:
         return finding("small_batch", "ok", f"{said}: enough.{swapped}", **numbers)
