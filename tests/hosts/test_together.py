@@ -109,6 +109,14 @@ def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Pa
     assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["fail", "fail"]
 
 
+def test_hosts_stop_together_where_one_is_interrupted_and_go_on(together: Path, seen: list[dict[str, Any]]) -> None:
+    assert seen[0]["interrupted"] == seen[1]["interrupted"]
+    assert "stopped after step 12 of 40" in seen[0]["interrupted"], "at the evaluation that comes next"
+    stopped, whole = (open_record(together / name) for name in ("interrupted", "tensors"))
+    np.testing.assert_array_equal(stopped.steps["loss"], whole.steps["loss"])
+    np.testing.assert_array_equal(stopped.evals["value"], whole.evals["value"])
+
+
 def test_what_travels_behind_a_gradient_keeps_its_bits(seen: list[dict[str, Any]]) -> None:
     for host in seen:
         assert len(host["exchanged"]) == 4

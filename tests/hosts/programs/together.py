@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from tests.helpers.workloads import small_net, small_workload
-from workbench.errors import WorkbenchError
+from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.hosts.process_group import HostGroup, host_group
 from workbench.studies.lr_sweep import LRSweep
+from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -117,6 +119,25 @@ def exchanges(hosts: HostGroup) -> dict[str, Any]:
     return found
 
 
+class Interrupts(Hook):
+    """Ctrl-C that reaches one host alone."""
+
+    def on_step(self, step: Step) -> None:
+        if step.index == 10 and dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+def interrupted(folder: Path) -> str:
+    """Stop in mid-run and go on; return what this host heard."""
+    workload, said = cases()["tensors"], ""
+    try:
+        Trainer(device="cpu", hooks=[Interrupts()]).run(workload, out=folder / "interrupted")
+    except StudyInterrupted as error:
+        said = str(error)
+    Trainer(device="cpu").run(workload, out=folder / "interrupted")
+    return said
+
+
 def refusals(folder: Path) -> dict[str, str]:
     """What this host says to things that many hosts cannot do."""
     attempts = {
@@ -145,6 +166,7 @@ def main(folder: Path) -> None:
         again = Trainer(device="cpu").run(drawing(), out=folder / "drawing")
         seen = {"rank": hosts.rank, "size": hosts.size, "refused": refusals(folder), "steps": len(again.steps)}
         seen["exchanged"] = exchanges(hosts)
+        seen["interrupted"] = interrupted(folder)
         (folder / f"seen-{hosts.rank}.json").write_text(json.dumps(seen))
 
 
