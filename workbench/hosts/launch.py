@@ -81,7 +81,7 @@ def launch(
             path.unlink()
     chosen = _free_port() if port is None else _checked_port(port)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
+        sys.executable, "-m", "workbench.hosts.loopback", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
         "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",
         "-m", "workbench.hosts.audit.runner", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
     ]  # fmt: skip
