@@ -67,6 +67,8 @@ def test_its_facts_lie_in_the_study_and_say_what_was_trained(rehearsed: StudyRec
     lengths = {p["dataset"]["length"] for p in facts["ranks"][0]["passes"]}
     workload = wb.load_workload("digits_cnn")
     assert lengths == {len(workload.train_data), len(workload.validation_data)}
+    assert rehearsed.path.parent.joinpath("ledger.db").exists()
+    assert not rehearsed.path.joinpath("ledger.db").exists()  # what was trained is a part of this study
 
 
 def test_it_is_the_training_of_one_process(rehearsed: StudyRecord, tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", "workbench.hosts.loopback", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command += ["--master-port", port, str(SCRIPT), "job", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -172,11 +172,11 @@ def set_epoch(ranks: Ranks) -> Finding:
 
 
 def _epochs(passes: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return passes over the same data one after the other, through one loader or through a new one for each epoch."""
+    """Return passes over the same data one after the other, through one loader or a new one for each epoch; a new optimizer begins anew."""
     found: dict[Any, list[Mapping[str, Any]]] = {}
     for one in passes:
         data = one["dataset"]
-        own = found.setdefault((data["kind"], data["length"], data["hash"], one["sampler"]), [])
+        own = found.setdefault((data["kind"], data["length"], data["hash"], one["sampler"], one.get("optimizers")), [])
         if not own or one["steps"][0] >= own[-1]["steps"][1]:  # and not one beside the other
             own.append(one)
     return list(found.values())

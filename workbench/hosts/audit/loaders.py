@@ -124,7 +124,7 @@ class LoaderWatch:
             "shuffles": _shuffles(sampler), "epoch": getattr(sampler, "epoch", None),
             "set_epoch_calls": self._sampler_calls.get(id(sampler), 0), "planned": None,
             "batch_size": getattr(loader, "batch_size", None), "levels": _levels(loader.dataset),
-            "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step],
+            "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step], "optimizers": len(self._state.optimizers),
             "exhausted": False, "grad": None, "indices": [], "contents": [],
         }  # fmt: skip
         if type(sampler) is DistributedSampler and sampler.total_size <= MAX_INDICES:  # has a generator of its own
