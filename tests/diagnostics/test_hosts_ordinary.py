@@ -220,3 +220,80 @@ def test_processes_that_the_script_started_itself_are_said_to_be_unseen() -> Non
     assert set(statuses(edited(lambda r: r.pop() and r[0].update(initialised=False, spawned=2))).values()) == {
         "not_measured"
     }
+
+
+@pytest.mark.parametrize(("twice", "status"), [(3, "ok"), (4, "fail")])
+def test_as_many_examples_may_be_on_two_hosts_as_a_sampler_pads(twice: int, status: str) -> None:
+    """Four hosts: at most three examples make their shares equally long."""
+
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found[1:]:
+            for p in passes_of(rank, True):
+                first = passes_of(found[0], True)[p["pass"]]["indices"]
+                p["indices"] = p["indices"] + ([first[rank["rank"]]] if rank["rank"] < 4 else [])
+            if rank["rank"] == 1 and twice == 4:
+                for p in passes_of(rank, True):
+                    p["indices"].append(passes_of(found[0], True)[p["pass"]]["indices"][0])
+
+    assert statuses(edited(edit, world=4)) == OK | {"sharding": status}
+
+
+def test_an_example_that_comes_twice_on_one_host_is_padding_and_no_drawing_with_replacement() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for p in passes_of(found[0], True):
+            p["indices"].append(p["indices"][0])
+
+    assert statuses(edited(edit)) == OK
+
+
+def test_a_part_that_some_hosts_share_is_not_what_has_to_be_complete() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found:
+            for p in passes_of(rank, True):
+                p["indices"] = [i for i in p["indices"] if i >= 12]
+                p["levels"] = [[28, f"own {rank['rank'] // 2}"]]
+
+    assert statuses(edited(edit, world=4)) == OK | {"sharding": "warn"}
+
+
+def test_one_draw_in_common_is_enough() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        found[1]["draws"][3]["state"] = found[0]["draws"][5]["state"]
+
+    assert statuses(edited(edit)) == OK | {"data_seed": "fail"}
+
+
+def test_statistics_that_differ_by_little_differ() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for row in found[1]["buffers"]:
+            row |= {"hash": "other", "means": [row["means"][0] + 1e-4, 1.0]}
+
+    assert statuses(edited(edit)) == OK | {"buffers": "warn"}
+
+
+@pytest.mark.parametrize("by_design", [{"ending": "distcp"}, {"sharded": True}])
+def test_checkpoints_in_parts_come_from_all_hosts(by_design: dict[str, Any]) -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found:
+            path = f"/runs/part-{rank['rank']}.{by_design.get('ending', 'pt')}"
+            rank["files"].append({"path": path, "kind": "checkpoint", "times": 1, "step": 20})
+            rank["wrappers"] = [{**wrapper, "sharded": by_design.get("sharded", False)} for wrapper in rank["wrappers"]]
+
+    expected = OK | ({"init_seed": "not_measured"} if "sharded" in by_design else {})
+    assert statuses(edited(edit)) == expected
+
+
+def test_a_host_that_is_slow_in_less_than_half_of_the_steps_makes_nobody_wait() -> None:
+    """And is a little slower in all of them."""
+
+    def edit(found: list[dict[str, Any]]) -> None:
+        busy = found[0]["times"]["busy_s"]
+        found[1]["times"]["busy_s"] = [t * (3.0 if k % 5 in (0, 2) else 1.25) for k, t in enumerate(busy)]
+
+    assert statuses(edited(edit)) == OK
+
+
+def test_a_host_that_stays_out_of_the_group_is_named_and_the_rest_is_judged() -> None:
+    seen = edited(lambda r: r[1].update(initialised=False))
+    assert statuses(seen) == OK | {"not_wrapped": "fail"}
+    assert "init_process_group was never called on rank 1" in diagnose_hosts(seen)["hosts.not_wrapped"].summary

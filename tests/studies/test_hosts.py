@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
 import socket
 import subprocess
 import sys
@@ -172,6 +173,20 @@ def test_a_rank_that_dies_shows_its_error_and_ends_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_rank_that_ends_before_the_others_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n    dist.barrier()\n"
+    )
+    with pytest.raises(
+        ClusterError, match=r"rank 0 died at update 0 \(waiting in barrier\) .*; rank 1 had come to its end before"
+    ):
+        audit_script(script, hosts=2, out=tmp_path / "study")
+    assert gone(tmp_path / "study")
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"rank 1 was killed by SIGKILL, last heard of at update \d;"):
         audit_script(SCRIPT, ["kill"], hosts=2, out=tmp_path / "study")
@@ -244,4 +259,5 @@ Thread 0x00007f02 (most recent call first):
 def test_the_stack_of_the_main_thread_is_found_and_the_users_own_frames_are_shown() -> None:
     assert shown(own_frames(STACK)) == "data.py:12 fetch < train.py:41 main < train.py:90 <module>"
     assert shown(own_frames("")) == "an unknown place"
+    assert shown([(selectors.__file__, 415, "select"), ("/home/me/train.py", 7, "main")]) == "train.py:7 main"
     assert shown([("/site-packages/torch/x.py", 3, "f")]) == "x.py:3 f"

@@ -206,6 +206,39 @@ def test_batches_that_are_kept_draw_nothing_for_the_model(tmp_path: Path) -> Non
     assert seen(tmp_path, work)["draws"] == []
 
 
+def test_statistics_are_those_of_one_model_throughout(tmp_path: Path) -> None:
+    """What a second model keeps is not compared with what the first one kept on another host."""
+
+    def work() -> None:
+        first, second = (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2))
+        for model in (first, second):
+            step(torch.optim.SGD(model.parameters(), 0.1), model, torch.randn(4, 3))
+        with torch.no_grad():
+            second.eval()(torch.ones(1, 3))
+
+    assert [row["moment"] for row in seen(tmp_path, work)["buffers"]] == ["training", "end"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "there", "writes"), [("x", False, True), ("r+", True, True), ("a", True, True), ("rb", True, False)]
+)
+def test_every_way_of_opening_a_file_for_writing_counts(tmp_path: Path, mode: str, there: bool, writes: bool) -> None:
+    path = tmp_path / "file.txt"
+    if there:
+        path.write_text("x")
+
+    def work() -> None:
+        with path.open(mode):
+            pass
+
+    assert [f["path"] for f in seen(tmp_path / "facts", work)["files"]] == [str(path)] * writes
+
+
+def test_a_collective_that_is_made_of_others_is_one(alone: None, tmp_path: Path) -> None:
+    found = seen(tmp_path / "facts", lambda: dist.all_gather_object([None], "part"))
+    assert found["joined"]["training"] == [0]
+
+
 def test_the_folder_of_a_temporary_file_is_no_file(tmp_path: Path) -> None:
     def work() -> None:
         with tempfile.NamedTemporaryFile(dir=tmp_path, suffix=".txt") as file:

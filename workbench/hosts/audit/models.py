@@ -77,11 +77,11 @@ class ModelWatch:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass, in which checkpointed parts are called once more: calls of the script are none of these."""
-        depth, was, self._backward = self._depth, self._backward, True
+        was, self._backward = self._backward, True
         try:
             yield
         finally:
-            self._depth, self._backward = depth, was
+            self._backward = was
 
     def _on_gradient(self, _: Tensor) -> None:
         self.last_gradient = time.perf_counter()

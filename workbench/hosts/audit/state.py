@@ -72,7 +72,10 @@ class State:
 
     @contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
-        """Count the time of the block as waiting for other ranks; a block inside another one counts once."""
+        """Count the time of the block as waiting for other ranks; a block inside another one counts once.
+
+        Where the block fails, that is where the rank was.
+        """
         if self._waits:
             yield
             return
@@ -83,7 +86,7 @@ class State:
         finally:
             self._waits = False
             self.waited_s += time.perf_counter() - before
-            self.tick(came_from)
+        self.tick(came_from)
 
     @property
     def here(self) -> bool:
