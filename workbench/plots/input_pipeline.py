@@ -17,7 +17,7 @@ from workbench.plots._style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, l
 __all__ = ["plot_input_pipeline", "plot_input_workers"]
 
 _FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
-        "persistent": "persistent workers", "no_sync": "no fetch in each step"}  # fmt: skip
+        "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 
@@ -106,14 +106,13 @@ def plot_input_workers(record: _Facts, diagnosis: Diagnosis | None = None, *, ax
     with drawing(ax, size=(5.8, 3.8)) as axes:
         facts = record.facts.get("input_pipeline") or {}
         rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
-        as_is = [r for r in facts.get("variants", ()) if r["change"] == "as_is"]
         if not rows:
             return not_measured(axes, "no worker processes were tried")
         count = np.array([r["workers"] for r in rows])
         rate = np.array([1 / max(r["batch_s"], 1e-9) for r in rows])
         bend = knee(rows)
         axes.plot(count, rate, "o-", color=GOOD, label="loader alone")
-        here = [r for r in as_is if r["workers"] == 0]
+        here = [r for r in facts.get("variants", ()) if r["change"] in ("as_is", "in_process") and r["workers"] == 0]
         if here:
             axes.axhline(1 / max(here[0]["batch_s"], 1e-9), color=BASELINE, linestyle=":", label="without workers")
         at = int(np.flatnonzero(count == bend)[0])

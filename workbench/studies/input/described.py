@@ -14,7 +14,7 @@ from workbench.studies.input.clock import Spent
 from workbench.studies.input.loaders import is_stream
 from workbench.studies.input.loop import Loop
 
-__all__ = ["as_round", "cores", "describe", "fetch_parts", "no_batch"]
+__all__ = ["as_round", "cores", "dataset_length", "describe", "fetch_parts", "no_batch"]
 
 
 def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
@@ -23,8 +23,9 @@ def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
         return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None, "examples": None}
     return {
         "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
-        "batch_size": own.batch_size, "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
-        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": _length(own.dataset), "drop_last": own.drop_last,
+        "batch_size": own.batch_size, "sampler": type(own.sampler if own.batch_size is not None or own.batch_sampler is None else own.batch_sampler).__name__,
+        "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
+        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": dataset_length(own.dataset), "drop_last": own.drop_last,
     }  # fmt: skip
 
 
@@ -85,14 +86,19 @@ def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
     """Return what to say of a loader that gives nothing."""
     if own is None:
         return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
-    claimed = f", which says it has {_length(own.dataset)} examples," if _length(own.dataset) is not None else ""
+    claimed = (
+        f", which says it has {dataset_length(own.dataset)} examples,"
+        if dataset_length(own.dataset) is not None
+        else ""
+    )
     return (
         f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
         f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
     )
 
 
-def _length(data: Any) -> int | None:
+def dataset_length(data: Any) -> int | None:
+    """Return the length of a dataset, None where it has none."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
