@@ -258,6 +258,70 @@ def test_processors_that_other_programs_have_are_not_ours() -> None:
     assert found[4] == pytest.approx(0.05), "50 ms of work a step, and one of two processors"
 
 
+def period_of(facts: dict[str, Any], change: str, value: Any) -> float:
+    (found,) = [p.period_s for p in predictions(facts) if (p.change, p.value) == (change, value)]
+    return found
+
+
+def test_handing_a_batch_over_is_part_of_the_step_and_an_epoch_begins_with_a_wait() -> None:
+    facts = pipeline(fetch_s=0.03, compute_s=0.01, batches=10)
+    for row in facts["variants"]:
+        row["handoff_s"] = 0.005
+    assert period_of(facts, "workers", 4) == pytest.approx(0.01 + 0.005 + 0.03 / 10)
+    assert period_of(facts, "workers", 1) == pytest.approx(0.03 + 0.03 / 10)
+
+
+def test_dropping_bulk_is_predicted_from_a_step_on_a_batch_at_hand_and_the_rest_from_the_loop() -> None:
+    facts = pipeline(fetch_s=0.03, compute_s=0.01, collate=0.9, batches=10**9)
+    facts["variants"].append(DROP)
+    for one in facts["rounds"]:
+        one["step_s"] = 0.02
+    assert period_of(facts, "drop", ["extra"]) == pytest.approx(0.01 + 0.002)
+    assert period_of(facts, "workers", 4) == pytest.approx(0.02)
+
+
+def test_behind_a_device_the_wait_is_what_a_batch_at_hand_would_save() -> None:
+    facts = pipeline(fetch_s=0.03, compute_s=0.028, ahead=True, batches=10**9)
+    for one in facts["rounds"]:
+        one.update(steady_s=0.03, wait_s=0.029)
+    assert step_time(facts).wait_s == pytest.approx(0.002, rel=1e-3)
+    facts["ahead"] = False
+    assert step_time(facts).wait_s == pytest.approx(0.029, rel=1e-3)
+
+
+def test_starting_workers_is_never_more_than_the_wait() -> None:
+    facts = pipeline(fetch_s=0.01, compute_s=0.05, ahead=True, workers=2, start_s=0.3, batches=5)
+    for one in facts["rounds"]:
+        one.update(steady_s=0.02, wait_s=0.0)
+    found = step_time(facts)
+    assert found.restart_s == found.wait_s == pytest.approx(0.03)
+
+
+def test_a_fetch_that_explains_little_of_the_wait_is_not_its_cause() -> None:
+    found = find_cause(pipeline(fetch_s=0.05, compute_s=0.01, ahead=True, syncs=SYNC))
+    assert found.name == "latency", "without the fetch a step still takes the 50 ms of a batch"
+
+
+def test_time_in_the_queue_of_the_scheduler_is_no_preprocessing() -> None:
+    facts = pipeline(fetch_s=0.03, blocked=0.1)
+    facts["fetch"]["items_queued_s"] = 0.02
+    assert find_cause(facts).parts == pytest.approx(
+        {"latency": 0.003, "preprocessing": 0.007, "collate": 0, "unused_features": 0}
+    )
+
+
+def test_fewer_workers_are_chosen_where_they_save_nearly_as_much() -> None:
+    fix = find_cause(pipeline(fetch_s=0.044, compute_s=0.02, tried=(1, 2, 4), batches=10**9)).fix
+    assert fix is not None
+    assert (fix.change, fix.value) == ("workers", 2)
+
+
+def test_without_a_step_workers_are_the_answer_and_not_stored_items() -> None:
+    fix = find_cause(pipeline(step="none", compute_s=0.0)).fix
+    assert fix is not None
+    assert fix.change == "workers"
+
+
 def test_a_change_that_does_not_help_is_not_praised() -> None:
     fix = {"change": "workers", "value": 4, "predicted_s": 0.035, "before_s": 0.040, "after_s": 0.050}
     assert "Tried: num_workers=4; it does not help, 0.8 times" in said(pipeline(fix=fix))["input.bound"].summary
