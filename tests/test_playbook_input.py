@@ -64,6 +64,12 @@ def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
     assert (tmp_path / "s" / "study.json").is_file()
     assert (tmp_path / "s" / "trace.json").is_file()
     assert json.loads((tmp_path / "s" / "diagnosis.json").read_text())["findings"]
+    (tmp_path / "s" / "diagnosis.json").unlink()  # as after a study that ran in a notebook
+    assert cli.main(["report", str(tmp_path / "s")]) == RAN
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "<code>input.bound</code>" in page
+    assert 'id="figure-input-pipeline"' in page
+    assert "<code>lr.best</code>" not in page
 
 
 @pytest.mark.parametrize(

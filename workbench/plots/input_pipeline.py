@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.input_cause import find_cause
 from workbench.diagnostics.input_model import knee, step_time
@@ -21,12 +22,7 @@ _FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop":
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 
-class _Facts(Protocol):
-    @property
-    def facts(self) -> dict[str, Any]: ...
-
-
-def plot_input_pipeline(record: _Facts, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw the time of a step as it is, split up, above the same step without loading and with the change that was tried.
 
     Healthy: hardly any of the first bar is waiting, and the second bar is as long.
@@ -89,7 +85,7 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
     return bars
 
 
-def plot_input_workers(record: _Facts, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw batches per second against the number of worker processes, with the knee and what the step can use.
 
     Healthy: the curve is above the line of the step at the number of workers that are set.
