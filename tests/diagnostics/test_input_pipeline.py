@@ -54,6 +54,17 @@ def test_the_step_is_split_into_waiting_hidden_and_computing() -> None:
     assert beside.hidden_s == pytest.approx(0.03)
 
 
+def test_a_busy_machine_changes_no_share() -> None:
+    """Other programs have the processors for half of the time: both parts take twice as long, and their shares stay."""
+    facts = pipeline(fetch_s=0.03, compute_s=0.01)
+    quiet = said(facts)["input.bound"]
+    for one in facts["rounds"]:
+        one.update(steady_s=0.08, wait_s=0.03, queued_s=0.04)
+    busy = said(facts)["input.bound"]
+    assert busy.value == pytest.approx(quiet.value) == pytest.approx(0.75)
+    assert "75% of a step waits for data (30 ms of 40 ms, what other programs took left out)" in busy.summary
+
+
 def test_starting_an_epoch_is_shared_out_over_its_batches() -> None:
     rounds = [{"steady_s": 0.01, "wait_s": 0.0, "step_s": 0.01, "starts": [9.0, 0.5]}, {"steady_s": 0.01, "wait_s": 0.0, "step_s": 0.01, "starts": [0.5]}]  # fmt: skip
     period, wait, start = loop_period(rounds, 10)

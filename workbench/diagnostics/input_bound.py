@@ -78,7 +78,8 @@ def bound_finding(
     numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
     if math.isnan(share):
         return Finding(code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, summary="Not measured: no step was timed.")  # fmt: skip
-    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.period_s)})"
+    left_out = ", what other programs took left out" if now.queued_s >= 0.1 * now.period_s else ""
+    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
     if share < warn_share or now.wait_s < least_wait_s:
         hidden = ""
         if not math.isnan(now.hidden_s) and facts["loader"].get("num_workers"):
@@ -97,7 +98,7 @@ def bound_finding(
         if facts.get("fix"):
             return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{where}.{gain}", **numbers)
     much = "Much" if share >= high_share else "Some"
-    if busy >= busy_limit:
+    if gain and busy >= busy_limit:
         gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
     return Finding(
         code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),

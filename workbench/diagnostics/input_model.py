@@ -28,6 +28,7 @@ class StepTime:
         fetch_s: spent on making a batch, by whatever process; NaN where nobody can tell.
         hidden_s: of that, not waited for.
         restart_s: of the wait, what an epoch takes to start beyond fetching its first batch.
+        queued_s: neither waited for data nor computed: the loop was ready, and other programs had the processors.
     """
 
     period_s: float
@@ -36,11 +37,17 @@ class StepTime:
     fetch_s: float
     hidden_s: float
     restart_s: float
+    queued_s: float
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the step without what other programs took."""
+        return max(self.wait_s, self.period_s - self.queued_s)
 
     @property
     def wait_share(self) -> float:
-        """Share of the step that is waited for data."""
-        return self.wait_s / self.period_s if self.period_s > 0 else math.nan
+        """Share of the step that is waited for data, what other programs took left out of both."""
+        return self.wait_s / self.own_s if self.own_s > 0 else math.nan
 
     @property
     def recoverable_s(self) -> float:
@@ -104,8 +111,9 @@ def step_time(facts: Mapping[str, Any]) -> StepTime:
     if facts["loader"].get("num_workers") == 0 and not facts["ahead"]:
         hidden = 0.0
     return StepTime(
-        period_s=period, wait_s=wait, compute_s=compute, fetch_s=fetch, hidden_s=hidden, restart_s=min(restart, wait)
-    )
+        period_s=period, wait_s=wait, compute_s=compute, fetch_s=fetch, hidden_s=hidden, restart_s=min(restart, wait),
+        queued_s=_median([r.get("queued_s", 0.0) for r in rounds]),
+    )  # fmt: skip
 
 
 def busy_share(facts: Mapping[str, Any]) -> float:

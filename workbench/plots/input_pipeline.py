@@ -27,7 +27,8 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
 
     Healthy: hardly any of the first bar is waiting, and the second bar is as long.
     Sick: much of the first bar is waiting. The third and fourth bar say what the change was predicted to give and gave; the
-    last one what making a batch takes one process, and what it is spent on.
+    last one what making a batch takes one process, and what it is spent on. What other programs took of the first bar is no part of
+    the share in the title.
 
     Args:
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
@@ -70,8 +71,9 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
     now, fix = step_time(facts), facts.get("fix")
     restart = now.restart_s
     waits = [("waiting for data", now.wait_s - restart, BAD), ("workers starting", restart, PALETTE[7])]
-    rest = ("computing", max(0.0, now.period_s - now.wait_s), GOOD)
-    bars = [("as it is", [rest, *(part for part in waits if part[1] > 0)])]
+    rest = ("computing", now.own_s - now.wait_s, GOOD)
+    others = ("other programs", now.period_s - now.own_s, PALETTE[3])
+    bars = [("as it is", [rest, *(part for part in (*waits, others) if part[1] > 1e-9)])]
     if facts["step"] != "none":
         bars.append(("batch at hand", [("computing", now.compute_s, GOOD)]))
     if fix:

@@ -13,7 +13,7 @@ from workbench.studies.input.limit import TimedOut, time_limit
 from workbench.studies.input.loop import Loop
 
 LOOP = Loop(
-    wait_s=[1.0, 0.010, 0.020, 0.5, 0.030], queued_s=[0.9, 0.004, 0.002, 0.1, 0.0], step_s=[0.1] * 5,
+    wait_s=[1.0, 0.010, 0.020, 0.5, 0.030], queued_s=[0.9, 0.004, 0.002, 0.1, 0.0], step_s=[0.1] * 5, step_queued_s=[0.05, 0.0, 0.03, 0.05, 0.06],
     first=[True, False, False, True, False], total_s=2.06,
 )  # fmt: skip
 
@@ -22,6 +22,7 @@ def test_time_that_other_programs_had_is_no_wait_and_first_batches_stand_apart()
     found = as_round(LOOP, ahead=False)
     assert found["wait_s"] == pytest.approx((0.006 + 0.018 + 0.030) / 3)
     assert found["steady_s"] == pytest.approx((2.06 - 1.1 - 0.6) / 3)
+    assert found["queued_s"] == pytest.approx((0.006 + 0.03 + 0.06) / 3)
     assert (found["steps"], found["step_s"], found["starts"]) == (5, pytest.approx(0.1), [1.0, 0.5])
 
 

@@ -54,10 +54,12 @@ def as_round(loop: Loop, *, ahead: bool) -> dict[str, Any]:
         inner = loop.total_s - float((waits + steps)[first].sum())
         steady = inner / int((~first).sum()) if (~first).any() else math.nan
     waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
+    lost = np.array(loop.queued_s) + np.array(loop.step_queued_s)
     return {
         "steps": len(loop),
         "steady_s": steady,
         "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
+        "queued_s": float(lost[~first].mean()) if (~first).any() and not ahead else 0.0,
         "step_s": float(steps.mean()) if len(steps) else math.nan,
         "starts": waits[first].tolist(),
     }

@@ -43,6 +43,7 @@ class Loop:
         wait_s: waited for the batch.
         queued_s: of that, the loop was ready to go on, and other programs had the processors.
         step_s: spent in the step, on the host.
+        step_queued_s: of that, other programs had the processors.
         first: the batch was the first of an epoch.
         fetched: what its making took, where the loader is timed.
         indices: of the examples of each batch, where known.
@@ -53,6 +54,7 @@ class Loop:
     wait_s: list[float] = field(default_factory=list)
     queued_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    step_queued_s: list[float] = field(default_factory=list)
     first: list[bool] = field(default_factory=list)
     fetched: list[tuple[Spent, Spent]] = field(default_factory=list)
     indices: list[Sequence[Any]] = field(default_factory=list)
@@ -95,7 +97,7 @@ def run_loop(
     for epoch in itertools.count():
         taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
-            came, lost = time.perf_counter(), queued_s() - queued
+            came, then = time.perf_counter(), queued_s()
             batch = _noted(found, timed)
             if keep is not None and len(keep) < _KEPT:
                 keep.append(fresh_containers(batch))
@@ -103,8 +105,9 @@ def run_loop(
                 step(batch)
             done = time.perf_counter()
             found.wait_s.append(came - before)
-            found.queued_s.append(min(lost, came - before))
+            found.queued_s.append(min(then - queued, came - before))
             found.step_s.append(done - came)
+            found.step_queued_s.append(min(queued_s() - then, done - came))
             found.first.append(taken == 0)
             if device.ahead and len(found) % _CATCH_UP == 0:
                 device.wait()  # or the host would hand over more work than the time allows
