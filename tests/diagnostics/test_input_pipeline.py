@@ -267,6 +267,12 @@ def test_processors_that_other_programs_have_are_not_ours() -> None:
         one.update(cached_cpu_s=0.01, cached_queued_s=0.01)
     found = {p.value: p.period_s for p in predictions(facts) if p.change == "workers"}
     assert found[4] == pytest.approx(0.05), "50 ms of work a step, and one of two processors"
+    for one in facts["rounds"]:
+        one.update(
+            cached_cpu_s=0.001, cached_queued_s=0.002
+        )  # of 10 ms: a processor comes late, which is not how much there is
+    found = {p.value: p.period_s for p in predictions(facts) if p.change == "workers"}
+    assert found[4] == pytest.approx(0.041 / 2)
 
 
 def period_of(facts: dict[str, Any], change: str, value: Any) -> float:

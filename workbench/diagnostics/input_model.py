@@ -17,6 +17,9 @@ import numpy as np
 __all__ = ["Prediction", "StepTime", "busy_share", "free_cores", "knee", "loop_period", "predictions", "step_time"]
 
 
+_WANTED, _TOOK = ("cached_cpu_s", "cached_queued_s"), ("cached_s",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
     """Seconds of a step, each the median over rounds of means over steps.
@@ -127,8 +130,12 @@ def busy_share(facts: Mapping[str, Any]) -> float:
 
 
 def free_cores(facts: Mapping[str, Any]) -> float:
-    """Return how many processors there are for this training, what other programs take left out."""
-    return max(1.0, float(facts["cores"])) * (1 - busy_share(facts))
+    """Return how many processors there are for this training, what other programs take left out where a step shows it.
+
+    A step that mostly sleeps, or waits for a device, says how late a processor comes when it is asked for, and not how much of it.
+    """
+    wanted, took = (_median([sum(r.get(n, 0.0) for n in names) for r in facts["rounds"]]) for names in (_WANTED, _TOOK))
+    return max(1.0, float(facts["cores"])) * (1 - busy_share(facts) if wanted >= 0.5 * took else 1.0)
 
 
 def fetch_s(facts: Mapping[str, Any]) -> float:
@@ -189,7 +196,7 @@ def _persistent(facts: Mapping[str, Any], now: StepTime, cpu: float) -> float:
 def _with(compute_s: float, compute_cpu_s: float, row: Mapping[str, Any], cores: float) -> float:
     if not row["workers"]:
         return float(compute_s + row["batch_s"])
-    busy = (compute_cpu_s + row["handoff_s"] + row["cpu_s"]) / cores
+    busy = (compute_cpu_s + row["cpu_s"]) / cores
     return float(max(compute_s + row["handoff_s"], row["batch_s"], busy))
 
 
