@@ -225,6 +225,14 @@ def test_a_wait_for_ready_batches_on_a_busy_machine_is_not_judged() -> None:
     assert "without them it may be another gain" in finding.summary
 
 
+def test_a_change_that_does_not_help_on_a_busy_machine_judges_nothing() -> None:
+    facts = pipeline(fix={"change": "workers", "value": 4, "predicted_s": 0.01, "before_s": 0.04, "after_s": 0.04})
+    assert said(facts)["input.bound"].status == "warn"
+    for one in facts["rounds"]:
+        one.update(cached_cpu_s=0.002, cached_queued_s=0.008)
+    assert said(facts)["input.bound"].status == "not_measured"
+
+
 def test_what_is_waited_for_longer_than_making_it_takes_is_the_hand_over() -> None:
     facts = waiting_for_ready()
     facts["variants"][0]["batch_s"] = 0.015  # on a busy machine a loader drained by itself is not quick
@@ -317,6 +325,11 @@ def test_starting_workers_is_never_more_than_the_wait() -> None:
 def test_a_fetch_that_explains_little_of_the_wait_is_not_its_cause() -> None:
     found = find_cause(pipeline(fetch_s=0.05, compute_s=0.01, ahead=True, syncs=SYNC))
     assert found.name == "latency", "without the fetch a step still takes the 50 ms of a batch"
+
+
+def test_a_fetch_now_and_then_is_no_cause() -> None:
+    facts = pipeline(fetch_s=0.009, ahead=True, syncs={**SYNC, "share": 0.05, "per_step": 0.05})
+    assert find_cause(facts).name == "latency"
 
 
 def test_time_in_the_queue_of_the_scheduler_is_no_preprocessing() -> None:

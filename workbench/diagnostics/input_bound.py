@@ -88,14 +88,15 @@ def bound_finding(
             )
         return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{hidden}.", **numbers)
     busy = busy_share(facts)
-    if cause.name == "hand_over" and not _gains(facts, in_each_round=True):
+    ready = cause.name == "hand_over" and not _gains(facts, in_each_round=True)
+    if ready or (facts.get("fix") and not _gains(facts)):
         if busy >= busy_limit:
             return Finding(
                 code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence,
                 summary=f"Not judged on this busy machine: {waits}{where}, and other programs have the processors for {busy:.0%} of "
                 "the time that a step wants one.",
             )  # fmt: skip
-        if facts.get("fix"):
+        if ready and facts.get("fix"):
             return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{where}.{gain}", **numbers)
     much = "Much" if share >= high_share else "Some"
     if gain and busy >= busy_limit:

@@ -59,7 +59,7 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
         facts: of `audit_input`.
         hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
             profiler calls a step highly input-bound).
-        most: of the recoverable time that a sync or restarts must explain (rule of thumb).
+        most: of the recoverable time that a sync or restarts must explain, and of the steps that must fetch (rule of thumb).
     """
     now, tried = step_time(facts), predictions(facts)
     parts = _parts(facts)
@@ -76,7 +76,10 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
 def _explained(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction], most: float) -> str | None:
     if facts["step"] == "none":
         return None
+    often = (facts.get("syncs") or {"share": 0.0})["share"] >= most
     for name, change in (("sync", "no_sync"), ("worker_restart", "persistent")):
+        if name == "sync" and not often:
+            continue
         saved = [now.period_s - p.period_s for p in tried if p.change == change]
         if saved and saved[0] >= most * now.recoverable_s > 0:
             return name
