@@ -279,9 +279,14 @@ def test_closure_size_is_one_where_nothing_was_measured(bad: float) -> None:
 
 
 def test_throughput_is_updates_over_seconds_a_trial() -> None:
-    table = server_throughput(served(facts(), facts(updates=600, steps_per_closure="auto"), stages=["a", "b"]))
+    table = server_throughput(
+        served(
+            facts(),
+            facts(updates=600, steps_per_closure="auto"),
+        )
+    )
     assert table["updates_per_s"].tolist() == [75.0, 150.0]
-    assert table["stage"].tolist() == ["a", "b"]
+    assert table["name"].tolist() == ["trial 0", "trial 1"]
     assert table["steps_per_closure"].tolist() == ["1", "auto"]
     assert server_throughput(served()).empty
 
