@@ -12,6 +12,7 @@ from workbench.errors import UsageError
 
 if TYPE_CHECKING:
     from workbench.diagnostics.base import Diagnosis
+    from workbench.train.any_trainer import AnyTrainer
 
 __all__ = ["add_diagnose"]
 
@@ -37,7 +38,9 @@ def add_diagnose(parser: argparse.ArgumentParser) -> None:
         "--executor", metavar="E", default="local", help="where trials run: local, ray (default: local)"
     )
     parser.add_argument("--address", metavar="A", help="host:port of a Ray cluster (default: one on this machine)")
-    parser.add_argument("--trainer", metavar="T", default="local", help="how a trial is run: local (default: local)")
+    parser.add_argument(
+        "--trainer", metavar="T", default="local", help="how a trial is run: local, parameter_server (default: local)"
+    )
     add_fail_on(parser)
     parser.set_defaults(command=_diagnose)
 
@@ -49,8 +52,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-    if args.trainer != "local":
-        raise UsageError(f"--trainer {args.trainer!r} is not there: this version has only 'local'. Leave it out.")
+    if args.trainer not in ("local", "parameter_server"):
+        raise UsageError(f"--trainer {args.trainer!r} is not there. Allowed: local, parameter_server.")
     from workbench.playbook import diagnose
 
     diagnosis = diagnose(
@@ -60,6 +63,7 @@ def _diagnose(args: argparse.Namespace) -> int:
         study=args.study,
         note=args.note,
         device=args.device,
+        trainer=_trainer(args.trainer),
         executor=args.executor,
         address=args.address,
         proof_seeds=args.seeds,
@@ -93,3 +97,12 @@ def _cost(cost: Mapping[str, Any]) -> str:
     runs = cost.get("baseline_runs")
     share = "" if runs is None else f", as much as {runs:.1f} baseline runs"
     return f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training{share}"
+
+
+def _trainer(name: str) -> AnyTrainer | None:
+    """Return the trainer of this name; None is the local one."""
+    if name == "local":
+        return None
+    from workbench.parameter_server.trainer import ParameterServerTrainer
+
+    return ParameterServerTrainer()

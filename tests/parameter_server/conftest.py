@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 
@@ -20,13 +22,28 @@ ENGINES = [
 MakeCluster = Callable[..., Cluster]
 
 
+@pytest.fixture(scope="session")
+def ray_up() -> Iterator[Callable[[], None]]:
+    """Starts the one Ray cluster of all tests where it is first needed: it takes seconds."""
+    with contextlib.ExitStack() as started:
+
+        def up() -> None:
+            from workbench.hosts.ray_cluster import RayCluster
+
+            started.callback(RayCluster.connect().close)
+
+        yield functools.cache(up)
+
+
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
+def engine(request: pytest.FixtureRequest, ray_up: Callable[[], None]) -> str:
+    if request.param == "ray":
+        ray_up()
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def standing() -> Iterator[dict[tuple[str, int, int], Cluster]]:
+def standing(ray_up: Callable[[], None]) -> Iterator[dict[tuple[str, int, int], Cluster]]:
     """Clusters that no test has harmed, kept up for the next one."""
     clusters: dict[tuple[str, int, int], Cluster] = {}
     yield clusters

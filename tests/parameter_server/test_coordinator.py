@@ -269,6 +269,23 @@ def test_join_may_be_given_up(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
 
 
+def test_a_stall_is_told_with_stacks(strategy: ParameterServerStrategy, caplog: pytest.LogCaptureFixture) -> None:
+    """Behaviour 26: again and again while it lasts, and never where there is nothing to do."""
+    stalls: list[float] = []
+    coordinator = ClusterCoordinator(strategy, watchdog_s=0.1, on_stall=lambda: stalls.append(time.monotonic()))
+    time.sleep(0.3)
+    assert not stalls
+    coordinator.schedule(spin, args=(0.6,))
+    coordinator.join()
+    assert len(stalls) >= 2
+    assert "No closure finished for 0.1 s" in caplog.text
+    assert "worker 0 of the coordinator" in caplog.text
+    told = len(stalls)
+    time.sleep(0.25)
+    assert len(stalls) == told
+    coordinator.shutdown()
+
+
 def test_after_shutdown_nothing_can_be_scheduled(strategy: ParameterServerStrategy) -> None:
     coordinator = ClusterCoordinator(strategy)
     coordinator.shutdown()

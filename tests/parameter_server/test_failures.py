@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.parameter_server.conftest import MakeCluster
+from workbench.config import TrainConfig
 from workbench.parameter_server.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
 from workbench.parameter_server.coordinator import ClusterCoordinator
@@ -119,6 +121,31 @@ def test_a_worker_that_dies_inside_a_closure(up: Up, exactly_once: bool) -> None
     assert value.fetch() in (0, 1)
     assert float(total) == (1.0 if exactly_once else 2.0)
     assert coordinator.metrics()["worker_failures"] == 1
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_gradient_that_is_sent_again_counts_once(up: Up, exactly_once: bool) -> None:
+    """T6.4: the worker dies after its push; with exactly_once the steps are those that were scheduled."""
+    cluster, strategy, coordinator = up(2, 2, exactly_once=exactly_once)
+    placed = strategy.place(nn.Linear(2, 2), TrainConfig(peak_lr=0.1, total_steps=10, batch_size=1, optimizer="sgd"))
+    where = strategy.variable(-1.0)
+
+    def work() -> None:
+        with placed.step() as model:
+            model(torch.ones(1, 2)).sum().backward()
+        where.assign(float(get_current_worker_index()))
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            check_cancelled()
+            time.sleep(0.01)
+
+    coordinator.schedule(work)
+    wait_until(lambda: float(where) >= 0)
+    first = int(float(where))
+    cluster.engine.kill("worker", first)
+    coordinator.join()
+    cluster.engine.restart("worker", first)
+    assert placed.steps == (1 if exactly_once else 2)
 
 
 def test_the_users_error_is_told_not_the_workers(up: Up) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
@@ -14,7 +14,7 @@ from workbench.hosts.folders import temporary_folder
 from workbench.hosts.ray_address import check_address
 from workbench.workloads.registry import file_modules
 
-__all__ = ["RayCluster", "WorkerLost", "node_of_this_worker", "require_ray"]
+__all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
 
@@ -80,6 +80,13 @@ class RayCluster:
             raise
         return cls(ray, leave.close)
 
+    @classmethod
+    def joined(cls) -> RayCluster:
+        """Return the cluster to which this process belongs, as a process that was placed on it does."""
+        import ray
+
+        return cls(ray, lambda: None)
+
     def total(self, resource: str) -> int:
         """Return how many "CPU" or "GPU" the machines that are in the cluster now have, busy or not."""
         return int(self._ray.cluster_resources().get(resource, 0))
@@ -89,7 +96,17 @@ class RayCluster:
         found = self._ray._private.state.available_resources_per_node()
         return {node: count for node, have in found.items() if (count := int(have.get(resource, 0))) > 0}
 
-    def place(self, kind: type, *arguments: Any, node: str | None = None, cpus: int = 1, gpus: int = 0) -> Any:
+    def place(
+        self,
+        kind: type,
+        *arguments: Any,
+        node: str | None = None,
+        cpus: int = 1,
+        gpus: int = 0,
+        name: str | None = None,
+        comes_back: bool = False,
+        groups: Mapping[str, int] | None = None,
+    ) -> Any:
         """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
 
         Args:
@@ -98,17 +115,41 @@ class RayCluster:
             node: the machine to start on, if it is there; None is any.
             cpus: to reserve.
             gpus: to reserve; the process sees no others.
+            name: by which other workers `find` it; unique in the cluster.
+            comes_back: whether it is started anew, with the same arguments, each time that it dies.
+            groups: name -> number of threads that do calls of that group beside the others; see `call`.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
-        actor = self._ray.remote(kind).options(**options, max_restarts=0, max_task_retries=0)
+        options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy, "name": name}
+        made = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
+        actor = made.options(**options, max_restarts=-1 if comes_back else 0, max_task_retries=0)
         return actor.remote(*arguments)
 
-    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
-        """Call a method in a worker's process; calls of one worker are done in order. Returns what `result` waits for."""
-        return getattr(worker, method).remote(*arguments)
+    def find(self, name: str) -> Any:
+        """Return a worker that was placed with this name.
+
+        Raises:
+            WorkerLost: there is none.
+        """
+        try:
+            return self._ray.get_actor(name)
+        except ValueError as error:
+            raise WorkerLost(_in_short(error)) from error
+
+    def call(self, worker: Any, method: str, *arguments: Any, group: str | None = None) -> Any:
+        """Call a method in a worker's process. Returns what `result` and `answer` wait for.
+
+        Calls of one worker are done in order, those of a group in order among themselves.
+
+        Raises:
+            WorkerLost: this process has left the cluster.
+        """
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise WorkerLost("this process has left the cluster")
+        bound = getattr(worker, method)
+        return (bound if group is None else bound.options(concurrency_group=group)).remote(*arguments)
 
     def ready(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Wait until a call is answered, or for `timeout_s`; return those that are."""
@@ -128,6 +169,27 @@ class RayCluster:
         except self._ray.exceptions.RayError as error:
             raise WorkerLost(_in_short(error)) from error
 
+    def answer(self, call: Any, timeout_s: float | None = None) -> Any:
+        """Return the answer to a call; what the method raised is raised here.
+
+        Args:
+            call: what `call` returned.
+            timeout_s: None waits for ever.
+
+        Raises:
+            TimeoutError: there is no answer yet.
+            WorkerLost: the worker is gone, or cannot be reached now.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(call, timeout=timeout_s)
+        except errors.GetTimeoutError:
+            raise TimeoutError(f"no answer within {timeout_s} s") from None
+        except errors.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except errors.RayError as error:
+            raise WorkerLost(_in_short(error)) from error
+
     def pack(self, value: Any) -> bytes:
         """Return `value` as bytes that `pickle.loads` reads in a worker, functions of a script or notebook included."""
         for module in file_modules():
@@ -139,9 +201,15 @@ class RayCluster:
         """Put a value where all workers can read it; it is an argument for `call` like any other."""
         return self._ray.put(value)
 
-    def kill(self, worker: Any) -> None:
-        """End a worker's process, whatever it is doing."""
-        self._ray.kill(worker)
+    def kill(self, worker: Any, *, for_good: bool = True) -> None:
+        """End a worker's process, whatever it is doing.
+
+        Args:
+            worker: to end.
+            for_good: False lets it come back where it was placed so.
+        """
+        if self._ray.is_initialized():
+            self._ray.kill(worker, no_restart=for_good)
 
     def close(self) -> None:
         """Leave the cluster; one that `connect` started ends."""
@@ -159,6 +227,13 @@ def node_of_this_worker() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
+
+
+def address_of_this_worker() -> str:
+    """Return the address by which the other machines of the cluster reach the one on which this worker runs."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _check_same(address: str | None, joined: str) -> None:

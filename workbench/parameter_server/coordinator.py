@@ -12,9 +12,10 @@ from workbench.errors import UsageError
 from workbench.parameter_server.closure import Closure, RemoteValue, map_structure
 from workbench.parameter_server.closure_queue import MAX_WAITING
 from workbench.parameter_server.datasets import IteratorRecipe, as_dataset_recipe
-from workbench.parameter_server.dispatch import Dispatcher
+from workbench.parameter_server.dispatch import Dispatcher, referred
 from workbench.parameter_server.resources import PerWorkerValues, Recipe
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.worker import Call
 from workbench.parameter_server.worker_variable import PerWorkerVariable, WorkerVariable
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["ClusterCoordinator", "PerWorkerDataset"]
 
 _ONLY_ONE = threading.Lock()
+
+WATCHDOG_S = 600.0
+"""Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
 
 
 class PerWorkerDataset:
@@ -53,6 +57,9 @@ class ClusterCoordinator:
     Args:
         strategy: says which cluster, and where variables live.
         max_waiting: how many functions may wait before `schedule` blocks.
+        watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
+            after as long (behaviour 26); None never does.
+        on_stall: called then.
 
     Raises:
         UsageError: `strategy` is no `ParameterServerStrategy` (T5.1).
@@ -60,7 +67,14 @@ class ClusterCoordinator:
 
     strategy: ParameterServerStrategy
 
-    def __new__(cls, strategy: ParameterServerStrategy, *, max_waiting: int = MAX_WAITING) -> ClusterCoordinator:
+    def __new__(
+        cls,
+        strategy: ParameterServerStrategy,
+        *,
+        max_waiting: int = MAX_WAITING,
+        watchdog_s: float | None = WATCHDOG_S,
+        on_stall: Callable[[], object] | None = None,
+    ) -> ClusterCoordinator:
         """Return the strategy's coordinator, which is made where there is none."""
         if not isinstance(strategy, ParameterServerStrategy):
             raise UsageError(
@@ -73,7 +87,9 @@ class ClusterCoordinator:
                 return there
             self = super().__new__(cls)
             self.strategy = strategy
-            self._dispatcher = Dispatcher(strategy.cluster.engine, max_waiting=max_waiting)
+            self._dispatcher = Dispatcher(
+                strategy.cluster.engine, max_waiting=max_waiting, watchdog_s=watchdog_s, on_stall=on_stall
+            )
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
             strategy.coordinated_by(self)
             return self
@@ -161,6 +177,13 @@ class ClusterCoordinator:
         """
         values = self.per_worker(partial(WorkerVariable, value), what="variables")
         return PerWorkerVariable(values, self._dispatcher.on_every_worker)
+
+    def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> list[Any]:
+        """Run a function once on each worker, before what waits, and return the results by the workers' indices.
+
+        A worker that is away is waited for.
+        """
+        return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
 
     def metrics(self) -> dict[str, Any]:
         """Return what happened so far: counts of closures, fetches and worker failures, queued, in flight, and recovery_s."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from workbench.parameter_server.closure import Closure, map_structure
@@ -15,10 +16,11 @@ from workbench.parameter_server.engine import Engine
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
 from workbench.parameter_server.metrics import CoordinatorMetrics
 from workbench.parameter_server.resources import PerWorkerValues, ResourceTable
+from workbench.parameter_server.watchdog import WatchDog
 from workbench.parameter_server.worker import Call
 from workbench.parameter_server.worker_variable import PerWorkerVariable
 
-__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher"]
+__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher", "referred"]
 
 START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
 """Worker k takes its first closure after k times as many seconds, so that not all begin at once (behaviour 24)."""
@@ -35,14 +37,26 @@ class Dispatcher:
     Args:
         engine: runs the closures.
         max_waiting: see `ClosureQueue`.
+        watchdog_s: see `WatchDog`; None is none.
+        on_stall: see `WatchDog`.
     """
 
-    def __init__(self, engine: Engine, *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int,
+        watchdog_s: float | None = None,
+        on_stall: Callable[[], object] | None = None,
+    ) -> None:
         self.engine = engine
         self.queue = ClosureQueue(max_waiting)
         self.resources = ResourceTable()
         self.metrics = CoordinatorMetrics()
         self._stopped = threading.Event()
+        queue = self.queue
+        busy = lambda: bool(queue.in_flight or queue.waiting)  # noqa: E731 - not a method: the watch must not hold this
+        self._watchdog = None if watchdog_s is None else WatchDog(watchdog_s, on_stall, busy=busy)
         self._transient: dict[int, int] = {}
         self._servers = {k: engine.incarnation("ps", k) for k in range(engine.num_servers)}
         self._told: set[tuple[int, int]] = set()
@@ -87,10 +101,17 @@ class Dispatcher:
         """End the threads; what waits is cancelled."""
         self._stopped.set()
         self.queue.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
         here = threading.current_thread()
         for thread in self.threads:
             if thread is not here:
                 thread.join(timeout=5.0)
+
+    def _ended(self, worker: int, seconds: float, *, failed: bool = False) -> None:
+        self.metrics.ended(worker, seconds, failed=failed)
+        if self._watchdog is not None:
+            self._watchdog.report_progress()
 
     def _serve(self, worker: int) -> None:
         if self._stopped.wait(_start_delay(worker)):
@@ -125,11 +146,11 @@ class Dispatcher:
         except UnavailableError as error:
             self._task_gone(worker, closure, error)
         except BaseException as error:
-            self.metrics.ended(worker, time.perf_counter() - begun, failed=True)
+            self._ended(worker, time.perf_counter() - begun, failed=True)
             self.queue.mark_failed(closure, error)
         else:
             closure.output.set_value(value)
-            self.metrics.ended(worker, time.perf_counter() - begun)
+            self._ended(worker, time.perf_counter() - begun)
             self.queue.mark_finished(closure)
 
     def _call(self, closure: Closure) -> Call:
@@ -139,8 +160,8 @@ class Dispatcher:
                 f"The function uses {taken[0]!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
                 "that create_per_worker_dataset gets, and give its iterator as an argument."
             )
-        args = map_structure(_referred, list(closure.args))
-        return Call(closure.function, args, map_structure(_referred, dict(closure.kwargs)), closure.number)
+        args = map_structure(referred, list(closure.args))
+        return Call(closure.function, args, map_structure(referred, dict(closure.kwargs)), closure.number)
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":
@@ -195,7 +216,8 @@ class Dispatcher:
         return self.engine.execute(worker, call, threading.Event())
 
 
-def _referred(value: Any) -> Any:
+def referred(value: Any) -> Any:
+    """Return what stands for a container of per-worker values in a call; anything else is itself."""
     return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
 
 

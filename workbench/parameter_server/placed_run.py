@@ -140,6 +140,7 @@ class PlacedRun:
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:
+            self._read(placed)
             self._checkpoint(placed)
             self._write()
             self.lane.end("stopped", step=self.step)
@@ -231,10 +232,7 @@ class PlacedRun:
         lane, step = self.lane, self.step
         due = lane.evaluation_due(step), lane.checkpoint_due(step)
         if any(due):
-            placed.pull_into(self._values)
-            merged = merged_buffers(self._start, self._replicas)
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(merged[name])
+            self._read(placed)
         if due[0]:
             self._evaluate()
         if due[1]:
@@ -244,6 +242,13 @@ class PlacedRun:
         if step == lane.config.total_steps:
             self._account()
             lane.end("complete", step=step)
+
+    def _read(self, placed: Any) -> None:
+        """Bring the coordinator's model up to date: parameters from the servers, buffers from the workers."""
+        placed.pull_into(self._values)
+        merged = merged_buffers(self._start, self._replicas)
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(merged[name])
 
     def _evaluate(self) -> None:
         lane, rows = self.lane, []

@@ -20,15 +20,17 @@ class Place(NamedTuple):
 
 
 class DataPlane(Protocol):
-    """Four ways to move values, many blocks at a time, and `ask` for everything that is not in a hurry.
+    """Four ways to move values, many blocks at a time, and `ask` for everything that is not in a hurry."""
 
-    Attributes:
-        name: how they travel: "direct", "shm", "gloo" or "plasma".
-        why: why this way was taken.
-    """
+    @property
+    def name(self) -> str:
+        """How they travel: "direct", "shm", "gloo" or "plasma"."""
+        ...
 
-    name: str
-    why: str
+    @property
+    def why(self) -> str:
+        """Why this way was taken."""
+        ...
 
     def pull(self, places: Sequence[Place]) -> list[tuple[Tensor, int]]:
         """Return values (flat, the caller's own until the next call) and version of each block."""

@@ -15,6 +15,9 @@ from workbench.parameter_server.worker import ResourceRef
 __all__ = ["PerWorkerValues", "Recipe", "ResourceTable"]
 
 
+_IDS = itertools.count()  # of all coordinators of this process: they may have the same workers
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a worker makes a resource.
@@ -34,12 +37,11 @@ class ResourceTable:
     def __init__(self) -> None:
         self._recipes: dict[int, Recipe] = {}
         self._lock = threading.Lock()
-        self._ids = itertools.count()
 
     def add(self, recipe: Recipe) -> int:
         """Note a recipe and return the id of what it makes."""
         with self._lock:
-            resource = next(self._ids)
+            resource = next(_IDS)
             self._recipes[resource] = recipe
             return resource
 

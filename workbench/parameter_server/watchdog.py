@@ -26,6 +26,7 @@ class WatchDog:
     Args:
         timeout_s: without a closure finished, in seconds.
         on_stall: called in the thread of the watch, after the stacks were written; what it raises is logged.
+        busy: returns whether there is anything to finish; while there is not, no time passes. None is always.
         stream: where the stacks go; None is the log, as a warning.
         clock: seconds that only grow.
         wait: sleeps for so many seconds, less where it shall end, and returns whether it shall; None is the usual one.
@@ -39,6 +40,7 @@ class WatchDog:
         timeout_s: float,
         on_stall: Callable[[], object] | None = None,
         *,
+        busy: Callable[[], bool] | None = None,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
@@ -50,7 +52,7 @@ class WatchDog:
             )
         self.timeout_s = timeout_s
         self.stalls = 0
-        self._on_stall, self._stream, self._clock = on_stall, stream, clock
+        self._on_stall, self._busy, self._stream, self._clock = on_stall, busy, stream, clock
         self._since = clock()
         self._end = threading.Event()
         weakref.finalize(
@@ -80,6 +82,9 @@ class WatchDog:
         left = self._since + self.timeout_s - now
         if left > 0:
             return left
+        if self._busy is not None and not self._busy():
+            self._since = now
+            return self.timeout_s
         self._since = now
         self.stalls += 1
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -122,7 +123,7 @@ def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
     if trial.thresholds is not None:
         _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
         clipped = bool(shortened)
-    loss, se = float(found.loss), float(found.squared_se.sqrt())
+    loss, se = float(found.loss), math.sqrt(float(found.squared_se))
     computed = time.perf_counter()
     after = placed.push_flat(trial.grads, versions)
     pushed = time.perf_counter()

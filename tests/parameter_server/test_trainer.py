@@ -1,0 +1,198 @@
+"""Trials on parameter servers leave the record that every trainer leaves, and studies take it as their trainer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.errors import ConfigError, StudyInterrupted, UsageError
+from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+ALONE = ParameterServerTrainer(workers=1)
+
+
+def workload(**fields: Any) -> Workload:
+    made = small_workload()
+    return made.replace(config=made.config.replace(total_steps=30, eval_every_steps=10, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer": "adam"},
+        {"max_grad_norm": 0.1},
+        {"schedule": "cosine", "warmup_steps": 5},
+        {"accumulate_steps": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("partitioner", [None, FixedShardsPartitioner(2)], ids=["whole", "sharded"])
+def test_one_worker_is_training_without_servers(tmp_path: Path, fields: dict[str, Any], partitioner: Any) -> None:
+    """Losses, norms, evaluations and checkpoints, bit for bit."""
+    made = workload(**fields)
+    theirs = Trainer(device="cpu", gradients="loop").run(made, out=tmp_path / "local")
+    trainer = ParameterServerTrainer(workers=1, servers=3, variable_partitioner=partitioner)
+    ours = trainer.run(made, out=tmp_path / "servers")
+    for name in ("step", "loss", "loss_se", "lr", "grad_norm", "clipped"):
+        assert ours.steps[name].tolist() == theirs.steps[name].tolist(), name
+    columns = ["step", "split", "metric", "value", "num_examples"]
+    assert ours.evals[columns].equals(theirs.evals[columns])
+    assert ours.best()[:2] == theirs.best()[:2]
+    assert set(ours.steps["staleness_steps"]) == {0.0}
+    loaded = [wb.load_trained(made, record) for record in (ours, theirs)]
+    for one, other in zip(*(model.parameters() for model in loaded), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_many_workers_make_every_update_once(tmp_path: Path) -> None:
+    """T1.2: by several of them, some on parameters that others have changed meanwhile."""
+    made = small_workload()
+    made = made.replace(config=made.config.replace(total_steps=200, eval_every_steps=50))
+    record = ParameterServerTrainer(workers=3, steps_per_closure=4).run(made, out=tmp_path / "s")
+    steps = record.steps
+    assert steps["step"].tolist() == list(range(200))
+    assert set(steps["worker"]) == {0.0, 1.0, 2.0}
+    assert (steps["staleness_steps"] >= 0).all()
+    assert steps["staleness_steps"].max() > 0
+    facts = wb.open(tmp_path / "s").facts["parameter_server"]["0"]
+    for histogram in facts["staleness_steps"]:
+        assert sum(histogram.values()) == 200
+    assert facts["workers"] == 3
+    assert sum(facts["closures"]) == math.ceil(1 / 4) + 3 * math.ceil(50 / 4) + math.ceil(49 / 4)
+
+
+def test_traffic_is_that_of_the_parameters(tmp_path: Path) -> None:
+    """Read once and written once an update: twice their bytes, in two requests a server."""
+    made = workload()
+    record = ParameterServerTrainer(workers=1, servers=2).run(made, out=tmp_path / "s")
+    parameters = sum(p.numel() * 8 for p in made.build_model().parameters())
+    last = record.steps.iloc[15:]
+    columns = [f"server_bytes/{server}" for server in range(2)]
+    measured = last[columns].dropna()
+    reads = record.config["eval_every_steps"] or 10
+    expected = parameters * (2 + 1 / reads)
+    assert float(measured.sum(axis=1).iloc[-1]) == pytest.approx(expected, rel=0.15)
+
+
+def test_a_study_runs_on_it(tmp_path: Path) -> None:
+    study = wb.LRSweep(lrs=(0.01, 0.1)).run(workload(), trainer=ParameterServerTrainer(workers=2), out=tmp_path / "s")
+    assert study.trials["state"].tolist() == ["complete"] * 2
+    assert study.trials["peak_lr"].tolist() == [0.01, 0.1]
+    assert "lr.best" in wb.diagnose_lr_sweep(study)
+    assert set(study.facts["parameter_server"]) == {"0", "1"}
+
+
+def test_a_trial_that_diverges_ends_there(tmp_path: Path) -> None:
+    record = ParameterServerTrainer(workers=2).run(workload(peak_lr=1e30), out=tmp_path / "s")
+    assert record.state == "diverged"
+    assert not math.isfinite(record.steps["loss"].iloc[-1])
+    assert np.isfinite(record.steps["loss"].iloc[:-1]).all()
+
+
+def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one worker and data in memory: as if nothing had been."""
+    made = workload(optimizer="adam")
+    whole = ALONE.run(made, out=tmp_path / "whole")
+    from workbench.parameter_server import placed_run
+
+    real = placed_run.PlacedRun._write_rows
+
+    def stops(self: Any, updates: Any) -> bool:
+        if self.step >= 20:
+            raise KeyboardInterrupt
+        return real(self, updates)
+
+    monkeypatch.setattr(placed_run.PlacedRun, "_write_rows", stops)
+    with pytest.raises((KeyboardInterrupt, StudyInterrupted)):
+        ALONE.run(made, out=tmp_path / "s")
+    monkeypatch.undo()
+    resumed = ALONE.run(made, out=tmp_path / "s")
+    assert resumed.steps["step"].tolist() == list(range(30))
+    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_a_dead_server_ends_the_trial_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10.2 to T10.4: told as what it is, restored from the checkpoint."""
+    made = workload()
+    real = PlacedModule.push_flat
+    pushes = []
+
+    def push(self: PlacedModule, grads: Any, versions: Any) -> list[int]:
+        pushes.append(1)
+        if len(pushes) == 15:
+            raise UnavailableError("ps", 1)
+        return real(self, grads, versions)
+
+    monkeypatch.setattr(PlacedModule, "push_flat", push)
+    monkeypatch.setattr("workbench.parameter_server.dispatch.TRANSIENT_FAILURES", 0)
+    with pytest.raises(UnavailableError, match="ps 1"):
+        ALONE.run(made, out=tmp_path / "s")
+    assert wb.open(tmp_path / "s").state == "failed"
+    record = ALONE.run(made, out=tmp_path / "s")
+    assert record.state == "complete"
+    assert record.steps["step"].tolist() == list(range(30))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def test_batch_norm_of_one_worker_is_evaluated_as_ever(tmp_path: Path) -> None:
+    """The statistics are the worker's; the coordinator's replica never saw a batch."""
+    made = small_workload(build_model=normed)
+    theirs = Trainer(device="cpu", gradients="loop").run(made, out=tmp_path / "local")
+    ours = ALONE.run(made, out=tmp_path / "servers")
+    assert ours.evals["value"].tolist() == theirs.evals["value"].tolist()
+
+
+def test_batch_norm_of_several_workers_is_merged(tmp_path: Path) -> None:
+    """P6.7: the saved model has statistics of the data, not of the initialisation."""
+    made = small_workload(build_model=normed, config={"total_steps": 80})
+    record = ParameterServerTrainer(workers=3).run(made, out=tmp_path / "s")
+    assert record.best().step > 0
+    model = wb.load_trained(made, record)
+    first, norm = model[0], model[1]  # type: ignore[index]
+    inputs = first(made.train_data[:][0].double())  # type: ignore[index, operator]
+    assert torch.allclose(norm.running_mean, inputs.mean(0), atol=0.15)  # type: ignore[arg-type, union-attr]
+    assert torch.allclose(norm.running_var, inputs.var(0), rtol=0.3)  # type: ignore[arg-type, union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"servers": 1.5}, "servers=1.5"),
+        ({"steps_per_closure": True}, "steps_per_closure=True"),
+        ({"engine": "mpi"}, "engine='mpi'"),
+        ({"device": "cuda"}, "device='cuda'"),
+    ],
+)
+def test_bad_arguments(fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ParameterServerTrainer(**fields)
+
+
+def test_it_trains_workloads(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workload must be a Workload"):
+        ALONE.run("digits_mlp", out=tmp_path / "s")  # type: ignore[arg-type]
+
+
+def test_an_executor_for_whole_trials_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="spreads one trial over several"):
+        wb.LRSweep(lrs=(0.01,)).run(workload(), trainer=ALONE, executor="ray", out=tmp_path / "s")
