@@ -26,6 +26,8 @@ class RemoteValue(Generic[Value]):
         self._ready = threading.Event()
         self._value: Value | None = None
         self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
 
     def fetch(self, timeout_s: float | None = None) -> Value:
         """Wait for the function's result and return it, tensors in the coordinator's memory.
@@ -48,17 +50,34 @@ class RemoteValue(Generic[Value]):
         """Return whether `fetch` would answer at once."""
         return self._ready.is_set()
 
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` once when `fetch` answers, at once where it does already.
+
+        It is called by the thread that brings the result, in order of completion: it must be quick, and must not schedule or wait.
+        """
+        with self._lock:
+            if not self._ready.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
     def set_value(self, value: Value) -> None:
         """Give the result; the first result or error stays."""
-        if not self._ready.is_set():
-            self._value = value
-            self._ready.set()
+        self._end(value, None)
 
     def set_error(self, error: BaseException) -> None:
         """Give the error; the first result or error stays."""
-        if not self._ready.is_set():
-            self._error = error
+        self._end(None, error)
+
+    def _end(self, value: Value | None, error: BaseException | None) -> None:
+        with self._lock:
+            if self._ready.is_set():
+                return
+            self._value, self._error = value, error
             self._ready.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
 
 @dataclass(eq=False)

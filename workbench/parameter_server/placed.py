@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError
+from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker
 from workbench.parameter_server.plane import DataPlane, Place
 from workbench.parameter_server.planes import plane_of
@@ -200,9 +200,36 @@ class PlacedModule:
                     "slots": {slot: _joined(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
                 },
             )  # fmt: skip
+        self.load_buffers(state["buffers"])
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return copies of the buffers of the replica here: of a worker its own, such as the statistics of its batch norm layers."""
+        return {key: buffer.detach().clone() for key, buffer in self._replica().module.named_buffers()}
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Give the replica here, and those that are made from now on, these buffers."""
         with torch.no_grad():
-            for key, buffer in self._module.named_buffers():
-                buffer.copy_(state["buffers"][key])
+            for module in (self._module, self._replica().module):
+                for key, buffer in module.named_buffers():
+                    buffer.copy_(buffers[key])
+
+    def reconfigure(self, config: TrainConfig) -> None:
+        """Let the servers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
+        if config.optimizer != self.config.optimizer or config.rules != self.config.rules:
+            raise UsageError(
+                f"reconfigure got optimizer={config.optimizer!r}; the servers keep the state of {self.config.optimizer!r}. Change "
+                "its constants, its learning rate or its schedule, or place the module anew."
+            )
+        for place in self.places:
+            self._plane.ask(place.server, "configure", place.block, config)
+        self.config = config
+
+    def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
+        """Return for each shard of a parameter its server and its shape (T3.8)."""
+        shape = dict(self._module.named_parameters())[parameter].shape
+        held = sorted((part.begin, server, part.size) for server, parts in self.parts.items() for part in parts if part.parameter == parameter)  # fmt: skip
+        row = shape[1:].numel()
+        return [(server, (size // row, *shape[1:]) if shape else ()) for _, server, size in held]
 
     @property
     def steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.diagnostics.batch_norm_merge import merge_statistics
 
-__all__ = ["ReplicaBuffers", "merged_buffers", "quicken_batch_norm"]
+__all__ = ["BufferLog", "ReplicaBuffers", "merged_buffers", "quicken_batch_norm"]
 
 _MEAN, _VARIANCE = "running_mean", "running_var"
 
@@ -82,3 +83,27 @@ def quicken_batch_norm(module: nn.Module, workers: int) -> None:
         momentum = getattr(layer, "momentum", None)
         if isinstance(getattr(layer, "running_mean", None), Tensor) and isinstance(momentum, float):
             setattr(layer, "momentum", 1 - (1 - momentum) ** workers if workers > 1 else momentum)  # noqa: B010
+
+
+class BufferLog:
+    """The newest buffers that each worker sent, and how many updates it had made.
+
+    Args:
+        start: buffers that every replica began with, by name.
+    """
+
+    def __init__(self, start: Mapping[str, Tensor]) -> None:
+        self._start = {name: value.clone() for name, value in start.items()}
+        self._updates: Counter[int] = Counter()
+        self._values: dict[int, dict[str, Tensor]] = {}
+
+    def note(self, worker: int, updates: int, values: dict[str, Tensor] | None) -> None:
+        """Note that a worker made so many more updates, and what its buffers were afterwards, where it said so."""
+        self._updates[worker] += updates
+        if values is not None:
+            self._values[worker] = values
+
+    def merged(self) -> dict[str, Tensor]:
+        """Return what `merged_buffers` makes of them."""
+        replicas = {worker: ReplicaBuffers(self._updates[worker], values) for worker, values in self._values.items()}
+        return merged_buffers(self._start, replicas)

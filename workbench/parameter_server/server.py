@@ -188,6 +188,16 @@ class ServerRuntime:
             if block.updater is not None:
                 block.updater.load(0, state["slots"], {})
 
+    def configure(self, name: str, config: TrainConfig) -> None:
+        """Let a block be updated by another config of the same rule; its slots and its version stay."""
+        block = self._block(name)
+        with block.lock:
+            if block.updater is not None:
+                updater = UpdateRule([config], block.values[None])
+                updater.load(0, block.updater.state(0), {})
+                block.updater = updater
+            block.lr = _held(schedule_of(config), config.total_steps - 1)
+
     def load_report(self) -> dict[str, dict[str, Any]]:
         """Return for each block: requests, bytes_in, bytes_out, apply_s, version and the histogram of staleness_steps."""
         return {

@@ -21,7 +21,7 @@ from workbench.errors import DataError
 from workbench.workloads.base import Workload
 from workbench.workloads.indexed import CountedStream, HostShare, IndexedDataset, in_its_own_order, item_error
 
-__all__ = ["eval_batches", "to_device", "train_batches"]
+__all__ = ["eval_batches", "to_device", "train_batches", "train_order"]
 
 GATHER_BYTES = 16 * 2**20  # rule of thumb: tensors are shuffled in chunks of this size, so that memory stays bounded
 
@@ -63,6 +63,12 @@ def train_batches(
         if len(chunk) < config.accumulate_steps:
             return
         yield [(to_device(batch, device, dtype), micro) for batch in chunk]
+
+
+def train_order(examples: int, config: TrainConfig, *, start_step: int = 0) -> Iterator[list[int]]:
+    """Yield for every step from `start_step` on the indices of its batch, as `train_batches` reads them."""
+    share = _Share(config.batch_size, slice(0, config.batch_size))
+    return _order(examples, share, config, start_step)
 
 
 def eval_batches(

@@ -1,0 +1,243 @@
+"""What fit leaves behind, and how it goes on after a crash (T4.8 to T4.10, T10.3, behaviours 65 and 83)."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.workloads import small_workload
+from tests.parameter_server.conftest import MakeCluster
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.callbacks import Callback
+from workbench.parameter_server.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint
+from workbench.parameter_server.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.cluster import create_in_process_cluster
+from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.event_file import EventFile, crc32c
+from workbench.parameter_server.fit import StrategyModel
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.tensorboard import TensorBoard
+from workbench.train.checkpoint import load_checkpoint, load_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def adam() -> Any:
+    return small_workload(config={"optimizer": "adam"})
+
+
+def flat(model: StrategyModel) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.module().parameters()])
+
+
+class Epochs(Callback):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.seen.append(epoch)
+
+
+class Kill(Callback):
+    """SIGKILL to this very process, in the middle of an epoch."""
+
+    def on_train_batch_end(self, step: int, logs: Any) -> None:
+        if step == 15:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(folder: str) -> None:
+    """Train as a program of its own until it is killed; called by the test in another process."""
+    with create_in_process_cluster(1, 2) as cluster:
+        model = StrategyModel(adam(), ParameterServerStrategy(cluster))
+        model.fit(epochs=4, callbacks=[BackupAndRestore(folder), Kill()], verbose=0)
+
+
+def test_a_killed_coordinator_goes_on_at_the_right_epoch(own_cluster: MakeCluster, tmp_path: Path) -> None:
+    """T4.9, T10.3: killed in the third epoch, started again, it ends bit for bit as a run that nobody killed."""
+    folder = tmp_path / "backup"
+    killed = subprocess.run(
+        [sys.executable, "-c", "import sys; from tests.parameter_server.test_callbacks import crash; crash(sys.argv[1])", folder],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    epochs = Epochs()
+    again = StrategyModel(adam(), ParameterServerStrategy(own_cluster(1, 2)))
+    again.fit(epochs=4, callbacks=[epochs, BackupAndRestore(folder)], verbose=0)
+    assert epochs.seen == [2, 3]
+    assert again.steps == 24
+    whole = StrategyModel(adam(), ParameterServerStrategy(own_cluster(1, 2)))
+    whole.fit(epochs=4, verbose=0)
+    assert torch.equal(flat(again), flat(whole))
+    assert not folder.exists(), "a training that ended needs no backup"
+
+
+def test_a_lost_server_and_a_new_cluster(own_cluster: MakeCluster, tmp_path: Path) -> None:
+    """T10.2, behaviour 65: the error ends fit; on a cluster of another size the same call goes on, and counts on."""
+    cluster = own_cluster(2, 2)
+
+    class Lose(Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if step == 13:
+                cluster.engine.kill("ps", 0)
+
+    model = StrategyModel(adam(), ParameterServerStrategy(cluster))
+    with pytest.raises(UnavailableError, match="ps 0"):
+        model.fit(epochs=4, callbacks=[BackupAndRestore(tmp_path / "b"), Lose()], verbose=0)
+    assert model.history.epoch == [0, 1]
+    again = StrategyModel(adam(), ParameterServerStrategy(own_cluster(2, 3)))
+    history = again.fit(epochs=4, callbacks=[BackupAndRestore(tmp_path / "b", delete=False)], verbose=0)
+    assert history.epoch == [2, 3]
+    assert again.steps == 24
+    assert CheckpointManager(again.placed, tmp_path / "b").checkpoints[0].name == "step-00000024"
+
+
+def test_a_backup_is_not_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    model = StrategyModel(adam())
+    CheckpointManager(model.placed, tmp_path).save()
+    with pytest.raises(CheckpointError, match="it is no backup"):
+        model.fit(callbacks=[BackupAndRestore(tmp_path)], verbose=0)
+
+
+def test_a_checkpoint_an_epoch(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T4.8: the weights of every epoch, as evaluation saw them; they load without a cluster."""
+    model = StrategyModel(adam(), strategy)
+    history = model.fit(epochs=4, callbacks=[ModelCheckpoint(tmp_path)], verbose=0)
+    found = sorted(tmp_path.iterdir())
+    assert [load_checkpoint(path).meta["epoch"] for path in found] == [1, 2, 3, 4]
+    for path, expected in zip(found, history.history["val_loss"], strict=True):
+        plain = load_model(model.module(), path)
+        x, y = model.workload.validation_data.tensors
+        loss = float(((plain(x.double()).squeeze(-1) - y.double()) ** 2).mean().detach())
+        assert loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_best_alone(tmp_path: Path) -> None:
+    """A larger one is better, or a smaller one; NaN never is, and an unknown name is an error that names the nearest."""
+    model = StrategyModel(adam())
+    values = [3.0, math.nan, 2.0, 2.0, 5.0, 1.0]
+    for mode, expected in (("min", [0, 2, 5]), ("max", [0, 4])):
+        callback = ModelCheckpoint(tmp_path / mode, monitor="val_loss", mode=mode)  # type: ignore[arg-type]
+        callback.model, saved = model, []
+        callback.on_epoch_begin(0)
+        assert callback._manager is not None
+        callback._manager.save = lambda epoch, saved=saved: saved.append(epoch - 1)  # type: ignore[method-assign, assignment, misc]
+        for epoch, value in enumerate(values):
+            callback.on_epoch_end(epoch, {"val_loss": value})
+        assert saved == expected
+    with pytest.raises(UsageError, match="Did you mean 'val_loss'"):
+        ModelCheckpoint(tmp_path, monitor="val_los").on_epoch_end(0, {"val_loss": 1.0})
+    with pytest.raises(UsageError, match="mode='best'"):
+        ModelCheckpoint(tmp_path, mode="best")  # type: ignore[arg-type]
+
+
+def test_another_runs_folder_is_refused_before_training(tmp_path: Path) -> None:
+    StrategyModel(adam()).fit(epochs=1, callbacks=[ModelCheckpoint(tmp_path)], verbose=0)
+    model = StrategyModel(adam())
+    with pytest.raises(CheckpointError, match="step-00000006 of another run"):
+        model.fit(callbacks=[ModelCheckpoint(tmp_path)], verbose=0)
+    assert model.steps == 0
+    model.fit(epochs=1, verbose=0)
+    model.fit(epochs=1, callbacks=[ModelCheckpoint(tmp_path)], verbose=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000012"]
+
+
+def read_events(path: Path) -> list[bytes]:
+    """The records of a file, with both of their checksums checked, by another way than they were written."""
+    found, content = [], path.read_bytes()
+
+    def checked(data: bytes, stored: bytes) -> bytes:
+        value = (struct.unpack("<I", stored)[0] - 0xA282EAD8) % 2**32
+        assert crc32c(data) == (value >> 17 | value << 15) % 2**32
+        return data
+
+    while content:
+        (length,) = struct.unpack("<Q", checked(content[:8], content[8:12]))
+        found.append(checked(content[12 : 12 + length], content[12 + length : 16 + length]))
+        content = content[16 + length :]
+    return found
+
+
+def event_class() -> Any:
+    """TensorBoard's message, put together for the protocol buffers library."""
+    pytest.importorskip("google.protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="event.proto", package="t", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    layout: dict[str, list[tuple[str, int, int, int, str]]] = {
+        "Value": [("tag", 1, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL, ""), ("simple_value", 2, kinds.TYPE_FLOAT, kinds.LABEL_OPTIONAL, "")],
+        "Summary": [("value", 1, kinds.TYPE_MESSAGE, kinds.LABEL_REPEATED, ".t.Value")],
+        "Event": [
+            ("wall_time", 1, kinds.TYPE_DOUBLE, kinds.LABEL_OPTIONAL, ""), ("step", 2, kinds.TYPE_INT64, kinds.LABEL_OPTIONAL, ""),
+            ("file_version", 3, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL, ""), ("summary", 5, kinds.TYPE_MESSAGE, kinds.LABEL_OPTIONAL, ".t.Summary"),
+        ],
+    }  # fmt: skip
+    for name, fields in layout.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, label, type_name in fields:
+            message.field.add(name=field, number=number, type=kind, label=label, type_name=type_name or None)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Event"))
+
+
+def test_the_checksum_is_the_standards() -> None:
+    """The examples of RFC 3720, appendix B.4, and the usual check value."""
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+
+
+def test_scalars_are_read_back_by_protocol_buffers(tmp_path: Path) -> None:
+    """T4.10: small and large steps, names beyond ASCII, values that are no numbers."""
+    file = EventFile(tmp_path / "new" / "folder")
+    rows = [("loss", 0.1, 0), ("größe", -math.inf, 127), ("loss", math.nan, 128), ("x" * 200, 1e38, 2**40)]
+    for row in rows:
+        file.scalar(*row)
+    event = event_class()
+    first, *rest = [event.FromString(record) for record in read_events(file.path)]
+    assert first.file_version == "brain.Event:2"
+    assert first.wall_time == pytest.approx(file.path.stat().st_mtime, abs=60)
+    for found, (tag, value, step) in zip(rest, rows, strict=True):
+        (entry,) = found.summary.value
+        assert (entry.tag, found.step) == (tag, step)
+        assert entry.simple_value == struct.unpack("<f", struct.pack("<f", value))[0] or math.isnan(value)
+
+
+def test_tensorboard_files(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T4.10, behaviour 83: epoch-level values of both splits."""
+    model = StrategyModel(adam(), strategy)
+    callback = TensorBoard(tmp_path)
+    history = model.fit(epochs=3, callbacks=[callback], verbose=0)
+    model.fit(epochs=1, callbacks=[callback], verbose=0)
+    event = event_class()
+    for split, prefix in (("train", ""), ("validation", "val_")):
+        first, second = sorted((tmp_path / split).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        rows = [event.FromString(record) for record in read_events(first)][1:]
+        losses = [row.summary.value[0].simple_value for row in rows if row.summary.value[0].tag == "epoch_loss"]
+        assert losses == pytest.approx(history.history[f"{prefix}loss"], rel=1e-6)
+        assert [row.step for row in rows if row.summary.value[0].tag == "epoch_close"] == [0, 1, 2]
+        assert len(read_events(second)) == 3
+
+
+def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
+    """T4.10."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    file = EventFile(tmp_path)
+    for step in range(3):
+        file.scalar("loss", step / 2, step)
+    reader = EventAccumulator(str(tmp_path)).Reload()
+    assert [(each.step, each.value) for each in reader.Scalars("loss")] == [(0, 0.0), (1, 0.5), (2, 1.0)]

@@ -1,0 +1,252 @@
+"""Checkpoints: newest first, three kept, whole or absent, and into any number of shards with the optimizer's slots (T10, T14.5)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.workloads import small_net, small_workload
+from tests.parameter_server.conftest import MakeCluster
+from workbench.config import TrainConfig
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.train.checkpoint import load_checkpoint, load_model
+
+ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")
+
+
+def net(seed: int = 0, rows: int = 13) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, rows), nn.BatchNorm1d(rows), nn.Tanh(), nn.Linear(rows, 3)).double()
+
+
+def update(placed: PlacedModule, number: int) -> None:
+    """An update that depends on its number alone."""
+    generator = torch.Generator().manual_seed(number)
+    with placed.step() as module:
+        module.train()(torch.randn(8, 5, generator=generator, dtype=torch.float64)).square().sum().backward()
+
+
+def values(placed: PlacedModule) -> dict[str, torch.Tensor]:
+    state = placed.state_dict()
+    slots = {f"{slot}/{key}": value for slot, whole in state["slots"].items() for key, value in whole.items()}
+    return {**state["parameters"], **state["buffers"], **slots, **state["plain_slots"]}
+
+
+def same(found: PlacedModule, expected: PlacedModule) -> bool:
+    one, other = values(found), values(expected)
+    assert len(one) > 15, "weights, statistics and both moments of each parameter"
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 3), (3, 5), (2, 13)])
+def test_into_other_shards_and_servers_bit_for_bit(
+    own_cluster: MakeCluster, tmp_path: Path, servers: int, shards: int
+) -> None:
+    """T14.5, behaviours 65 and 77: Adam's moments too; the next update is the same, and so is the way back."""
+    first = ParameterServerStrategy(own_cluster(1, 2), variable_partitioner=FixedShardsPartitioner(4))
+    trained = first.place(net(), ADAM)
+    for number in range(6):
+        update(trained, number)
+    CheckpointManager(trained, tmp_path / "a").save()
+
+    strategy = ParameterServerStrategy(own_cluster(1, servers), variable_partitioner=FixedShardsPartitioner(shards))
+    restored = strategy.place(net(seed=1), ADAM)
+    found = CheckpointManager(restored, tmp_path / "a").restore()
+    assert found is not None
+    assert (found.steps, restored.steps) == (6, 6)
+    assert same(restored, trained)
+    for placed in (trained, restored):
+        update(placed, 6)
+    assert same(restored, trained)
+
+    CheckpointManager(restored, tmp_path / "b").save()
+    back = first.place(net(seed=2), ADAM)
+    CheckpointManager(back, tmp_path / "b").restore()
+    assert same(back, trained)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_variables_into_other_shards(own_cluster: MakeCluster, tmp_path: Path, shards: int) -> None:
+    """Behaviour 77: four shards into 1, 2 or 4 and back."""
+    cluster = own_cluster(1, 2)
+    four, few = (
+        ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(count)) for count in (4, shards)
+    )
+    table = torch.arange(20.0).reshape(10, 2)
+    source, target, back = four.variable(table), few.variable(torch.zeros(10, 2)), four.variable(torch.zeros(10, 2))
+    assert len(target.variables) == shards
+    CheckpointManager(None, tmp_path, variables={"table": source}).save(steps=3)
+    manager = CheckpointManager(None, tmp_path, variables={"table": target})
+    restored = manager.restore()
+    assert restored is not None
+    assert restored.steps == 3
+    assert torch.equal(target.read(), table)
+    target.assign_add(1.0)
+    manager.save()
+    CheckpointManager(None, tmp_path, variables={"table": back}).restore()
+    assert torch.equal(back.read(), table + 1)
+
+
+def test_three_are_kept_newest_first(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T10.4."""
+    placed = strategy.place(net(), ADAM)
+    manager = CheckpointManager(placed, tmp_path)
+    assert manager.latest is None
+    assert manager.restore() is None
+    for number in range(5):
+        update(placed, number)
+        assert manager.save(epoch=number + 1).name == f"step-{number + 1:08d}"
+    assert [path.name for path in manager.checkpoints] == ["step-00000005", "step-00000004", "step-00000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in manager.checkpoints)
+    for path in manager.checkpoints:
+        assert sorted(each.name for each in path.iterdir()) == ["meta.json", "model.safetensors", "trainer.safetensors"]
+    found = manager.restore(manager.checkpoints[-1])
+    assert found is not None
+    assert (found.epoch, found.steps, placed.steps) == (3, 3, 3)
+    all_kept = CheckpointManager(placed, tmp_path / "all", max_to_keep=None)
+    for number in range(4):
+        all_kept.save(steps=number)
+    assert len(all_kept.checkpoints) == 4
+
+
+def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T10.5: also where steps were repeated, so that there are more of them than were scheduled."""
+    placed = strategy.place(net(), ADAM)
+    manager = CheckpointManager(placed, tmp_path)
+    expected = {0: 0, 4: 0, 5: 1, 9: 1, 11: 2}
+    for number in range(12):
+        if number in expected:
+            assert manager.starting_epoch(5) == expected[number]
+        update(placed, number)
+    with pytest.raises(UsageError, match="counts the steps of a placed module"):
+        CheckpointManager(None, tmp_path, variables={"v": strategy.variable(0.0)}).starting_epoch(5)
+
+
+def test_a_loop_goes_on_where_it_was_saved(own_cluster: MakeCluster, tmp_path: Path) -> None:
+    """T10.3 to T10.5: one worker's restarted loop ends bit for bit where the uninterrupted one ends."""
+
+    def train(epochs: int, folder: Path) -> PlacedModule:
+        strategy = ParameterServerStrategy(own_cluster(1, 2))
+        coordinator = ClusterCoordinator(strategy)
+        placed = strategy.place(net(), ADAM)
+        manager = CheckpointManager(placed, folder)
+        manager.restore()
+        for epoch in range(manager.starting_epoch(4), epochs):
+            for step in range(4):
+                coordinator.schedule(update, args=(placed, 4 * epoch + step))
+            coordinator.join()
+            manager.save(epoch=epoch + 1)
+        return placed
+
+    whole = train(4, tmp_path / "whole")
+    train(2, tmp_path / "parts")
+    again = train(4, tmp_path / "parts")
+    assert again.steps == 16
+    expected, found = whole.state_dict(), again.state_dict()
+    for part in ("parameters", "slots"):
+        torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "says"),
+    [
+        (net(rows=12), ADAM, r"parameter '0\.\w+' is \(13.* there and \(12"),
+        (nn.Linear(5, 13).double(), ADAM, "missing here"),
+        (net(), ADAM.replace(optimizer="momentum"), "optimizer='adam'; the module is placed with 'momentum'"),
+    ],
+)
+def test_what_does_not_match_is_refused(
+    strategy: ParameterServerStrategy, tmp_path: Path, module: nn.Module, config: TrainConfig, says: str
+) -> None:
+    """T10.6."""
+    CheckpointManager(strategy.place(net(), ADAM), tmp_path).save()
+    other = strategy.place(module, config)
+    before = values(other)
+    with pytest.raises(CheckpointError, match=says):
+        CheckpointManager(other, tmp_path).restore()
+    assert all(torch.equal(value, before[key]) for key, value in values(other).items()), "left as it was"
+
+
+def test_variables_that_do_not_match_are_refused(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T10.6."""
+    CheckpointManager(None, tmp_path, variables={"a": strategy.variable(torch.zeros(3))}).save()
+    for variables, says in (
+        ({"b": strategy.variable(torch.zeros(3))}, r"\['b'\] are to be restored"),
+        ({"a": strategy.variable(torch.zeros(4))}, r"Variable 'a' is \(3,\)"),
+        ({"a": strategy.variable(torch.zeros(3, dtype=torch.int64))}, "torch.int64 here"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            CheckpointManager(None, tmp_path, variables=variables).restore()
+    with pytest.raises(CheckpointError, match="holds no module"):
+        CheckpointManager(
+            strategy.place(net(), ADAM), tmp_path, variables={"a": strategy.variable(torch.zeros(3))}
+        ).restore()
+
+
+def test_a_damaged_checkpoint_is_named(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    manager = CheckpointManager(strategy.place(net(), ADAM), tmp_path)
+    path = manager.save()
+    content = bytearray((path / "trainer.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "trainer.safetensors").write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match="damaged"):
+        manager.restore()
+
+
+def test_no_code_runs_when_one_is_read(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """Tensors and JSON alone, and the module's part is a plain state dict that needs no cluster."""
+    placed = strategy.place(small_net(), small_workload().config.replace(precision=None))
+    path = CheckpointManager(placed, tmp_path).save(epoch=7)
+    assert json.loads((path / "meta.json").read_text())["epoch"] == 7
+    plain = load_model(small_net(), path)
+    for found, expected in zip(plain.parameters(), placed.module().parameters(), strict=True):
+        assert torch.equal(found, expected)
+    assert set(load_checkpoint(path).model) == set(small_net().state_dict())
+
+
+def test_tied_parameters_are_kept_once_and_read_everywhere(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        module[2].weight = module[0].weight
+        return module
+
+    placed = strategy.place(tied(), ADAM.replace(precision=None))
+    path = CheckpointManager(placed, tmp_path).save()
+    assert torch.equal(load_model(tied(), path)[2].weight, placed.module()[0].weight)
+    again = strategy.place(tied(), ADAM.replace(precision=None))
+    CheckpointManager(again, tmp_path).restore()
+    assert torch.equal(again.module()[0].weight, placed.module()[2].weight)
+
+
+def test_a_folder_of_a_longer_run_is_not_mixed_up(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """Its newest would be taken for this run's."""
+    old = strategy.place(net(), ADAM)
+    for number in range(3):
+        update(old, number)
+    CheckpointManager(old, tmp_path).save()
+    fresh = CheckpointManager(strategy.place(net(), ADAM), tmp_path)
+    with pytest.raises(CheckpointError, match="of a run that was 3 steps further on"):
+        fresh.save()
+    fresh.restore()
+    assert fresh.save().name == "step-00000003"
+
+
+def test_bad_arguments(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to save"):
+        CheckpointManager(None, tmp_path)
+    unplaced: Any = torch.zeros(2)
+    with pytest.raises(UsageError, match=r"variables=\['a'\]"):
+        CheckpointManager(None, tmp_path, variables={"a": unplaced})
+    for count in (0, -1, True, 1.5):
+        with pytest.raises(UsageError, match="max_to_keep="):
+            CheckpointManager(strategy.place(net(), ADAM), tmp_path, max_to_keep=count)  # type: ignore[arg-type]

@@ -1,0 +1,246 @@
+"""What fit, evaluate and predict take for data, and who reads what of it (T7, T14.11, behaviours 80, 85, 87)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from tests.helpers.workloads import small_workload
+from tests.parameter_server.conftest import MakeCluster
+from workbench.errors import DataError, UsageError
+from workbench.parameter_server.context import get_current_worker_index
+from workbench.parameter_server.errors import OutOfRangeError
+from workbench.parameter_server.feed import as_data, evaluation_feed, training_feed
+from workbench.parameter_server.fit import StrategyModel
+from workbench.parameter_server.input_context import DatasetCreator
+from workbench.parameter_server.metric_state import AdditiveMetric
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.string_lookup import StringLookup
+
+X = torch.arange(24.0, dtype=torch.float64)[:, None].expand(24, 3).contiguous()
+Y = torch.sin(X.sum(1))
+
+
+class Items(Dataset[Any]):
+    """Map-style, and not a `TensorDataset`."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
+class Stream(IterableDataset[Any]):
+    """In its own order, with a length."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(X, Y, strict=True)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield X[0], Y[0]
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    return list(zip(X.split(8), Y.split(8), strict=True))
+
+
+def visited(outputs: Any, batch: Any, weights: Tensor) -> Tensor:
+    return torch.bincount(batch[0][:, 0].round().long(), minlength=24)
+
+
+def spread(counts: Tensor) -> float:
+    return float(counts.min()) if counts.min() == counts.max() else float("nan")
+
+
+VISITS = {"visits": AdditiveMetric(visited, spread)}
+
+KNOWN = {
+    "tensors": lambda: (X, Y),
+    "arrays": lambda: (X.numpy(), Y.numpy()),
+    "TensorDataset": lambda: TensorDataset(X, Y),
+    "dataset": Items,
+    "list": lambda: [Items()[k] for k in range(24)],
+    "loader": lambda: DataLoader(Items(), batch_size=8, shuffle=True),
+}
+STREAMS = {
+    "stream": Stream,
+    "loader of a stream": lambda: DataLoader(Stream(), batch_size=8),
+}
+MADE = {
+    "creator": lambda: DatasetCreator(lambda context: batches()),
+    "function of a context": lambda: lambda context: DataLoader(Items(), batch_size=8, shuffle=True),
+    "function": lambda: lambda: TensorDataset(X, Y),
+    "function of a stream": lambda: Stream,
+}
+
+
+def workload() -> Any:
+    return small_workload(train_data=TensorDataset(X, Y), validation_data=TensorDataset(X, Y), metrics={})
+
+
+@pytest.fixture(params=[True, False], ids=["local", "cluster"])
+def chosen(request: pytest.FixtureRequest, strategy: ParameterServerStrategy) -> ParameterServerStrategy | None:
+    return None if request.param else strategy
+
+
+@pytest.mark.parametrize("kind", [*KNOWN, *STREAMS])
+def test_data_with_a_length_needs_no_number_of_steps(chosen: ParameterServerStrategy | None, kind: str) -> None:
+    """T14.8, T14.11, behaviour 80; what has indices is read once an epoch by all workers together."""
+    model = StrategyModel(workload(), chosen, metrics=VISITS)
+    history = model.fit({**KNOWN, **STREAMS}[kind](), epochs=2, verbose=0)
+    assert model.steps == 6
+    if kind in KNOWN or chosen is None:
+        assert history.history["visits"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_a_function_makes_is_repeated(chosen: ParameterServerStrategy | None, kind: str) -> None:
+    """T7.5, T14.11: three batches, and ten steps."""
+    model = StrategyModel(workload(), chosen, metrics=VISITS)
+    model.fit(MADE[kind](), epochs=1, steps_per_epoch=10, verbose=0)
+    assert model.steps == 10
+    if chosen is None:
+        assert model.fit(MADE[kind](), steps_per_epoch=3, verbose=0).history["visits"] == [1.0]
+
+
+def test_a_stream_is_shared_out_batch_by_batch(own_cluster: MakeCluster) -> None:
+    """Of three workers each takes every third batch, so that no two read the same."""
+    source = training_feed(as_data(DataLoader(Stream(), batch_size=8)), workload().config, None, num_workers=3)
+    strategy = ParameterServerStrategy(own_cluster(3, 1))
+    model = StrategyModel(workload(), strategy)
+    held = model.executor.hold(source.make)
+    found = dict(result for _, result in model.executor.completed([(first_of, (held,))] * 30))
+    assert found == {0: 0.0, 1: 8.0, 2: 16.0}
+
+
+def first_of(source: Any) -> tuple[int, float]:
+    return get_current_worker_index(), float(source.take(None)[0][0, 0])
+
+
+def test_a_generator_ends_and_says_what_to_do(strategy: ParameterServerStrategy) -> None:
+    """T7.5: what cannot be begun anew is an error that names the remedy."""
+
+    def once() -> Iterator[Any]:
+        yield from batches()
+
+    with pytest.raises(OutOfRangeError, match="ended after 3 batches. Repeat it endlessly"):
+        StrategyModel(workload(), strategy).fit(once, steps_per_epoch=30, verbose=0)
+    with pytest.raises(DataError, match="has no batch"):
+        StrategyModel(workload(), strategy).fit(lambda: [], steps_per_epoch=3, verbose=0)
+
+
+def test_a_lookup_in_the_dataset_function(strategy: ParameterServerStrategy) -> None:
+    """Behaviour 80, T5.4, T14.7: the table travels with the function."""
+    lookup = StringLookup(("a", "b", "c"), num_oov_indices=0)
+
+    def dataset_fn(context: Any) -> Any:
+        ids = lookup(["a", "b", "c", "a", "b", "c", "a", "b"]).double()
+        return [(ids[:, None].expand(8, 3), ids)]
+
+    model = StrategyModel(workload(), strategy)
+    model.fit(DatasetCreator(dataset_fn), epochs=10, steps_per_epoch=10, steps_per_execution=10, verbose=0)
+    assert model.steps == 100
+
+
+@pytest.mark.parametrize("kind", [*KNOWN, *STREAMS, "function", "function of a stream", "sharded"])
+def test_evaluation_of_every_kind_counts_each_example_once(chosen: ParameterServerStrategy | None, kind: str) -> None:
+    """Behaviours 85, 86, T14.14: loaders that shuffle, too."""
+
+    def sharded(context: Any) -> Any:
+        rows = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+        return TensorDataset(X[rows], Y[rows])
+
+    data = DatasetCreator(sharded) if kind == "sharded" else {**KNOWN, **STREAMS, **MADE}[kind]()
+    model = StrategyModel(workload(), chosen, metrics=VISITS)
+    found = model.evaluate(data, batch_size=8)
+    assert found["visits"] == 1.0
+    direct = ((model.module()(X).squeeze(-1) - Y) ** 2).mean()
+    assert found["loss"] == pytest.approx(float(direct.detach()), rel=1e-12)
+
+
+@pytest.mark.parametrize("endless", [Endless, lambda: Endless, lambda: DatasetCreator(lambda context: Endless())])
+def test_an_endless_dataset_is_refused(chosen: ParameterServerStrategy | None, endless: Any) -> None:
+    """Behaviour 87; a number of steps makes it possible (T8.4)."""
+    model = StrategyModel(workload(), chosen)
+    with pytest.raises(UsageError, match="may be endless. Leave out its repeat"):
+        model.evaluate(endless())
+    assert model.evaluate(endless(), steps=4)["loss"] >= 0
+    assert model.evaluate(endless(), steps=4, where="coordinator")["loss"] >= 0
+
+
+def test_prediction_keeps_the_order(chosen: ParameterServerStrategy | None) -> None:
+    """Behaviour 85: same rows, same outputs, whatever the batches and whoever computes them."""
+    model = StrategyModel(workload(), chosen)
+    model.fit(verbose=0)
+    expected = model.module()(X).detach()
+    for data in (X, X.numpy(), TensorDataset(X, Y), DataLoader(Items(), batch_size=5)):
+        for size in (1, 7, 100):
+            torch.testing.assert_close(model.predict(data, batch_size=size), expected)
+    torch.testing.assert_close(model.predict(X, where="coordinator"), expected)
+
+
+def test_outputs_in_any_nesting_are_joined() -> None:
+    nested = workload().replace(forward=lambda model, batch: {"a": model(batch[0]), "b": [batch[0][:, 0]]})
+    found = StrategyModel(nested).predict(X, batch_size=5)
+    assert torch.equal(found["b"][0], X[:, 0])
+    assert found["a"].shape == (24, 1)
+    odd = workload().replace(forward=lambda model, batch: "text")
+    with pytest.raises(UsageError, match="returned str"):
+        StrategyModel(odd).predict(X)
+
+
+def test_the_order_of_an_epoch_is_the_trainers_and_goes_on_where_it_stopped() -> None:
+    """T4.9: a run that is resumed sees the batches that it would have seen."""
+    config = workload().config
+    feed = training_feed(TensorDataset(X, Y), config, None, num_workers=2)
+    whole, later = feed.plans(0), feed.plans(5)
+    first = [next(whole) for _ in range(9)]
+    assert [next(later) for _ in range(4)] == first[5:]
+    for epoch in range(3):
+        assert sorted(index for batch in first[3 * epoch : 3 * epoch + 3] for index in batch) == list(range(24))
+    assert first[:3] != first[3:6]
+
+
+def test_shards_are_even_and_hold_everything() -> None:
+    """Behaviour 86: 5 shards a worker unless they are counted; never an empty one."""
+    for examples, size, shards, expected in ((24, 1, None, 10), (24, 8, None, 3), (24, 5, 2, 2)):
+        feed = evaluation_feed(TensorDataset(X[:examples]), size, None, num_workers=2, shards=shards, steps=None)
+        plans = list(feed.plans(0))
+        assert len(plans) == expected
+        assert [index for plan in plans for batch in plan for index in batch] == list(range(examples))
+        lengths = {len(plan) for plan in plans}
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_bad_data() -> None:
+    model = StrategyModel(workload())
+    with pytest.raises(UsageError, match=r"\[24, 23\] examples"):
+        model.fit(X, Y[1:])
+    with pytest.raises(UsageError, match="y= goes with x"):
+        model.fit(Items(), Y)
+    with pytest.raises(UsageError, match="data=3 is no data"):
+        model.fit(3)
+    with pytest.raises(UsageError, match="iterator that is under way"):
+        model.evaluate(iter(batches()))
+    with pytest.raises(DataError, match="no examples"):
+        model.evaluate([])
+    with pytest.raises(UsageError, match="steps=4 is more than the 3 batches"):
+        model.evaluate(X, Y, batch_size=8, steps=4)
+    with pytest.raises(UsageError, match="where='moon'"):
+        model.evaluate(where="moon")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="shards=0"):
+        model.evaluate(shards=0)
+    assert as_data(np.zeros((2, 3)), np.zeros(2)).tensors[0].dtype == torch.get_default_dtype()

@@ -1,0 +1,138 @@
+"""The side-car evaluator: follows checkpoints, survives a deletion, ends by itself, and knows no cluster (T8.6, T8.7)."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.workloads import small_net, small_workload
+from tests.test_layers import PACKAGE, imports, modules
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server import sidecar
+from workbench.parameter_server.callbacks import Callback
+from workbench.parameter_server.checkpoint_callbacks import ModelCheckpoint
+from workbench.parameter_server.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.event_file import EventFile
+from workbench.parameter_server.fit import StrategyModel
+from workbench.parameter_server.sidecar import SidecarEvaluator
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.train.checkpoint import Checkpoint, load_checkpoint
+
+
+class Wait(Callback):
+    """Lets the evaluator keep up, so that the test knows what it sees."""
+
+    def __init__(self, seen: threading.Semaphore) -> None:
+        self._seen = seen
+
+    def on_epoch_end(self, epoch: int, logs: object) -> None:
+        assert self._seen.acquire(timeout=30.0)
+
+
+def test_it_follows_training_and_ends_with_it(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """T8.6: every checkpoint, with the values that evaluation inside fit found; it was started first."""
+    seen, found = threading.Semaphore(0), []
+
+    def follow() -> None:
+        for each in SidecarEvaluator(small_workload(), tmp_path / "c", epochs=4, poll_s=0.005, timeout_s=30.0):
+            found.append(each)
+            seen.release()
+
+    evaluator = threading.Thread(target=follow)
+    evaluator.start()
+    model = StrategyModel(small_workload(), strategy)
+    history = model.fit(epochs=4, callbacks=[ModelCheckpoint(tmp_path / "c", max_to_keep=2), Wait(seen)], verbose=0)
+    evaluator.join(30.0)
+    assert not evaluator.is_alive()
+    assert [(each.epoch, each.steps) for each in found] == [(1, 6), (2, 12), (3, 18), (4, 24)]
+    for name in ("loss", "close"):
+        assert [each.values[name] for each in found] == pytest.approx(history.history[f"val_{name}"], rel=1e-12)
+
+
+def test_a_checkpoint_deleted_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T8.7: no crash, no wrong value: it goes on with the newer one."""
+    model = StrategyModel(small_workload())
+    manager = CheckpointManager(model.placed, tmp_path)
+    first = manager.save(epoch=1)
+
+    def deleted_meanwhile(path: Path) -> Checkpoint:
+        if Path(path) == first:
+            model.fit(epochs=1, verbose=0)
+            manager.save(epoch=2)
+            shutil.rmtree(first)
+        return load_checkpoint(path)
+
+    monkeypatch.setattr(sidecar, "load_checkpoint", deleted_meanwhile)
+    found = SidecarEvaluator(small_workload(), tmp_path, epochs=2, poll_s=0.01, timeout_s=20.0).run()
+    assert [each.epoch for each in found] == [2]
+    assert found[0].values["loss"] == pytest.approx(model.evaluate()["loss"], rel=1e-12)
+
+
+def test_what_is_damaged_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    """Only what is gone is passed over."""
+    path = CheckpointManager(StrategyModel(small_workload()).placed, tmp_path).save(epoch=1)
+    other = small_workload(build_model=lambda: torch.nn.Linear(3, 1))
+    with pytest.raises(CheckpointError, match="does not fit Linear"):
+        SidecarEvaluator(other, tmp_path, epochs=1).run()
+    (path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged"):
+        SidecarEvaluator(small_workload(), tmp_path, epochs=1).run()
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """Training that ended early writes no last checkpoint."""
+    CheckpointManager(StrategyModel(small_workload()).placed, tmp_path / "c").save(epoch=1)
+    seen = []
+    with pytest.raises(TimeoutError, match="newest is step-00000000; epoch 3 has not come"):  # noqa: PT012
+        for each in SidecarEvaluator(small_workload(), tmp_path / "c", epochs=3, poll_s=0.01, timeout_s=0.05):
+            seen.append(each.epoch)
+    assert seen == [1]
+    with pytest.raises(TimeoutError, match="newest is None"):
+        SidecarEvaluator(small_workload(), tmp_path / "none", epochs=3, poll_s=0.01, timeout_s=0.02).run()
+    with pytest.raises(UsageError, match="epochs=0"):
+        SidecarEvaluator(small_workload(), tmp_path, epochs=0)
+
+
+def test_its_curves(tmp_path: Path) -> None:
+    """T8.7: summaries, by steps."""
+    CheckpointManager(StrategyModel(small_workload()).placed, tmp_path / "c").save(epoch=1)
+    SidecarEvaluator(small_workload(), tmp_path / "c", epochs=1, log_dir=tmp_path / "log").run()
+    (file,) = (tmp_path / "log").iterdir()
+    content = file.read_bytes()
+    assert b"evaluation_loss_vs_iterations" in content
+    assert b"evaluation_close_vs_iterations" in content
+    assert EventFile(tmp_path / "log").path != file
+
+
+def test_it_knows_nothing_of_the_cluster() -> None:
+    """T8.6: another program, on another machine, without engine, coordinator or strategy."""
+    known, todo, seen = modules(PACKAGE), ["parameter_server.sidecar"], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in known:
+            continue
+        seen.add(name)
+        found = imports(name, known[name], set(known))
+        todo += [each.target.removeprefix("workbench.") for each in found if not each.typing_only]
+    assert len(seen) > 20
+    own = {name for name in seen if name.startswith("parameter_server.")}
+    assert own == {"parameter_server.sidecar", "parameter_server.event_file"}
+    assert not [name for name in seen if "ray" in name]
+
+
+def test_the_weights_are_the_checkpoints(tmp_path: Path) -> None:
+    """The loss is that of the stored weights, and the caller's random state is left alone."""
+    model = StrategyModel(small_workload())
+    model.fit(epochs=2, verbose=0)
+    CheckpointManager(model.placed, tmp_path).save(epoch=2)
+    state = torch.get_rng_state()
+    (found,) = SidecarEvaluator(small_workload(), tmp_path, epochs=2).run()
+    assert torch.equal(torch.get_rng_state(), state)
+    plain = small_net().double()
+    plain.load_state_dict(load_checkpoint(found.checkpoint).model)
+    x, y = (column.double() for column in small_workload().validation_data.tensors)
+    assert found.values["loss"] == pytest.approx(float(((plain(x)[:, 0] - y) ** 2).mean().detach()), rel=1e-12)
