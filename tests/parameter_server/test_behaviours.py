@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.behaviours import BEHAVIOURS, LIMITS, behaviours_table, limits_table
+from workbench.parameter_server.behaviours import BEHAVIOURS, LIMITS, as_markdown, behaviours_table, limits_table
 from workbench.parameter_server.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.partitioners import FixedShardsPartitioner
@@ -49,6 +49,9 @@ def test_where_it_is_not_the_same_the_table_says_how() -> None:
     assert {79, 87} <= {each.number for each in BEHAVIOURS if each.ours != "the same"}
     assert len(behaviours_table()) == 88
     assert list(limits_table().columns) == ["clause", "tensorflow", "fate", "ours"]
+    lines = as_markdown(limits_table()).splitlines()
+    assert len(lines) == 2 + 15
+    assert {line.count(" | ") for line in lines} == {3}
 
 
 def test_what_was_split_is_stored_whole_and_loads_without_a_cluster(

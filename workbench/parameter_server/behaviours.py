@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-__all__ = ["BEHAVIOURS", "LIMITS", "Behaviour", "Limit", "behaviours_table", "limits_table"]
+__all__ = ["BEHAVIOURS", "LIMITS", "Behaviour", "Limit", "as_markdown", "behaviours_table", "limits_table"]
 
 Fate = Literal["kept", "lifted", "differs", "open"]
 
@@ -148,3 +148,9 @@ def behaviours_table() -> pd.DataFrame:
 def limits_table() -> pd.DataFrame:
     """Return clause, tensorflow, fate and ours of every limitation that the tutorial states (T14)."""
     return pd.DataFrame(LIMITS, columns=list(Limit._fields))
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """Return a table of text as Markdown, for a notebook."""
+    rows = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -60,7 +60,7 @@ def plot_server_load(
             axes.barh(
                 np.arange(servers), width, left=ends, height=0.6, edgecolor=INK, linewidth=0.4, hatch=HATCHES[place],
                 color=PALETTE[(0, 1, 4, 9, 7)[place]] if name is not None else BASELINE,
-                label=str(name) if name is not None else f"{len(order) - SHOWN} others",
+                label=str(name) if name is not None else f"{len(order) - SHOWN} more",
             )  # fmt: skip
             ends += width
         axes.axvline(ends.mean(), color=INK, linestyle="--", label="mean of the servers")
@@ -80,7 +80,7 @@ def plot_server_load(
         axes.set_yticks(range(servers), [f"ps {k}" for k in range(servers)])
         axes.set_ylim(servers - 0.4, -0.6)
         axes.set(xlabel="KB a step, sent and received", ylabel="parameter server", title="Which server carries what")
-        axes.margins(x=0.06)
+        axes.set_xlim(0, 1.06 * max(ends.max(), 1e-12))
         legend(axes, loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.22))
     return axes
 
@@ -195,7 +195,7 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
             label="in proportion to the workers",
         )
         axes.set(xlabel="workers", ylabel="updates per second", title="What more workers bring")
-        axes.set_ylim(0, 1.15 * max(table["updates_per_s"].max(), first.iloc[0]))
+        axes.set_ylim(0, 1.3 * max(table["updates_per_s"].max(), first.iloc[0]))
         axes.xaxis.get_major_locator().set_params(integer=True)
         legend(axes)
     return axes
