@@ -67,7 +67,8 @@ def losses(logits: Tensor, batch: Any) -> Tensor:
 
 def accuracy(logits: Tensor, batch: Any) -> Tensor:
     """Return 1 for each example that is right, at a threshold of 0.5."""
-    return ((logits[:, 0].sigmoid() > 0.5) == (batch[1] == 0)).float()
+    right: Tensor = (logits[:, 0].sigmoid() > 0.5) == (batch[1] == 0)
+    return right.float()
 
 
 def step(placed: PlacedModule, right: Variable, seen: Variable, batches: Iterator[Any]) -> Tensor:
@@ -76,7 +77,7 @@ def step(placed: PlacedModule, right: Variable, seen: Variable, batches: Iterato
     with placed.step() as module:
         logits = module(batch[0])
         loss = losses(logits, batch).mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     right.assign_add(accuracy(logits, batch).sum())
     seen.assign_add(float(len(logits)))
     return loss

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.server_load import server_load
@@ -130,7 +131,7 @@ def plot_staleness(
             title="How old gradients are when they are applied",
         )
         axes.set_ylim(0, None)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes, loc="upper right")
     return axes
 
@@ -196,7 +197,7 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
         )
         axes.set(xlabel="workers", ylabel="updates per second", title="What more workers bring")
         axes.set_ylim(0, 1.3 * max(table["updates_per_s"].max(), first.iloc[0]))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes)
     return axes
 

@@ -59,7 +59,7 @@ class ParameterServerStudy(Study):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if isinstance(self.workers, str) or not self.workers or any(not _count(each) for each in self.workers):
+        if not self.workers or any(not _count(each) for each in self.workers):
             raise ConfigError(f"workers={self.workers!r} must hold integers of at least 1, at least one of them.")
         if isinstance(self.closures, str) or any(each != "auto" and not _count(each) for each in self.closures):
             raise ConfigError(f'closures={self.closures!r} must hold integers of at least 1, or "auto".')
@@ -70,7 +70,7 @@ class ParameterServerStudy(Study):
     def extend(self, session: Session) -> None:
         """Train, time, and try the remedies."""
         base = self._trainer(session)
-        session.trials([session.config], stage=STAGE, trainer=base)  # type: ignore[arg-type]  # it has what a study asks of a Trainer
+        session.trials([session.config], stage=STAGE, trainer=base)
         facts = session.record.facts
         if "parameter_server_runs" not in facts:
             session.facts(parameter_server_runs=self._timed(session, base))
