@@ -73,3 +73,16 @@ def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monke
     assert names["found"]["evaluation.weighting"].status == "fail"
     assert set(wb.open("runs/evaluation").evals["setting"]) == {"periodic", "offline"}
     assert len(names["record"].predictions) == 8 * 3
+
+
+def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = block("wb.ParameterServerStudy(").replace("workers=(1, 2, 3)", "workers=(1, 2), steps=20")
+    names: dict[str, Any] = {"wb": wb}
+    exec(source.replace("steps=200", "lrs=[0.05, 0.1], steps=20"), names)
+    codes = re.findall(r"ps\.\w+", source)
+    assert [finding.code for finding in names["diagnosis"]] == codes
+    columns = ["clause", "remedy", "measure", "before", "after"]
+    assert list(wb.server_remedies(names["record"]).columns) == columns
+    assert ", ".join(columns) in source
+    assert names["sweep"].trials["state"].tolist() == ["complete"] * 2

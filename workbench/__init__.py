@@ -37,10 +37,13 @@ if TYPE_CHECKING:
     from workbench.diagnostics.instability import diagnose_instability
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
+    from workbench.diagnostics.parameter_server import diagnose_parameter_server
     from workbench.diagnostics.periodicity import diagnose_periodicity
     from workbench.diagnostics.sample_size import evaluation_sizes
     from workbench.diagnostics.schedule import diagnose_schedule
     from workbench.diagnostics.selection_gap import selection_gaps
+    from workbench.diagnostics.server_remedies import server_remedies
+    from workbench.diagnostics.server_throughput import server_throughput
     from workbench.diagnostics.skew import skew_tests
     from workbench.diagnostics.stability_first import check_stability
     from workbench.diagnostics.tracking import diagnose_tracking
@@ -70,6 +73,26 @@ if TYPE_CHECKING:
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
+    from workbench.parameter_server.callbacks import Callback
+    from workbench.parameter_server.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint
+    from workbench.parameter_server.checkpoint_manager import CheckpointManager
+    from workbench.parameter_server.closure import RemoteValue
+    from workbench.parameter_server.cluster import create_in_process_cluster
+    from workbench.parameter_server.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.context import get_current_worker_index
+    from workbench.parameter_server.coordinator import ClusterCoordinator
+    from workbench.parameter_server.evaluation import evaluate_direct, evaluate_distributed
+    from workbench.parameter_server.fit import StrategyModel
+    from workbench.parameter_server.input_context import DatasetCreator, InputContext
+    from workbench.parameter_server.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
+    from workbench.parameter_server.resources import PerWorkerValues
+    from workbench.parameter_server.sidecar import SidecarEvaluator
+    from workbench.parameter_server.strategy import ParameterServerStrategy
+    from workbench.parameter_server.string_lookup import StringLookup
+    from workbench.parameter_server.tensorboard import TensorBoard
+    from workbench.parameter_server.trainer import ParameterServerTrainer
+    from workbench.parameter_server.variable import ShardedVariable
+    from workbench.parameter_server.visits import count_visits
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
     from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
@@ -85,6 +108,7 @@ if TYPE_CHECKING:
     from workbench.plots.instability import plot_confirm, plot_probe
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
+    from workbench.plots.parameter_server import plot_server_load, plot_staleness, plot_throughput
     from workbench.plots.periodicity import plot_periodicity
     from workbench.plots.predictions import plot_predictions
     from workbench.plots.proof import plot_proof
@@ -127,6 +151,7 @@ if TYPE_CHECKING:
     from workbench.studies.instability import InstabilityStudy
     from workbench.studies.lr_sweep import LRSweep
     from workbench.studies.optimizers import OptimizersStudy
+    from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
     from workbench.studies.resume import audit_resume
     from workbench.studies.warmup import WarmupStudy
     from workbench.train.artifacts import export_program, load_trained
@@ -155,32 +180,53 @@ __version__ = "0.1.0"
 __all__ = [
     "Activations",
     "ArchitectureStudy",
+    "BackupAndRestore",
     "BatchNormStudy",
     "BatchSizeStudy",
+    "Callback",
     "CheckpointError",
+    "CheckpointManager",
     "CheckpointStudy",
     "ClippingStudy",
+    "ClusterCoordinator",
     "ClusterError",
+    "ClusterResolver",
     "ComparisonStudy",
     "ConfigError",
     "DataError",
+    "DatasetCreator",
     "Delayed",
     "DeviceError",
     "Diagnosis",
     "EvaluationSampleStudy",
     "EvaluationStudy",
     "Finding",
+    "FixedShardsPartitioner",
     "Hook",
     "HostsStudy",
+    "InputContext",
     "InputPipelineStudy",
     "InstabilityStudy",
     "LRSweep",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "ModelCheckpoint",
     "Norms",
     "NotebookError",
     "OptimizersStudy",
+    "ParameterServerStrategy",
+    "ParameterServerStudy",
+    "ParameterServerTrainer",
+    "PerWorkerValues",
     "RecordError",
+    "RemoteValue",
+    "ShardedVariable",
+    "SidecarEvaluator",
+    "StrategyModel",
+    "StringLookup",
     "StudyInterrupted",
     "StudyRecord",
+    "TensorBoard",
     "Timing",
     "TrainConfig",
     "Trainer",
@@ -200,6 +246,7 @@ __all__ = [
     "audit_data",
     "audit_hosts",
     "audit_input",
+    "audit_parameter_server",
     "audit_resume",
     "audit_script",
     "better_rule",
@@ -212,6 +259,8 @@ __all__ = [
     "compare_storage",
     "constant",
     "cosine",
+    "count_visits",
+    "create_in_process_cluster",
     "describe_notebook",
     "detectable_difference",
     "diagnose",
@@ -229,6 +278,7 @@ __all__ = [
     "diagnose_instability",
     "diagnose_lr_sweep",
     "diagnose_optimizers",
+    "diagnose_parameter_server",
     "diagnose_periodicity",
     "diagnose_schedule",
     "diagnose_tracking",
@@ -236,6 +286,8 @@ __all__ = [
     "draw_sample",
     "early_stopping",
     "evaluate",
+    "evaluate_direct",
+    "evaluate_distributed",
     "evaluate_offline",
     "evaluation_sizes",
     "examples_needed",
@@ -245,6 +297,7 @@ __all__ = [
     "find_notebook",
     "find_overlap",
     "gather_running_statistics",
+    "get_current_worker_index",
     "ghost_batch_norm",
     "host_areas",
     "how_trained",
@@ -291,8 +344,11 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_server_load",
     "plot_shards",
+    "plot_staleness",
     "plot_studies",
+    "plot_throughput",
     "plot_timed_evaluations",
     "plot_tuned_lr",
     "plot_warmup",
@@ -307,6 +363,8 @@ __all__ = [
     "selection_gaps",
     "self_test_hosts",
     "serve_requests",
+    "server_remedies",
+    "server_throughput",
     "shaped",
     "shard_files",
     "skew_tests",
@@ -524,6 +582,51 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "workloads.stored": ("cache_dataset",),
     "workloads.subset": ("periodic_subset",),
+    "diagnostics.parameter_server": ("diagnose_parameter_server",),
+    "diagnostics.server_remedies": ("server_remedies",),
+    "diagnostics.server_throughput": ("server_throughput",),
+    "parameter_server.callbacks": ("Callback",),
+    "parameter_server.checkpoint_callbacks": (
+        "BackupAndRestore",
+        "ModelCheckpoint",
+    ),
+    "parameter_server.checkpoint_manager": ("CheckpointManager",),
+    "parameter_server.closure": ("RemoteValue",),
+    "parameter_server.cluster": ("create_in_process_cluster",),
+    "parameter_server.cluster_resolver": ("ClusterResolver",),
+    "parameter_server.context": ("get_current_worker_index",),
+    "parameter_server.coordinator": ("ClusterCoordinator",),
+    "parameter_server.evaluation": (
+        "evaluate_direct",
+        "evaluate_distributed",
+    ),
+    "parameter_server.fit": ("StrategyModel",),
+    "parameter_server.input_context": (
+        "DatasetCreator",
+        "InputContext",
+    ),
+    "parameter_server.partitioners": (
+        "FixedShardsPartitioner",
+        "MaxSizePartitioner",
+        "MinSizePartitioner",
+    ),
+    "parameter_server.resources": ("PerWorkerValues",),
+    "parameter_server.sidecar": ("SidecarEvaluator",),
+    "parameter_server.strategy": ("ParameterServerStrategy",),
+    "parameter_server.string_lookup": ("StringLookup",),
+    "parameter_server.tensorboard": ("TensorBoard",),
+    "parameter_server.trainer": ("ParameterServerTrainer",),
+    "parameter_server.variable": ("ShardedVariable",),
+    "parameter_server.visits": ("count_visits",),
+    "plots.parameter_server": (
+        "plot_server_load",
+        "plot_staleness",
+        "plot_throughput",
+    ),
+    "studies.parameter_server": (
+        "ParameterServerStudy",
+        "audit_parameter_server",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

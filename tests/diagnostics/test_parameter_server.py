@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.server_facts import UPDATES, WORKERS, block, facts, served, server, work
 from workbench.diagnostics.audited import Audit
-from workbench.diagnostics.closure_size import closure_size
+from workbench.diagnostics.closure_size import closure_size, stretch_seconds
 from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
 from workbench.diagnostics.server_bound import time_shares
 from workbench.diagnostics.server_throughput import saturation, server_throughput
@@ -239,7 +239,9 @@ def test_the_numbers_are_those_of_the_definition() -> None:
     assert found.evidence["step_s"] == pytest.approx(busy / UPDATES)
     assert found.evidence["dispatch_s"] == pytest.approx((12 - busy) / UPDATES)
     assert found.evidence["updates_per_s"] == pytest.approx(UPDATES / 4.0)
-    assert found.evidence["suggested_steps_per_closure"] == round(math.sqrt(2 * 30 * 0.03 / (3 * 0.01)))
+    assert (
+        found.evidence["suggested_steps_per_closure"] == 10
+    )  # a share of 30 / 3: 0.03 + 0.01 behind, against 0.06 + 0.025
 
 
 @pytest.mark.parametrize(
@@ -260,28 +262,49 @@ def test_clocks_that_disagree_do_not_give_more_than_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dispatch", "step", "updates", "workers"), [(0.003, 0.001, 300, 3), (0.1, 0.01, 1000, 4), (0.0004, 0.002, 200, 2)]
+    ("size", "dispatch", "steps", "updates", "seconds"),
+    [
+        (1, 1.0, [1.0], 5, 10.0),
+        (5, 1.0, [1.0], 5, 6.0),
+        (2, 1.0, [1.0, 1.0], 8, 6.0),
+        (4, 0.0, [1.0, 3.0], 8, 12.0),  # the slow one gets a half
+        (1, 0.0, [1.0, 3.0], 8, 6.0),
+    ],
 )
-def test_closure_size_is_the_smallest_of_the_loss_that_it_describes(
-    dispatch: float, step: float, updates: int, workers: int
+def test_a_stretch_takes_what_one_can_work_out_by_hand(
+    size: int, dispatch: float, steps: list[float], updates: int, seconds: float
 ) -> None:
-    sizes = np.arange(1, updates // workers + 1)
-    lost = updates * dispatch / (workers * sizes) + sizes * step / 2
-    found = closure_size(dispatch, step, updates, workers)
-    assert lost[found - 1] <= 1.005 * lost.min()
+    assert stretch_seconds(size, dispatch, steps, updates) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("steps", [[1.0], [1.0, 1.0], [1.0, 1.2, 0.9], [1.0] * 8, [1.0, 1.0, 2.5], [1.0, 1.6] * 3])
+@pytest.mark.parametrize("updates", [100, 256, 1000])
+@pytest.mark.parametrize("cost", [0.02, 0.3, 1.0, 5.0, 40.0])
+def test_the_chosen_size_reaches_nine_tenths_of_the_best_whatever_worker_is_slower(
+    cost: float, updates: int, steps: list[float]
+) -> None:
+    found = closure_size(cost, steps, updates)
+    shown = [step * (1.07 if k == len(steps) - 1 else 1.0) for k, step in enumerate(steps)]
+    best = min(stretch_seconds(k, cost, shown, updates) for k in range(1, updates + 1))
+    assert stretch_seconds(found, cost, shown, updates) * 0.9 <= best, found
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0])
 def test_closure_size_is_one_where_nothing_was_measured(bad: float) -> None:
-    assert closure_size(bad, 1.0, 100, 2) == closure_size(1.0, bad, 100, 2) == 1
-    assert closure_size(1.0, 1.0, bad, 2) == 1
-    assert closure_size(1e9, 1e-9, 100, 4) == 25
+    assert closure_size(bad, [1.0], 100) == closure_size(1.0, [bad], 100) == closure_size(1.0, [], 100) == 1
+    assert closure_size(1.0, [1.0], 0) == closure_size(1.0, [1.0], 1) == 1
+    assert closure_size(1e9, [1e-9] * 4, 100) in (25, 100)
 
 
 def test_throughput_is_updates_over_seconds_a_trial() -> None:
-    table = server_throughput(served(facts(), facts(updates=600, steps_per_closure="auto"), stages=["a", "b"]))
+    table = server_throughput(
+        served(
+            facts(),
+            facts(updates=600, steps_per_closure="auto"),
+        )
+    )
     assert table["updates_per_s"].tolist() == [75.0, 150.0]
-    assert table["stage"].tolist() == ["a", "b"]
+    assert table["name"].tolist() == ["trial 0", "trial 1"]
     assert table["steps_per_closure"].tolist() == ["1", "auto"]
     assert server_throughput(served()).empty
 

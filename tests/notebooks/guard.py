@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -83,11 +84,11 @@ def _annotated(node: ast.stmt) -> bool:
 
 
 def _spine(cells: list[Any]) -> list[str]:
-    """Question | imports | parameters | study | diagnosis | figure."""
+    """Question | imports | parameters | study | diagnosis | figure; a tutorial has sections, each under a heading, for its study."""
     kinds = tuple(cell.cell_type for cell in cells)
-    if kinds != SPINE:
+    if kinds != SPINE and not _sections(cells):
         return [f"the six cells are {', '.join(SPINE)}, not {', '.join(kinds)}"]
-    title, imports, parameters, _, diagnosis, figure = cells
+    title, imports, parameters, *_, diagnosis, figure = cells
     said = []
     if not title.source.startswith("# ") or "?" not in title.source:
         said.append("the first cell is no title with a question")
@@ -96,9 +97,24 @@ def _spine(cells: list[Any]) -> list[str]:
     if "parameters" not in parameters.metadata.get("tags", []):
         said.append("the third cell is not the parameters")
     if not any(VERDICT_MIME in output.get("data", {}) for output in diagnosis.outputs):
-        said.append("the fifth cell shows no verdict")
+        said.append("the last cell but one shows no verdict")
     if not any("image/png" in output.get("data", {}) for output in figure.outputs):
-        said.append("the sixth cell shows no figure")
+        said.append("the last cell shows no figure")
     if not any(output.get("text") or "text/markdown" in output.get("data", {}) for output in figure.outputs):
-        said.append("the sixth cell says nothing in words beside its figure")
+        said.append("the last cell says nothing in words beside its figure")
     return said
+
+
+def _sections(cells: list[Any]) -> bool:
+    """Whether what lies between parameters and diagnosis is headings with cells of code under them."""
+    kinds = tuple(cell.cell_type for cell in cells)
+    middle, ends = cells[3:-2], (*kinds[:3], *kinds[-2:])
+    if ends != (*SPINE[:3], *SPINE[-2:]) or len(middle) < 2 or middle[-1].cell_type != "code":
+        return False
+    headed = all(cell.source.startswith("## ") for cell in middle if cell.cell_type == "markdown")
+    pairs = itertools.pairwise(middle)
+    return (
+        headed
+        and middle[0].cell_type == "markdown"
+        and not any(a.cell_type == b.cell_type == "markdown" for a, b in pairs)
+    )

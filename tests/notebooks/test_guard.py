@@ -64,6 +64,11 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no annotation": (with_source(2, "steps = 3  # updates"), "not `name: type = value`"),
     "no comment": (with_source(2, "steps: int = 3"), "no comment"),
     "empty parameters": (with_source(2, "# none"), "there are no parameters"),
+    "a section without code": (
+        lambda nb: nb.cells.__setitem__(slice(3, 3), [new_markdown_cell("## T1"), new_markdown_cell("## T2")]),
+        "six cells",
+    ),
+    "words that are no heading": (lambda nb: nb.cells.insert(3, new_markdown_cell("T1")), "six cells"),
     "seven cells": (lambda nb: nb.cells.append(new_markdown_cell("more")), "six cells"),
     "no question": (with_source(0, "# A title"), "no title with a question"),
     "work among imports": (with_source(1, "import os\nx = 3"), "more than import"),
@@ -75,6 +80,13 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 def test_a_good_notebook_passes(tmp_path: Path) -> None:
     nbformat.write(good(), tmp_path / "n.ipynb")
+    assert problems(tmp_path / "n.ipynb") == []
+
+
+def test_a_tutorial_has_headings_between_its_parameters_and_its_verdict(tmp_path: Path) -> None:
+    notebook = good()
+    notebook.cells.insert(3, new_markdown_cell("## T1"))
+    nbformat.write(notebook, tmp_path / "n.ipynb")
     assert problems(tmp_path / "n.ipynb") == []
 
 

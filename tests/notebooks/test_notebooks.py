@@ -29,6 +29,7 @@ EXPECTED = {
     "12_batch_norm",
     "13_hosts",
     "14_input_pipeline",
+    "15_parameter_server",
 }
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2]}
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.cluster import Cluster
 from workbench.parameter_server.coordinator import ClusterCoordinator
@@ -24,78 +18,21 @@ from workbench.parameter_server.evaluation import evaluate_direct, evaluate_dist
 from workbench.parameter_server.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.string_lookup import StringLookup
-from workbench.parameter_server.variable import Variable
+from workbench.parameter_server.toy import (
+    CONFIG,
+    FEATURES,
+    LABELS,
+    Toy,
+    dataset_fn,
+    examples,
+    preprocessed,
+    step,
+    toy_workload,
+)
 from workbench.train.artifacts import export_program
-from workbench.workloads.base import Workload
 
 ROOT = Path(__file__).parents[2]
-WORDS = ("avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman")
-FEATURES = StringLookup(WORDS)
-LABELS = StringLookup(("yes", "no"), num_oov_indices=0)
-CONFIG = TrainConfig(optimizer="rmsprop", momentum=0.0, peak_lr=0.1, total_steps=20, batch_size=32)
-EXAMPLES, EPOCHS, STEPS = 200, 4, 5
-
-
-class Toy(nn.Module):
-    """The mean of three words' embeddings, and one output: a logit, whose sigmoid is the source's output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(len(FEATURES), 20)
-        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
-        self.dense = nn.Linear(20, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.dense(self.embedding(ids).mean(1))  # type: ignore[no-any-return]
-
-
-def examples(count: int, seed: int) -> tuple[list[list[str]], list[str]]:
-    """Three different words; yes where one of them is the first of the vocabulary."""
-    generator = random.Random(seed)
-    words = [generator.sample(WORDS, 3) for _ in range(count)]
-    return words, ["yes" if "avenger" in each else "no" for each in words]
-
-
-def preprocessed(count: int, seed: int) -> TensorDataset:
-    words, labels = examples(count, seed)
-    return TensorDataset(FEATURES(words), LABELS(labels))
-
-
-def dataset_fn(context: Any) -> Iterator[Any]:
-    """Made on each worker, endless, shuffled there; the tables came with the function."""
-    generator = torch.Generator().manual_seed(context.input_pipeline_id)
-    while True:
-        yield from DataLoader(preprocessed(EXAMPLES, seed=0), batch_size=32, shuffle=True, generator=generator)
-
-
-def losses(logits: Tensor, batch: Any) -> Tensor:
-    """Binary cross-entropy, one value per example; "yes" is id 0."""
-    return nn.functional.binary_cross_entropy_with_logits(logits[:, 0], (batch[1] == 0).float(), reduction="none")
-
-
-def accuracy(logits: Tensor, batch: Any) -> Tensor:
-    return ((logits[:, 0].sigmoid() > 0.5) == (batch[1] == 0)).float()
-
-
-def step(placed: PlacedModule, right: Variable, seen: Variable, batches: Iterator[Any]) -> Tensor:
-    """T5.9: mean of the examples' losses, gradients, update; the metric's state lives on a server."""
-    batch = next(batches)
-    with placed.step() as module:
-        logits = module(batch[0])
-        loss = losses(logits, batch).mean()
-        loss.backward()
-    right.assign_add(accuracy(logits, batch).sum())
-    seen.assign_add(float(len(logits)))
-    return loss
-
-
-def workload() -> Workload:
-    data = preprocessed(16, seed=1)
-    return Workload(
-        name="toy", build_model=Toy, train_data=preprocessed(EXAMPLES, seed=0), validation_data=data, config=CONFIG, loss=losses,
-        metrics={"accuracy": accuracy},
-    )  # fmt: skip
+EPOCHS, STEPS = 4, 5
 
 
 def make(cluster: Cluster) -> tuple[ParameterServerStrategy, PlacedModule]:
@@ -149,8 +86,8 @@ def test_it_is_solved_within_four_epochs(cluster: Cluster) -> None:
     assert max(found) == 1.0, found
     assert placed.steps == EPOCHS * STEPS + 1
     data = preprocessed(16, seed=1)
-    direct = evaluate_direct(placed, workload(), data, batch_size=8)
-    shared = evaluate_distributed(strategy, placed, workload(), data, batch_size=8)
+    direct = evaluate_direct(placed, toy_workload(), data, batch_size=8)
+    shared = evaluate_distributed(strategy, placed, toy_workload(), data, batch_size=8)
     assert direct["accuracy"] == shared["accuracy"] == 1.0
     assert shared["loss"] == pytest.approx(direct["loss"], rel=1e-9)
     coordinator.shutdown()
@@ -180,7 +117,7 @@ def test_train_export_reload_serve(cluster: Cluster, tmp_path: Path) -> None:
     _, coordinator = train(strategy, placed)
     coordinator.shutdown()
     module = placed.module()
-    export_program(workload(), module, tmp_path / "toy.pt2")
+    export_program(toy_workload(), module, tmp_path / "toy.pt2")
     (tmp_path / "serving.json").write_text(json.dumps({"words": FEATURES.to_dict(), "labels": LABELS.to_dict()}))
     words, labels = examples(40, seed=9)
     words.append(["hulk", "never_heard_of", "avenger"])

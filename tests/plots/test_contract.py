@@ -21,6 +21,7 @@ import workbench.plots as plots
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
+from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_input import pipeline
 from tests.helpers.simulated_norms import row as norm_devices
@@ -50,6 +51,7 @@ SAMPLED = {
         "classes_before": [{"class": 0, "total": 20, "correct": 17}, {"class": 1, "total": 80, "correct": 74}],
     }
 }  # fmt: skip
+SERVED = served(facts(workers=1), facts(workers=3))
 FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
 PIPELINE = {"input_pipeline": pipeline(fix=FIX)}
 GAPS = selection_gaps((20, 50), rounds=(5,), repeats=3)
@@ -86,6 +88,9 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_hosts": lambda r, d, ax: plots.plot_hosts(job(), d, ax=ax),
     "plot_shards": lambda r, d, ax: plots.plot_shards(job(), ax=ax),
     "plot_bytes_read": lambda r, d, ax: plots.plot_bytes_read(READ, ax=ax),
+    "plot_server_load": lambda r, d, ax: plots.plot_server_load(SERVED, d, ax=ax),
+    "plot_staleness": lambda r, d, ax: plots.plot_staleness(SERVED, d, ax=ax),
+    "plot_throughput": lambda r, d, ax: plots.plot_throughput(SERVED, ax=ax),
     "plot_batch_size": lambda r, d, ax: plots.plot_batch_size(BATCHES, ax=ax),
     "plot_input_pipeline": lambda r, d, ax: plots.plot_input_pipeline(replace(r, facts=PIPELINE), d, ax=ax),
     "plot_input_workers": lambda r, d, ax: plots.plot_input_workers(replace(r, facts=PIPELINE), d, ax=ax),
@@ -122,7 +127,7 @@ def test_docstring_says_what_is_seen_when_sick_and_names_its_clauses(name: str) 
     doc = inspect.getdoc(getattr(plots, name)) or ""
     assert "Healthy:" in doc or name == "plot_confirm"
     assert "Sick:" in doc
-    assert re.search(r"Source: [FP]\d", doc)
+    assert re.search(r"Source: [FPT]\d", doc)
 
 
 @every_figure

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Sequence
 
-__all__ = ["closure_size"]
+__all__ = ["closure_size", "stretch_seconds"]
+
+SIZES = 32
+"""Sizes that are tried, in even ratios from 1 to all updates."""
 
 
-def closure_size(dispatch_s: float, step_s: float, updates: float, workers: int) -> int:
-    """Return how many updates a closure should make.
+def closure_size(dispatch_s: float, step_s: Sequence[float], updates: int, *, jitter: float = 0.1) -> int:
+    """Return the number of updates a closure with which a stretch is over soonest.
 
-    Of a stretch of n updates each of W workers makes n / W. In closures of k updates a worker loses n d / (W k) to their dispatch,
-    and at the end of the stretch, when there is nothing left to take, k s / 2 on average to waiting for the last one. The sum is
-    smallest at k = sqrt(2 n d / (W s)).
+    Small closures lose time to their dispatch. At the end of a stretch, before everybody waits for everybody, large ones leave workers
+    idle that find nothing left to take while a slower one works off its last. So the stretch is played with each of some sizes,
+    every worker being slower than measured by `jitter` once, and the size with the smallest mean is taken.
 
     Args:
-        dispatch_s: d, what a closure costs a worker beside its updates, in seconds.
-        step_s: s, an update on its worker, in seconds.
-        updates: n, until everybody waits for everybody (an evaluation, a checkpoint).
-        workers: W.
+        dispatch_s: what a closure costs a worker beside its updates, in seconds.
+        step_s: an update on each worker, in seconds; workers that were not measured are left out.
+        updates: until everybody waits for everybody (an evaluation, a checkpoint).
+        jitter: how much slower a worker may turn out to be (rule of thumb).
 
     Returns:
-        At least 1, at most the share of one worker; 1 where nothing was measured.
+        From 1 to `updates`; 1 where nothing was measured.
 
-    Source: T14.3; the formula is ours.
+    Source: T14.3; the way is ours.
     """
-    if not (dispatch_s > 0 and step_s > 0 and updates > 0 and workers > 0):
+    steps = [step for step in step_s if step > 0 and math.isfinite(step)]
+    if not (dispatch_s > 0 and math.isfinite(dispatch_s) and steps and updates > 1):
         return 1
-    most = max(1, int(updates // workers))
-    return max(1, min(most, round(math.sqrt(2 * updates * dispatch_s / (workers * step_s)))))
+    sizes = sorted({math.ceil(updates ** (k / SIZES) - 1e-9) for k in range(SIZES)} | {math.ceil(updates / len(steps))})
+    played = [[step * (1 + jitter * (k == slow)) for k, step in enumerate(steps)] for slow in range(len(steps))]
+    return min(sizes, key=lambda size: sum(stretch_seconds(size, dispatch_s, each, updates) for each in played))
+
+
+def stretch_seconds(size: int, dispatch_s: float, step_s: Sequence[float], updates: int) -> float:
+    """Return how long `updates` take in closures of `size`, each taken by whoever is free first."""
+    free = [(0.0, worker) for worker in range(len(step_s))]
+    for done in range(0, updates, size):
+        begun, worker = free[0]
+        heapq.heapreplace(free, (begun + dispatch_s + min(size, updates - done) * step_s[worker], worker))
+    return max(free)[0]

@@ -61,11 +61,11 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
         return Finding(code=code, status="not_measured", clause="T13.1", summary=f"Not measured: {why}.")
     work, served = shares["compute"] + shares["data_wait"], shares["pull"] + shares["push"]
     cause = "worker" if work >= least_work else "coordinator" if shares["idle"] >= served else "server"
-    workers, whole = int(facts["workers"]), int(facts["workers"]) * float(facts["training_s"])
+    whole = int(facts["workers"]) * float(facts["training_s"])
     step_s = (1 - shares["idle"]) * whole / updates
     dispatch_s = shares["idle"] * whole / max(1, int(facts.get("closures_timed") or updates))
     stretch = updates / max(1, int(facts.get("stretches") or 1))
-    size = closure_size(dispatch_s, step_s, stretch, workers)
+    size = closure_size(dispatch_s, _steps(facts), round(stretch))
     apply_s = sum(_number(load.get("apply_s")) for load in facts.get("servers") or ())
     applied = apply_s / (served * whole) if served * whole > 0 else math.nan
     ratios = load_ratios(server_load(facts), len(facts.get("servers") or ())) if facts.get("servers") else {}
@@ -95,6 +95,18 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
         summary=f"{head}: the servers keep them waiting" + (f", {min(1.0, applied):.0%} of it applying gradients." if math.isfinite(applied) else "."),
         **numbers,
     )  # fmt: skip
+
+
+def _steps(facts: Mapping[str, Any]) -> list[float]:
+    """Return the mean time of an update on each worker that made one."""
+    spent = [
+        (
+            sum(_number(mine[f"{name}_s"]) for name in ("compute", "data_wait", "pull", "push")),
+            _number(mine.get("updates")),
+        )
+        for mine in facts["work"]
+    ]
+    return [seconds / updates for seconds, updates in spent if updates > 0]
 
 
 def _for_workers(shares: Mapping[str, float]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`server_throughput`: updates per second of every trial on parameter servers; `saturation`: where more workers stop helping (T1.3)."""
+"""`server_throughput`: updates per second of every run on parameter servers; `saturation`: where more workers stop helping (T1.3)."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 import pandas as pd
 
 from workbench.diagnostics.audited import Audited
+from workbench.diagnostics.server_load import load_ratios, server_load
 
 __all__ = ["saturation", "server_throughput"]
 
 
 def server_throughput(record: Audited) -> pd.DataFrame:
-    """Return one row a trial: trial, stage, workers, servers, steps_per_closure, updates_per_s, imbalance_bytes.
+    """Return one row a run: name, workers, servers, steps_per_closure, updates_per_s, imbalance_bytes.
 
     Args:
-        record: a study whose trials ran on parameter servers; rows of the others are left out.
+        record: of `ParameterServerStudy`, whose timed runs are taken; of any other study on parameter servers its trials.
     """
-    from workbench.diagnostics.server_load import load_ratios, server_load
-
-    stages = _stages(record)
+    timed = record.facts.get("parameter_server_runs")
+    trials = record.facts.get("parameter_server") or {}
     rows = []
-    for number, facts in sorted((record.facts.get("parameter_server") or {}).items(), key=lambda item: int(item[0])):
+    for facts in timed or [{"name": f"trial {k}"} | trials[k] for k in sorted(trials, key=int)]:
         servers, seconds = len(facts.get("servers") or ()), float(facts.get("training_s") or math.nan)
         rows.append(
             {
-                "trial": int(number), "stage": stages.get(int(number), ""), "workers": facts.get("workers"), "servers": servers,
+                "name": facts["name"], "workers": facts.get("workers"), "servers": servers,
                 "steps_per_closure": str(facts.get("steps_per_closure", 1)),
                 "updates_per_s": (facts.get("updates") or math.nan) / seconds,
                 "imbalance_bytes": load_ratios(server_load(facts), servers)["bytes"] if servers else math.nan,
             }
         )  # fmt: skip
-    names = ["trial", "stage", "workers", "servers", "steps_per_closure", "updates_per_s", "imbalance_bytes"]
+    names = ["name", "workers", "servers", "steps_per_closure", "updates_per_s", "imbalance_bytes"]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -59,10 +59,3 @@ def saturation(workers: Any, updates_per_s: Any, *, gain: float = 1.1) -> int | 
         if rates.iloc[position + 1 :].max() < gain * rates.iloc[position]:
             return int(rates.index[position])
     return None
-
-
-def _stages(record: Audited) -> dict[int, str]:
-    trials = getattr(record, "trials", None)
-    if trials is None or not len(trials):
-        return {}
-    return dict(zip(trials["trial"].astype(int), trials["stage"].astype(str), strict=True))

@@ -45,7 +45,7 @@ STRETCH = (
     256  # rule of thumb: updates between two writes where no evaluation is due; an interrupt is noticed as late as this
 )
 
-MEASURED = 8  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
+MEASURED = 4  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
 
 
 class PlacedRun:
@@ -81,7 +81,7 @@ class PlacedRun:
         self._tracked, self._hooks, self._progress = tracked, hooks, progress
         self._asked = steps_per_closure
         self._time = WorkTime(strategy.num_workers)
-        self._costs: tuple[float, float] | None = None
+        self._costs: tuple[float, list[float]] | None = None
         self._replicas: dict[int, ReplicaBuffers] = {}
         self._stack = LaneStack(workload, [lane.config], torch.device("cpu"))
         self._model = self._stack.models[0]
@@ -160,7 +160,7 @@ class PlacedRun:
             return 1
         if self._costs is None:
             self._costs = self._time.dispatch_s, self._time.step_s
-        return closure_size(*self._costs, updates, self.strategy.num_workers)
+        return closure_size(*self._costs, updates)
 
     def _keep_buffers(self, made: Sequence[Made]) -> None:
         """Keep the newest buffers of each worker."""

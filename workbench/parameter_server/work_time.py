@@ -54,9 +54,9 @@ class WorkTime:
         return int(sum(mine["updates"] for mine in self.by_worker))
 
     @property
-    def step_s(self) -> float:
-        """Mean time of an update on its worker; NaN before the first."""
-        return self._busy_s / self.updates if self.updates else math.nan
+    def step_s(self) -> list[float]:
+        """Mean time of an update on each worker that made one."""
+        return [sum(mine[part] for part in PARTS) / mine["updates"] for mine in self.by_worker if mine["updates"]]
 
     @property
     def dispatch_s(self) -> float:

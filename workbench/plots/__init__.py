@@ -16,6 +16,7 @@ from workbench.plots.input_pipeline import plot_input_pipeline, plot_input_worke
 from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
+from workbench.plots.parameter_server import plot_server_load, plot_staleness, plot_throughput
 from workbench.plots.periodicity import plot_periodicity
 from workbench.plots.predictions import plot_predictions
 from workbench.plots.proof import plot_proof
@@ -52,8 +53,11 @@ __all__ = [
     "plot_rule_forms",
     "plot_schedule",
     "plot_selection_gap",
+    "plot_server_load",
     "plot_shards",
+    "plot_staleness",
     "plot_studies",
+    "plot_throughput",
     "plot_timed_evaluations",
     "plot_tuned_lr",
     "plot_warmup",

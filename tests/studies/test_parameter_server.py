@@ -1,0 +1,184 @@
+"""The study's numbers are those of what it ran; three planted bottlenecks, three verdicts; each remedy against its closed form."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.diagnostics.parameter_server import diagnose_parameter_server
+from workbench.diagnostics.server_load import load_ratios, server_load
+from workbench.diagnostics.server_remedies import server_remedies
+from workbench.diagnostics.server_throughput import server_throughput
+from workbench.parameter_server.cluster import create_in_process_cluster
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.dispatch import Dispatcher
+from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.server import ServerRuntime
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
+from workbench.studies.parameter_server_remedies import lr_load, return_values, vocabulary_load, zipf_shares
+
+NAP = 0.015
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Let a method take `NAP` longer."""
+    method = getattr(owner, name)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(NAP)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, slow)
+
+
+def trained(out: Path, steps: int = 45, **settings: Any) -> Any:
+    workload = small_workload()
+    config = workload.config.replace(total_steps=steps, eval_every_steps=steps)
+    return wb.open(ParameterServerTrainer(**settings).run(workload, config, out=out).path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "cause"),
+    [
+        (Dispatcher, "_call", "coordinator"),
+        ("workbench.train.gradients.LoopGradients", "__call__", "worker"),
+        (ServerRuntime, "push", "server"),
+    ],
+)
+def test_a_planted_bottleneck_is_named(
+    owner: Any, name: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(owner, str):
+        module, _, attribute = owner.rpartition(".")
+        owner = getattr(__import__(module, fromlist=[attribute]), attribute)
+    slowed(monkeypatch, owner, name)
+    found = diagnose_parameter_server(trained(tmp_path / "run"))["ps.bound"]
+    assert found.evidence["cause"] == cause, found
+    assert found.status == ("ok" if cause == "worker" else "warn")
+
+
+def test_the_record_says_how_time_and_loads_were_spent(tmp_path: Path) -> None:
+    record = trained(tmp_path / "run", 60, workers=2, servers=2, steps_per_closure=4)
+    facts = record.facts["parameter_server"]["0"]
+    assert facts["updates"] == 59  # the first one makes the replicas and is not timed
+    assert facts["steps"] == 60
+    assert facts["closures_timed"] == 15
+    spent = sum(mine[f"{part}_s"] for mine in facts["work"] for part in ("data_wait", "pull", "compute", "push"))
+    columns = record.steps[["data_wait_s", "pull_s", "compute_s", "push_s"]].iloc[1:].to_numpy().sum()
+    assert spent == pytest.approx(columns, rel=1e-4)
+    assert spent <= 2 * facts["training_s"]
+    named = {name for load in facts["servers"] for block in load["blocks"].values() for name in block["parameters"]}
+    assert named == {name for name, _ in small_workload().build_model().named_parameters()}
+
+
+def test_auto_makes_larger_closures_where_dispatching_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed(monkeypatch, Dispatcher, "_call")
+    facts = trained(tmp_path / "run", 120, workers=2, steps_per_closure="auto").facts["parameter_server"]["0"]
+    assert facts["steps_per_closure"] == "auto"
+    assert facts["closures_timed"] <= 8 + 20
+
+
+@pytest.mark.slow
+def test_auto_reaches_nine_tenths_of_the_best_manual_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed(monkeypatch, Dispatcher, "_call")
+    rates = {}
+    for size in (1, 4, 16, 64, "auto"):
+        facts = trained(tmp_path / str(size), 1000, workers=2, steps_per_closure=size).facts["parameter_server"]["0"]
+        rates[size] = facts["updates"] / facts["training_s"]
+    assert rates["auto"] >= 0.9 * max(rates.values()), rates
+    assert rates[1] < 0.5 * rates["auto"]
+
+
+def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    study = ParameterServerStudy(workers=(1, 2), closures=(1, 5, "auto"), steps=40)
+    record = study.run(small_workload(), out=tmp_path / "study")
+    runs = record.facts["parameter_server_runs"]
+    assert [row["name"] for row in runs] == ["1 workers", "2 workers", "5 a closure", "auto a closure", "sharded"]
+    assert [row["workers"] for row in runs] == [1, 2, 2, 2, 2]
+    assert list(record.trials["stage"]) == ["parameter_server"]
+    assert {f.status for f in diagnose_parameter_server(record)} <= {"ok", "warn"}
+    table = server_remedies(record).set_index("remedy")
+    assert (server_throughput(record)["updates_per_s"] > 0).all()
+    split = table.loc["split variables over the servers"]
+    assert split["after"] < 1.2 < split["before"]
+    before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
+    assert study.run(small_workload(), out=tmp_path / "study").facts["parameter_server_runs"] == runs
+    assert before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("workers", ()),
+        ("workers", (0,)),
+        ("workers", "3"),
+        ("closures", ("all",)),
+        ("repeats", 0),
+        ("servers", 0),
+        ("engine", "mpi"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(wb.ConfigError, match=f"{name}="):
+        ParameterServerStudy(**{name: value})
+
+
+def test_an_lr_variable_is_found_and_an_lr_schedule_is_not() -> None:
+    audits = {
+        as_variable: diagnose_parameter_server(_audit(lr_load(as_variable, steps=20))) for as_variable in (True, False)
+    }
+    hot = audits[True]["ps.hotspot"]
+    assert hot.status == "warn"
+    assert hot.value == pytest.approx(1.0)
+    assert hot.evidence["variable"] == "lr"
+    assert audits[False]["ps.hotspot"].status == "ok"
+    assert audits[False]["ps.hotspot"].evidence["requests"] == [40.0, 40.0]  # a pull and a push a step
+
+
+def test_sorted_words_load_one_shard_as_their_frequencies_say_and_shuffled_ones_do_not() -> None:
+    words = 1000
+    shares = zipf_shares(words)
+    assert float(shares.sum()) == pytest.approx(1.0)
+    assert float(shares[0] / shares[9]) == pytest.approx(10.0)
+    loads = vocabulary_load(shuffled=None, words=words, lookups=20)
+    assert _ratio(loads) == pytest.approx(2 * float(shares[: words // 2].sum()), rel=0.02)
+    assert max(_ratio(vocabulary_load(shuffled=seed, words=words, lookups=20)) for seed in range(3)) < 1.3
+    assert diagnose_parameter_server(_audit(loads))["ps.imbalance"].clause == "T13.4"
+
+
+def test_a_return_value_is_timed_against_none() -> None:
+    found = return_values(values=1000, closures=5, rounds=2)
+    assert found["with_s"] > 0
+    assert found["without_s"] > 0
+
+
+def test_a_loop_of_ones_own_is_audited() -> None:
+    with create_in_process_cluster(2, 2) as cluster:
+        strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+        coordinator = ClusterCoordinator(strategy)
+        counter = strategy.variable(0.0, name="counter")
+        for _ in range(10):
+            coordinator.schedule(counter.assign_add, args=(1.0,))
+        coordinator.join()
+        found = diagnose_parameter_server(audit_parameter_server(coordinator, name="mine"))
+        coordinator.shutdown()
+    assert found.workload == "mine"
+    assert found["ps.hotspot"].value == pytest.approx(2.0)  # the write, and a read of the variable that it returns
+    assert found["ps.bound"].status == found["ps.staleness"].status == "not_measured"
+
+
+def _audit(facts: dict[str, Any]) -> Any:
+    from workbench.diagnostics.audited import Audit
+
+    return Audit(facts={"parameter_server": {"0": facts}}, workload="loop")
+
+
+def _ratio(facts: dict[str, Any]) -> float:
+    return load_ratios(server_load(facts), len(facts["servers"]))["bytes"]

@@ -1,0 +1,161 @@
+"""Remedies for uneven or useless load, each tried in a small loop on a cluster of its own and measured there (T11.3, T13.3, T13.4)."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.parameter_server.cluster import create_in_process_cluster
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.load import load_facts
+from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.variable import RemoteTensor, Variable
+
+__all__ = ["lr_load", "measure_remedies", "return_values", "vocabulary_load", "zipf_shares"]
+
+Engine = Literal["threads", "ray"]
+
+
+def measure_remedies(*, engine: Engine = "threads") -> dict[str, Any]:
+    """Return facts on three remedies, before and after: lr, vocabulary, return_values."""
+    return {
+        "lr": {"before": lr_load(True, engine=engine), "after": lr_load(False, engine=engine)},
+        "vocabulary": {
+            "before": vocabulary_load(shuffled=None, engine=engine),
+            "after": [vocabulary_load(shuffled=seed, engine=engine) for seed in range(3)],
+        },
+        "return_values": return_values(engine=engine),
+    }
+
+
+def lr_load(as_variable: bool, *, steps: int = 60, workers: int = 2, engine: Engine = "threads") -> dict[str, Any]:
+    """Train a small net whose learning rate is a variable that every step reads, or a schedule that each server works out (T13.3).
+
+    Args:
+        as_variable: which of the two.
+        steps: updates.
+        workers: of the cluster; it has two servers.
+        engine: of the cluster.
+
+    Returns:
+        Facts for `diagnose_parameter_server`.
+    """
+    with create_in_process_cluster(workers, 2, engine=engine) as cluster:
+        strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+        coordinator = ClusterCoordinator(strategy)
+        net = nn.Linear(16, 16)
+        placed = strategy.place(
+            net, TrainConfig(peak_lr=0.01, total_steps=steps, batch_size=8, optimizer="sgd", schedule="cosine")
+        )
+        lr = strategy.variable(0.01, name="lr") if as_variable else None
+        begun = time.perf_counter()
+        for _ in range(steps):
+            coordinator.schedule(_step, args=(placed, lr))
+        coordinator.join()
+        found = load_facts(coordinator, placed, seconds=time.perf_counter() - begun)
+        coordinator.shutdown()
+    return found
+
+
+def _step(placed: PlacedModule, lr: Variable | None) -> None:
+    with placed.step() as module:
+        scale = 1.0 if lr is None else float(lr) / 0.01
+        (scale * module(torch.ones(8, 16)).square().mean()).backward()
+
+
+def zipf_shares(words: int, exponent: float = 1.0) -> Tensor:
+    """Return how often each word of a vocabulary occurs, the most frequent first: proportional to 1 / rank^exponent."""
+    weights = torch.arange(1, words + 1, dtype=torch.float64) ** -exponent
+    return weights / weights.sum()
+
+
+def vocabulary_load(
+    *,
+    shuffled: int | None,
+    words: int = 5000,
+    lookups: int = 40,
+    batch: int = 256,
+    servers: int = 2,
+    exponent: float = 1.0,
+    engine: Engine = "threads",
+) -> dict[str, Any]:
+    """Look up rows of an embedding that is split over the servers, by ids that follow Zipf's law (T13.4).
+
+    Args:
+        shuffled: seed of the order in which words get their ids; None is the order of their frequencies.
+        words: of the vocabulary.
+        lookups: closures, each of one batch.
+        batch: ids.
+        servers: shards.
+        exponent: of Zipf's law.
+        engine: of the cluster.
+
+    Returns:
+        Facts for `diagnose_parameter_server`.
+    """
+    ranks = torch.multinomial(
+        zipf_shares(words, exponent), lookups * batch, True, generator=torch.Generator().manual_seed(0)
+    )
+    order = (
+        torch.arange(words)
+        if shuffled is None
+        else torch.randperm(words, generator=torch.Generator().manual_seed(shuffled + 1))
+    )
+    with create_in_process_cluster(2, servers, engine=engine) as cluster:
+        strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(servers))
+        coordinator = ClusterCoordinator(strategy)
+        table = strategy.variable(torch.zeros(words, 16), name="words")
+        begun = time.perf_counter()
+        for ids in order[ranks].view(lookups, batch):
+            coordinator.schedule(_look_up, args=(table, ids))
+        coordinator.join()
+        found = load_facts(coordinator, seconds=time.perf_counter() - begun)
+        coordinator.shutdown()
+    return found
+
+
+def _look_up(table: RemoteTensor, ids: Tensor) -> None:
+    table.gather(ids)
+
+
+def return_values(
+    *, values: int = 250_000, closures: int = 40, rounds: int = 5, workers: int = 2, engine: Engine = "threads"
+) -> dict[str, Any]:
+    """Time functions that return a tensor against the same ones that return nothing (T11.3, T13.8).
+
+    Args:
+        values: float32 numbers that are returned.
+        closures: of a round.
+        rounds: of each kind, in turn.
+        workers: of the cluster.
+        engine: of the cluster.
+
+    Returns:
+        values, with_s and without_s: medians of the seconds of a closure.
+    """
+    with create_in_process_cluster(workers, 1, engine=engine) as cluster:
+        coordinator = ClusterCoordinator(ParameterServerStrategy(cluster))
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(rounds + 1):
+            for returns in (True, False):
+                begun = time.perf_counter()
+                for _ in range(closures):
+                    coordinator.schedule(partial(_made, values, returns))
+                coordinator.join()
+                if number:  # the first round warms up
+                    seconds[returns].append((time.perf_counter() - begun) / closures)
+        coordinator.shutdown()
+    return {"values": values, "with_s": median(seconds[True]), "without_s": median(seconds[False])}
+
+
+def _made(values: int, returns: bool) -> Tensor | None:
+    made = torch.ones(values)
+    return made if returns else None
