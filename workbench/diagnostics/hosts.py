@@ -25,7 +25,7 @@ def diagnose_hosts(
     straggler_share: float = 0.8,
     min_steps: int = 16,
     content_share: float = 0.02,
-    large_shift: float = 0.1,
+    large_shift: float = 1.0,
 ) -> Diagnosis:
     """Judge what was seen on every rank of a training on many hosts.
 
@@ -36,8 +36,8 @@ def diagnose_hosts(
         min_steps: timed steps below which no host is called slow (rule of thumb).
         content_share: of examples that may be alike on two hosts where only their contents can be compared: data repeat
             themselves (rule of thumb).
-        large_shift: of batch norm's running statistics between hosts, in standard deviations of the channel, from which the
-            evaluation is wrong and not just imprecise (rule of thumb).
+        large_shift: of batch norm's running statistics between hosts, in standard deviations of the channel, from which harm
+            is taken for granted: a channel moves by as much as it varies (rule of thumb).
 
     Returns:
         `hosts.init_seed`, `.data_seed`, `.set_epoch`, `.sharding`, `.writers`, `.checkpoint_writers`, `.evaluation`, `.buffers`,
