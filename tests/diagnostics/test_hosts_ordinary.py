@@ -378,3 +378,16 @@ def test_two_of_four_hosts_are_slow_by_turns_and_each_is_late_in_all_steps() -> 
     found = diagnose_hosts(edited(timed([0.01] * 20, [0.01] * 20, first, first[::-1]), world=4))["hosts.straggler"]
     assert (found.status, found.value) == ("warn", 1.0)
     assert found.evidence["late_share"] == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
+
+
+def test_an_incomplete_last_batch_is_said_though_every_example_comes_in_some_epoch() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found:
+            for epoch, one in enumerate(passes_of(rank, True)):
+                one["indices"] = [i for i in one["indices"] if i not in ((0, 1), (2, 3))[epoch]]
+
+    seen = edited(edit)
+    assert statuses(seen) == OK
+    said = diagnose_hosts(seen)["hosts.sharding"].summary
+    assert said.endswith(f"together they are all {EXAMPLES} examples, in 2 epochs of which one leaves out 2.")
+    assert diagnose_hosts(edited(lambda _: None))["hosts.sharding"].summary.endswith(f"all {EXAMPLES} examples.")

@@ -70,7 +70,8 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
     """Draw which examples of the training data each host saw in the first epoch.
 
     Healthy: each example in one row, and none in the row of those that no host saw. Sick: red marks, examples that several hosts
-    train on; or marks in the last row, examples that nobody trains on.
+    train on; or many marks in the last row, examples that nobody trains on. A few there are the incomplete last batch of
+    that epoch.
 
     Args:
         record: a study of `HostsStudy`, or what an audit returned.
@@ -100,7 +101,7 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
         axes.set_yticks(range(len(shards.examples) + 1), [*map(str, shards.examples), "none"])
         axes.set_ylim(len(shards.examples) + 0.6, -0.6)
         title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
-        axes.set(xlabel="position in the training data", ylabel="host", title=title)
+        axes.set(xlabel="position in the training data (first epoch)", ylabel="host", title=title)
         axes.margins(x=0.01)
         legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
     return axes
