@@ -45,7 +45,7 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
     out = tmp_path / "deep" / "out"
     words = ["input", f"{mine}:loader", "--step", f"{mine}:step", "--out", str(out), *QUICK, "--fail-on", "warn"]
     assert cli.main(words) == VERDICT
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "latency in Items.__getitem__" in shown
     assert "- Copy the data next to the training process" in shown
     assert f"Folder: {out}" in shown
