@@ -123,3 +123,12 @@ def test_hardly_anything_hidden_is_not_spoken_of() -> None:
         one.update(steady_s=0.0219, wait_s=0.0019)
     assert said(facts)["input.bound"].status == "ok"
     assert "hidden" not in said(facts)["input.bound"].summary
+
+
+def test_a_small_batch_is_not_made_smaller() -> None:
+    facts = pipeline(fetch_s=0.002, compute_s=0.02, workers=2)
+    for one in facts["rounds"]:
+        one.update(steady_s=0.03, wait_s=0.01)
+    assert "Hand over less" not in advice(facts), "576 bytes"
+    facts["batch_bytes"] = {"x": 10**6}
+    assert "Hand over less" in advice(facts)

@@ -44,7 +44,7 @@ _NEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
             "Load without workers (num_workers=0) where making a batch takes less time than handing it over.",
         ),
         (
-            "",
+            "less",
             "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device.",
         ),
         ("", "Look at what else runs on this machine: workers that are ready wait for a processor, too."),
@@ -54,6 +54,8 @@ _NEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "unknown": (("", "{unknown}"),),
 }
+_LARGE_BYTES = 1e5
+"""Of a batch, from which handing it over takes longer for its size (rule of thumb: copying as much takes some tens of microseconds)."""
 _DEFAULT_COLLATE = (
     "Let the dataset return whole batches (__getitems__): torch's own collate function stacks item by item."
 )
@@ -90,6 +92,8 @@ def next_steps(facts: Mapping[str, Any], cause: Cause, *, helped: bool | None) -
         lines = [line for line in lines if line[0] != _CACHE]
         if not facts["loader"].get("stream"):
             lines.append(("", _RANDOM))
+    if sum(facts["batch_bytes"].values()) < _LARGE_BYTES:
+        lines = [line for line in lines if line[0] != "less"]
     tried = None if helped is None else facts["fix"]["change"]
     if helped is False:
         lines = [line for line in lines if line[0] != tried]

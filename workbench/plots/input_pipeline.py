@@ -122,7 +122,7 @@ def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, a
             own = int(as_is[0]["workers"])
             ticks.add(own)
             axes.plot(
-                own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=PALETTE[3], markersize=7, label=f"as it is: {own}"
+                own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}"
             )
         if len(rows) > 1:
             at = int(np.flatnonzero(count == bend)[0])

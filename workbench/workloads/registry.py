@@ -12,8 +12,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
 from workbench.repro import source_of
 from workbench.workloads.base import Workload
@@ -76,6 +74,8 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause.
     """
+
+    from torch.utils.data import DataLoader
 
     def made(value: Any, full: str) -> Any:
         given = isinstance(value, Workload) or hasattr(value, "__iter__") or inspect.isgeneratorfunction(value)
