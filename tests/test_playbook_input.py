@@ -15,6 +15,7 @@ from workbench.playbook_input import examine_input
 ROOT = Path(__file__).parents[1]
 MINE = f"""
 import sys
+from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests.helpers.input_loaders import Items, TrainStep, loader as make
 from tests.helpers.workloads import small_workload as workload
@@ -26,6 +27,10 @@ nothing = 3
 
 def fresh():
     return make(Items())
+
+
+with Path(__file__).with_name("imports.txt").open("a") as file:
+    file.write("x")
 
 
 def batches():
@@ -51,6 +56,7 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
     assert f"Folder: {out}" in shown
     said = json.loads((out / "diagnosis.json").read_text())
     assert (said["verdict"], said["command"].startswith("workbench input")) == ("warn", True)
+    assert (tmp_path / "imports.txt").read_text() == "x", "loader and step are of one and the same module"
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
     assert json.loads((out / "facts.json").read_text())["input_pipeline"]["step"] == "function"
     assert (out / "figures" / "input_pipeline.svg").read_text().startswith("<svg")
@@ -89,7 +95,7 @@ def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["{mine}:nothing"], USAGE, "must be a DataLoader, not int"),
-        (["{mine}:lodaer"], USAGE, "no attribute 'lodaer'"),
+        (["{mine}:lodaer"], USAGE, "no attribute 'lodaer'. Did you mean 'loader'?"),
         (["no_such"], USAGE, "'no_such' is not known"),
         (["{mine}:workload", "--step-s", "1"], USAGE, "a workload has its own step"),
         (["{mine}:fresh", "--step", "{mine}:nothing"], USAGE, "must be a function"),
