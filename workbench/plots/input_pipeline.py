@@ -121,9 +121,7 @@ def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, a
         if as_is:
             own = int(as_is[0]["workers"])
             ticks.add(own)
-            axes.plot(
-                own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}"
-            )
+            axes.plot(own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}")
         if len(rows) > 1:
             at = int(np.flatnonzero(count == bend)[0])
             axes.plot(count[at], rate[at], "s", color=INK, markersize=11, fillstyle="none", label=f"knee: {bend}")
