@@ -284,3 +284,20 @@ def test_a_value_is_waited_for_and_the_first_end_stays() -> None:
     value.set_value(4)
     assert value.fetch() == 3
     assert value.done()
+
+
+def test_more_leaves_enough_for_others_and_nothing_after_an_error() -> None:
+    queue = ClosureQueue()
+    closures = [Closure(int) for _ in range(10)]
+    for closure in closures:
+        queue.put(closure)
+    assert queue.get() is closures[0]
+    assert queue.more(3, leave=4) == closures[1:4]
+    assert queue.in_flight == 4
+    assert queue.more(7, leave=4) == closures[4:6]
+    assert queue.more(7, leave=4) == []
+    queue.put(Closure(int), tag=1)
+    assert queue.more(7, leave=0) == [], "what is for one worker alone comes first"
+    assert queue.get(tag=1) is not None
+    queue.mark_failed(closures[0], ValueError("planted"))
+    assert queue.more(7, leave=0) == []

@@ -121,6 +121,42 @@ def test_a_dataset_that_cannot_be_sent_is_told_by_who_needs_it(coordinator: Clus
         coordinator.join()
 
 
+def test_short_functions_travel_together(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Each still runs once, an error stops those behind it, and what takes its time gives the others back."""
+    total = strategy.variable(0.0)
+    values = [coordinator.schedule(abs, args=(-k,)) for k in range(2000)]
+    assert coordinator.fetch(values) == list(range(2000))
+    coordinator.join()
+    assert coordinator.metrics()["closures_executed"] == 2000
+
+    def add(fails: bool) -> None:
+        total.assign_add(1.0)
+        if fails:
+            raise PlantedError("planted")
+
+    values = [coordinator.schedule(abs, args=(-k,)) for k in range(300)]
+    with pytest.raises(PlantedError):  # noqa: PT012 - whichever comes first
+        for k in range(600):
+            values.append(coordinator.schedule(add, args=(k == 100,)))
+        coordinator.join()
+    ended, cancelled = 0, 0
+    for value in values[300:]:
+        try:
+            value.fetch(0)
+            ended += 1
+        except CancelledError:
+            cancelled += 1
+        except PlantedError:
+            ended += 1
+    assert float(total) == ended
+    assert coordinator.done()
+    values = [coordinator.schedule(time.sleep, args=(1.0 if k == 60 else 0.0,)) for k in range(600)]
+    begun = time.monotonic()
+    coordinator.join()
+    assert time.monotonic() - begun < 20.0
+    assert all(value.done() for value in values)
+
+
 def busy() -> None:
     while True:
         sum(range(1000))

@@ -106,6 +106,17 @@ class ClosureQueue:
             self._changed.notify_all()
             return closure
 
+    def more(self, count: int, leave: int) -> list[Closure]:
+        """Take up to so many closures that anybody may run, at once; `leave` or more stay for others."""
+        with self._changed:
+            if self._stopped or self._error is not None or any(self._tagged.values()):
+                return []
+            taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting) - leave))]
+            self._in_flight += len(taken)
+            if taken:
+                self._changed.notify_all()
+            return taken
+
     def put_back(self, closure: Closure) -> None:
         """Return a closure that ran without an end, because its worker died: it runs first, or is cancelled after an error."""
         with self._changed:

@@ -31,6 +31,7 @@ from workbench.parameter_server.worker import Call, ResourceRef
 
 __all__ = ["RayEngine"]
 
+BRIEF_S = 0.001  # rule of thumb: what it takes to send a call
 START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
 ANSWER_S = 1.0  # how long a task may take to say that it is well, before it counts as busy
@@ -49,6 +50,7 @@ class _Task:
         self.free.set()
         self.known: set[int] = set()  # what this life of a worker keeps
         self.drop: deque[int] = deque()
+        self.seconds = float("inf")  # that a worker's last call took there
         self.asked: tuple[Any, float] | None = None  # whether it is well, and when
         self.lock = threading.Lock()
 
@@ -127,11 +129,41 @@ class RayEngine:
     def execute(self, worker: int, call: Call, cancel: threading.Event) -> Any:
         """See `Engine`."""
         task = self._task("worker", worker)
-        outcome = self._asked(task, call, cancel)
+        (outcome,) = self._asked(task, [call], cancel)
         if outcome.how == "not kept":  # it was dropped there for things that were used since
             task.known.clear()
-            outcome = self._asked(task, call, cancel)
+            (outcome,) = self._asked(task, [call], cancel)
         return from_wire(self._result(task, outcome))
+
+    def brief(self, worker: int) -> bool:
+        """Return whether what a worker ran last took less time than sending it."""
+        return self._tasks["worker", worker].seconds < BRIEF_S
+
+    def execute_several(
+        self, worker: int, calls: Sequence[Call], cancel: threading.Event
+    ) -> list[tuple[Any, BaseException | None]]:
+        """Run calls in their order by one request.
+
+        Returns:
+            Result or error of each that the worker came to: it stops where one fails, or takes its time.
+
+        Raises:
+            UnavailableError: the worker is gone.
+            CancelledError: it had to be ended because it did not stop.
+        """
+        task = self._task("worker", worker)
+        found: list[tuple[Any, BaseException | None]] = []
+        for outcome in self._asked(task, calls, cancel):
+            if outcome.how == "not kept":
+                task.known.clear()
+                break
+            if outcome.how == "other life":
+                self._result(task, outcome)
+            try:
+                found.append((from_wire(self._result(task, outcome)), None))
+            except BaseException as error:
+                found.append((None, error))
+        return found
 
     def build(
         self, worker: int, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None
@@ -266,8 +298,8 @@ class RayEngine:
             raise UnavailableError(job, index)
         return task
 
-    def _asked(self, task: _Task, call: Call, cancel: threading.Event) -> Outcome:
-        """Send a call with what the worker does not know of it yet, and wait for what becomes of it."""
+    def _asked(self, task: _Task, calls: Sequence[Call], cancel: threading.Event) -> list[Outcome]:
+        """Send calls with what the worker does not know of them yet, and wait for what becomes of them."""
         new: dict[int, bytes] = {}
 
         def named(thing: Any) -> Sent:
@@ -279,16 +311,30 @@ class RayEngine:
         def outgoing(leaf: Any) -> Any:
             return named(leaf) if isinstance(leaf, PlacedModule) else to_wire(leaf)
 
-        ticket = next(self._tickets)
-        request = Request(
-            task.life, ticket, named(call.function),
-            map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs)),
-            call.number, new, _taken(task.drop),
-        )  # fmt: skip
-        sent = self._ray.call(task.actor, "execute", to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
-        outcome = Outcome(*pickle.loads(self._waited(task, sent, cancel, ticket)))
-        task.known.update(new)
-        return outcome
+        ticket, drop = next(self._tickets), _taken(task.drop)
+        contents = []
+        for call in calls:
+            function = named(call.function)
+            args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
+            request = Request(task.life, ticket, function, args, kwargs, call.number, dict(new), drop)
+            contents.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
+            task.known.update(new)
+            new.clear()
+            drop = []
+        try:
+            if len(contents) == 1:
+                answers = [self._waited(task, self._ray.call(task.actor, "execute", contents[0]), cancel, ticket)]
+            else:
+                sent = self._ray.call(task.actor, "execute_several", contents)
+                answers = self._waited(task, sent, cancel, ticket)
+        except BaseException:
+            task.known.clear()  # nobody knows how far it came
+            raise
+        outcomes = [Outcome(*pickle.loads(answer)) for answer in answers]
+        if len(outcomes) < len(contents):
+            task.known.clear()
+        task.seconds = max(outcome.seconds for outcome in outcomes)
+        return outcomes
 
     def _waited(self, task: _Task, sent: Any, cancel: threading.Event | None = None, ticket: int = -1) -> Any:
         """Wait for an answer, and look meanwhile whether the task was killed or the call is to stop."""

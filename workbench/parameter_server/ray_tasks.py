@@ -7,6 +7,7 @@ import ctypes
 import os
 import pickle
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ from workbench.parameter_server.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.worker import Call, WorkerRuntime
 
 __all__ = ["Hello", "Outcome", "Request", "ServerTask", "WorkerTask"]
+
+
+SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a function turned out to be long
 
 
 class Hello(NamedTuple):
@@ -87,11 +91,13 @@ class Outcome(NamedTuple):
         how: "done"; "failed" with the error in `value`; "other life" and "not kept" where the call did not begin.
         value: result, or error, pickled.
         trace: of an error.
+        seconds: that the function took.
     """
 
     how: Literal["done", "failed", "other life", "not kept"]
     value: Any = None
     trace: str = ""
+    seconds: float = float("inf")
 
 
 class _Task:
@@ -131,7 +137,7 @@ class ServerTask(_Task):
     def ask(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method of the runtime by its name."""
         given = from_wire(arguments)
-        if method in ("write", "load"):
+        if method in ("write", "push", "load"):
             return to_wire(self._written(given[0], lambda: getattr(self._runtime, method)(*given)))
         found = getattr(self._runtime, method)(*given)
         if method == "load_report":
@@ -286,6 +292,20 @@ class WorkerTask(_Task):
         Returns:
             An `Outcome`.
         """
+        return self._executed(content)[0]
+
+    def execute_several(self, contents: Sequence[bytes]) -> list[bytes]:
+        """Run functions one after the other and return what became of each, up to one that fails or takes its time."""
+        found: list[bytes] = []
+        begun = time.perf_counter()
+        for content in contents:
+            done, how = self._executed(content)
+            found.append(done)
+            if how != "done" or time.perf_counter() - begun > SEVERAL_S:
+                break
+        return found
+
+    def _executed(self, content: bytes) -> tuple[bytes, str]:
         flag = threading.Event()
 
         def work() -> Outcome:
@@ -303,9 +323,9 @@ class WorkerTask(_Task):
             except NotKept:
                 return Outcome("not kept")
             with self._cancellable(request.ticket, flag):
-                return Outcome(
-                    "done", to_wire(self._runtime.execute(Call(function, args, kwargs, request.number), flag))
-                )
+                begun = time.perf_counter()
+                value = to_wire(self._runtime.execute(Call(function, args, kwargs, request.number), flag))
+                return Outcome("done", value, seconds=time.perf_counter() - begun)
 
         return self._outcome(work)
 
@@ -318,7 +338,7 @@ class WorkerTask(_Task):
             self._runtime.build(resource, pickle.loads(recipe), needs)
             return Outcome("done")
 
-        return self._outcome(work)
+        return self._outcome(work)[0]
 
     def held(self, drop: Sequence[int]) -> int:
         """Forget resources and return how many there are."""
@@ -351,11 +371,13 @@ class WorkerTask(_Task):
             for _ in range(8):  # an exception that was raised from outside arrives here at the latest
                 flag.is_set()
 
-    def _outcome(self, work: Callable[[], Outcome]) -> bytes:
+    def _outcome(self, work: Callable[[], Outcome]) -> tuple[bytes, str]:
         try:
-            return to_bytes(tuple(work()), self._pack)
+            outcome = work()
+            return to_bytes(tuple(outcome), self._pack), outcome.how
         except BaseException as error:
-            return to_bytes(tuple(Outcome("failed", _pickled(error, self._pack), traceback.format_exc())), self._pack)
+            outcome = Outcome("failed", _pickled(error, self._pack), traceback.format_exc())
+            return to_bytes(tuple(outcome), self._pack), outcome.how
 
     def _received(self, leaf: Any) -> Any:
         return self._kept.get(leaf) if isinstance(leaf, Sent) else from_wire(leaf)
