@@ -26,6 +26,11 @@ nothing = 3
 
 def fresh():
     return make(Items())
+
+
+def batches():
+    for _ in range(3):
+        yield next(iter(fresh()))
 """
 QUICK = ["--seconds", "0.5", "--max-workers", "0"]
 
@@ -58,12 +63,26 @@ def test_a_loader_alone_and_with_seconds(mine: str, capsys: pytest.CaptureFixtur
     assert cli.main(["input", f"{mine}:fresh", "--step-s", "0.02", *QUICK, "--fail-on", "warn"]) == RAN
 
 
+def test_a_generator_function_is_a_loader_too(mine: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["input", f"{mine}:batches", "--step", f"{mine}:step", "--out", str(out), *QUICK]) == RAN
+    facts = json.loads((out / "facts.json").read_text())["input_pipeline"]
+    assert facts["loader"]["batches"] == 3
+    assert facts["trace"]["steps"] == 3, "a generator would be used up by now"
+
+
 def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
     words = ["input", f"{mine}:workload", "--out", str(tmp_path / "s"), "--device", "cpu", *QUICK]
     assert cli.main(words) == RAN
     assert (tmp_path / "s" / "study.json").is_file()
     assert (tmp_path / "s" / "trace.json").is_file()
     assert json.loads((tmp_path / "s" / "diagnosis.json").read_text())["findings"]
+    (tmp_path / "s" / "diagnosis.json").unlink()  # as after a study that ran in a notebook
+    assert cli.main(["report", str(tmp_path / "s")]) == RAN
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "<code>input.bound</code>" in page
+    assert 'id="figure-input-pipeline"' in page
+    assert "<code>lr.best</code>" not in page
 
 
 @pytest.mark.parametrize(

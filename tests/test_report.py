@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers.records import MemoryRecord, diagnosis, empty, study
+from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
@@ -25,6 +26,7 @@ from workbench.report import FIGURES, write_report
 from workbench.report_html import redact, value_text
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
+ALWAYS = [figure for figure in FIGURES if figure.facts is None]
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
 
 
@@ -181,14 +183,14 @@ def test_a_card_of_the_report_leaves_its_advice_to_the_list(source: str) -> None
 def test_every_figure_has_alt_text_and_a_caption(source: str) -> None:
     page = Page(source)
     pictures = page.all("svg")
-    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == len(FIGURES)
+    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == len(ALWAYS)
     assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
     assert "The best lr is 0.08." in pictures[0]["aria-label"]
 
 
 def test_figures_without_data_are_named_with_the_reason(tmp_path: Path) -> None:
     page = Page(written(tmp_path, empty(), Diagnosis(findings=())))
-    assert f"{len(FIGURES) - 1} figures not measured" in page.text
+    assert f"{len(ALWAYS) - 1} figures not measured" in page.text
     assert "The record has no probe run." in page.text
     assert len(page.all("svg")) == 1
 
@@ -310,7 +312,7 @@ def test_a_folder_will_do_and_the_same_numbers_give_the_same_bytes(source: str, 
 def test_every_figure_is_a_file_of_its_own_too(tmp_path: Path) -> None:
     source = written(tmp_path)
     files = list((tmp_path / "figures").iterdir())
-    assert sorted(p.stem for p in files) == sorted(figure.name for figure in FIGURES)
+    assert sorted(p.stem for p in files) == sorted(figure.name for figure in ALWAYS)
     for path in files:
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -321,6 +323,16 @@ def test_every_figure_is_a_file_of_its_own_too(tmp_path: Path) -> None:
         paths = re.findall(r' d="[^"]+"', drawn)
         assert len(paths) > 5
         assert all(d in source for d in paths)
+
+
+def test_figures_of_a_study_of_its_own_are_shown_where_the_record_holds_its_facts(tmp_path: Path) -> None:
+    record = replace(empty(), facts={"input_pipeline": pipeline(), "hosts": {}})
+    page = Page(written(tmp_path, record, Diagnosis(findings=())))
+    shown = [attrs["id"] for attrs in page.all("figure")]
+    assert shown == ["figure-schedule", "figure-input-pipeline", "figure-input-workers"], "these hosts have no steps"
+    assert f"{len(ALWAYS) - 1} figures not measured" in page.text
+    written(tmp_path, empty(), Diagnosis(findings=()))
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]
 
 
 def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:

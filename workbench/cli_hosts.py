@@ -58,7 +58,7 @@ def _hosts(args: argparse.Namespace) -> int:
         out=args.out,
         command=command_line(args),
     )
-    print(diagnosis)
+    print(diagnosis.brief)
     print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
     print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
     print(f"Reproduce: {diagnosis.command}")

@@ -40,7 +40,7 @@ def _input(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
         command=command_line(args),
     )
-    print(diagnosis)
+    print(diagnosis.brief)
     for finding in diagnosis:
         if finding.status == "warn" or finding.code == "input.bound":
             for line in finding.advice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from workbench.cli_verdict import RAN
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from workbench.record import StudyRecord, TrialRecord
 
 __all__ = ["add_report", "add_studies"]
+
+_OF_FACTS = ("batch_norm", "hosts", "input_pipeline")
+"""Kinds of studies that collect facts, and train for nothing else."""
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,10 @@ def _diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
         return read_diagnosis(record.path)
     if isinstance(record, StudyRecord) and record.study.get("kind") == "diagnosis":
         return diagnose_record(record)  # interrupted: what can be said so far
+    kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
+    if kind in _OF_FACTS:
+        own: Diagnosis = getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}")(record)
+        return own
     return diagnose_lr_sweep(record) + diagnose_instability(record)
 
 

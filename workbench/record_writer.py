@@ -200,7 +200,10 @@ class StudyWriter:
             self.path.rmdir()
 
     def close(self) -> None:
-        """Flush, join the parts into one, index the study in the ledger, release the folder."""
+        """Flush, join the parts into one, index the study in the ledger, release the folder.
+
+        A study in the folder of another one, as what a rehearsal trains, is a part of that and has no row of its own.
+        """
         from workbench import ledger
 
         if not (self.path / "study.json").exists():
@@ -210,7 +213,8 @@ class StudyWriter:
             for parts in (self.steps, self.evals, self.predictions):
                 parts.merge()
             try:
-                ledger.index(self.path)
+                if not (self.path.parent / "study.json").exists():
+                    ledger.index(self.path)
             except WorkbenchError as error:  # an index can be made again; what was trained must not seem lost
                 logging.getLogger(__name__).warning("%s", error)
         finally:

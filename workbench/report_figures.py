@@ -11,15 +11,21 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.errors import UsageError
 from workbench.plots import (
+    plot_batch_norm,
+    plot_batch_norm_devices,
     plot_clipping,
     plot_confirm,
     plot_grad_norm,
     plot_grad_norm_histogram,
+    plot_hosts,
+    plot_input_pipeline,
+    plot_input_workers,
     plot_loss_curves,
     plot_lr_sweep,
     plot_probe,
     plot_proof,
     plot_schedule,
+    plot_shards,
     plot_warmup,
 )
 from workbench.plots.render import inline_svg, standalone_svg
@@ -39,6 +45,8 @@ class ReportFigure:
         caption: how to read it, one or two sentences.
         codes: findings whose summaries complete the text for screen readers.
         draw: `(record, diagnosis, axes) -> axes`.
+        facts: of the record, without which the figure is left out; None draws it always, or says why it cannot.
+        size: width and height in inches.
     """
 
     name: str
@@ -46,6 +54,8 @@ class ReportFigure:
     caption: str
     codes: tuple[str, ...]
     draw: Callable[[Any, Diagnosis, Any], Any]
+    facts: str | None = None
+    size: tuple[float, float] = (6.8, 3.9)
 
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
@@ -139,8 +149,65 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("warmup.shortest", "schedule.discontinuity"),
         _draw_schedule,
     ),
+    ReportFigure(
+        "input-pipeline",
+        "Milliseconds of a step, split into waiting for data and computing, and what making a batch takes.",
+        "Red is waiting; a second bar that is about as long as the first says that nothing is to be gained. The change that was "
+        "tried stands below, as predicted and as measured.",
+        ("input.bound",),
+        lambda record, diagnosis, ax: plot_input_pipeline(record, diagnosis, ax=ax),
+        facts="input_pipeline",
+        size=(8.4, 3.6),
+    ),
+    ReportFigure(
+        "input-workers",
+        "Batches per second of the loader alone against the number of worker processes.",
+        "The number to set is where the curve meets the dashed line, which is what the step can use; a flat curve is held up by "
+        "something that workers share.",
+        ("input.bound",),
+        lambda record, diagnosis, ax: plot_input_workers(record, diagnosis, ax=ax),
+        facts="input_pipeline",
+    ),
+    ReportFigure(
+        "hosts",
+        "Milliseconds of a step that each host is busy, and that it waits for the others.",
+        "Bars of one length are healthy; a host that is busy much longer makes all others wait by the difference.",
+        ("hosts.straggler",),
+        lambda record, diagnosis, ax: plot_hosts(record, diagnosis, ax=ax),
+        facts="hosts",
+        size=(6.8, 3.2),
+    ),
+    ReportFigure(
+        "shards",
+        "Which examples each host trained on.",
+        "Every example on one host is healthy; red marks are examples that several hosts saw, and the lowest row those that "
+        "nobody did.",
+        ("hosts.sharding",),
+        lambda record, _, ax: plot_shards(record, ax=ax),
+        facts="hosts",
+        size=(6.8, 3.2),
+    ),
+    ReportFigure(
+        "batch-norm",
+        "Selected metric against the examples in a batch-norm statistic, at a fixed total batch.",
+        "Where the whole batch, at the right, is as good as any smaller statistic, nothing is to be set; a rise to the left "
+        "says that statistics of few examples are too noisy.",
+        ("batch_norm.ghost_size",),
+        lambda record, diagnosis, ax: plot_batch_norm(record, diagnosis, ax=ax),
+        facts="batch_norm",
+    ),
+    ReportFigure(
+        "batch-norm-devices",
+        "How far the batch-norm statistics of the devices of one batch lie apart, against how many there are.",
+        "Lines of a few percent are healthy; lines that rise towards 1 say that statistics have to be synchronised before "
+        "anything is evaluated or written.",
+        ("batch_norm.rank_local", "batch_norm.variance_of_means"),
+        lambda record, diagnosis, ax: plot_batch_norm_devices(record, diagnosis, ax=ax),
+        facts="batch_norm_devices",
+    ),
 )
-"""The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why."""
+"""The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why, or left out where it
+belongs to a study of its own, whose facts the record does not hold."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +221,9 @@ class DrawnFigure:
 
 def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
     """Draw every figure of the report, in the order of the page."""
-    return [_drawn(figure, record, diagnosis) for figure in FIGURES]
+    known = getattr(record, "facts", None) or {}
+    drawn = [_drawn(figure, record, diagnosis) for figure in FIGURES if figure.facts is None or figure.facts in known]
+    return [item for item in drawn if item.figure.facts is None or item.svg is not None]
 
 
 def figures_section(drawn: Sequence[DrawnFigure]) -> str:
@@ -182,10 +251,11 @@ def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
     Raises:
         RecordError: a file cannot be written.
     """
-    for item in drawn:
-        path = folder / f"{item.figure.name}.svg"
-        if item.svg is not None:
-            write_atomic(path, standalone_svg(item.svg).encode())
+    shown = {item.figure.name: item.svg for item in drawn if item.svg is not None}
+    for figure in FIGURES:
+        path = folder / f"{figure.name}.svg"
+        if figure.name in shown:
+            write_atomic(path, standalone_svg(shown[figure.name]).encode())
         else:
             path.unlink(missing_ok=True)
 
@@ -194,7 +264,9 @@ def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> DrawnFigu
     said = [diagnosis[code].summary for code in figure.codes if code in diagnosis]
     alt = redact(" ".join([figure.shows, *said]))
     try:
-        svg, reason = inline_svg(lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt)
+        svg, reason = inline_svg(
+            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt, size=figure.size
+        )
     except UsageError as error:
         svg, reason = None, str(error).rstrip(".")
     return DrawnFigure(figure, svg, reason)

@@ -22,6 +22,7 @@ from tests.helpers.input_loaders import AheadDevice, Drawing, Items, SlowCollate
 from workbench.diagnostics.input_pipeline import diagnose_input_pipeline
 from workbench.studies.input.audit import audit_input
 
+_GAINS = ("predicted", "measured", "predicted_low", "predicted_high", "measured_low", "measured_high")
 Made = tuple[Any, Any, dict[str, Any]]
 
 
@@ -66,8 +67,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
-    print("| planted | found | right | waits | predicted | measured | pred/meas | seconds | load |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| planted | found | right | waits | predicted | measured | pred/meas | rounds predicted | rounds measured | meet | seconds | load |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for _ in range(args.repeats):
         for name in args.names or PLANTED:
             make, expected = PLANTED[name]
@@ -82,10 +85,12 @@ def main() -> None:
             found = cause or ", ".join(warned) or "healthy"
             right = expected in (found, cause, *warned)
             fix = bound.evidence["fix"] or {}
-            gains = [fix.get(key, float("nan")) for key in ("predicted", "measured")]
+            gains = [fix.get(key, float("nan")) for key in _GAINS]
+            meet = "yes" if gains[2] <= gains[5] and gains[4] <= gains[3] else "no" if fix else ""
+            value = float("nan") if bound.value is None else bound.value
             print(
-                f"| {name} | {found} | {'yes' if right else 'NO'} | {bound.value:.0%} | {gains[0]:.2f} | {gains[1]:.2f} | "
-                f"{gains[0] / gains[1]:.2f} | {took:.0f} | {os.getloadavg()[0]:.1f} |",
+                f"| {name} | {found} | {'yes' if right else 'NO'} | {value:.0%} | {gains[0]:.2f} | {gains[1]:.2f} | "
+                f"{gains[0] / gains[1]:.2f} | {gains[2]:.2f} to {gains[3]:.2f} | {gains[4]:.2f} to {gains[5]:.2f} | {meet} | {took:.0f} | {os.getloadavg()[0]:.1f} |",
                 flush=True,
             )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
@@ -43,6 +44,31 @@ def test_without_batch_norm_it_does_not_apply() -> None:
 @pytest.mark.parametrize(("examples", "status"), [(2, "warn"), (15, "warn"), (16, "ok"), (None, "not_measured")])
 def test_few_statistic_examples(examples: int | None, status: str) -> None:
     assert judged(batch_norm={"examples": examples})["batch_norm.small_batch"].status == status
+
+
+@pytest.mark.parametrize(
+    ("examples", "independent", "status"), [(4, 15.9, "warn"), (4, 16.0, "ok"), (64, 3.0, "ok"), (4, None, "warn")]
+)
+def test_values_that_are_steady_stand_in_for_examples_and_not_the_other_way_round(
+    examples: int, independent: float | None, status: str
+) -> None:
+    """Batches of a loader that is not shuffled differ more than their noise: enough examples are enough."""
+    found = judged(batch_norm={"examples": examples, "independent": independent})["batch_norm.small_batch"]
+    assert (found.status, found.value) == (status, examples)
+
+
+def test_a_batch_that_batch_norm_refuses_is_worse_than_a_small_one() -> None:
+    found = judged(batch_norm={"examples": 64, "refused": 1})["batch_norm.small_batch"]
+    assert found.status == "fail"
+    assert judged(batch_norm={"examples": None, "refused": 3})["batch_norm.small_batch"].status == "fail"
+
+
+def test_layers_that_training_does_not_use_are_not_judged() -> None:
+    found = judged(batch_norm={"unused": 2, "examples": None, "ema": [], "estimate": None})
+    assert [f.code for f in found] == list(CODES)
+    assert {f.status for f in found} == {"ok"}
+    some = judged(batch_norm={"unused": 1, "examples": 2})
+    assert some["batch_norm.small_batch"].status == "warn"
 
 
 @pytest.mark.parametrize(("warm", "status"), [(0.995, "ok"), (0.98, "warn"), (0.4, "fail"), (math.nan, "not_measured")])
@@ -87,6 +113,16 @@ def test_a_virtual_batch_that_is_better_beyond_chance_is_named() -> None:
     assert ghost.status == "warn"
     assert "bn_stat_examples=16" in ghost.advice[0]
     assert {row["statistic"] for row in ghost.evidence["arms"]} == {128, 64, 16, 8}
+
+
+def test_the_chance_that_is_allowed_is_the_one_that_was_given() -> None:
+    """Paired gains 3, 1, 2 and 2 hundredths: t = 4.9 with 3 degrees of freedom, 0.8 % by chance, 2.4 % with three arms."""
+    whole = [0.5, 0.5, 0.5, 0.5]
+    arms: dict[int | None, list[float]] = {None: whole, 16: [0.47, 0.49, 0.48, 0.48], 8: [0.6] * 4, 32: [0.6] * 4}
+    chance = judged(arms)["batch_norm.ghost_size"].evidence["chance"][16]
+    assert chance == pytest.approx(3 * stats.ttest_1samp([0.03, 0.01, 0.02, 0.02], 0, alternative="greater").pvalue)
+    for alpha, status in ((chance * 1.01, "warn"), (chance * 0.99, "ok"), (0.05, "warn")):
+        assert diagnose_batch_norm(study(arms), alpha=alpha)["batch_norm.ghost_size"].status == status
 
 
 def test_larger_is_better_where_the_metric_says_so() -> None:

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "3d": (nn.BatchNorm3d, (2, 1, 2)),
 }
 STEPS = 4
+EQUAL = torch.linspace(0.1, 0.9, 50, dtype=torch.float64)
 
 
 def run_processes(world: int, folder: Path) -> list[dict[str, Any]]:
@@ -121,7 +122,10 @@ def _nets(rank: int, world: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer releases call it forward_sync_buffers
         local = trained(DistributedDataParallel(small_net(), broadcast_buffers=False), x, y)
-    models = {"synchronised": synchronised, "copied": copied, "local": local}
+    still = small_net()
+    still[1].eval()  # type: ignore[index,operator]
+    frozen = trained(DistributedDataParallel(still), x, y)
+    models = {"synchronised": synchronised, "copied": copied, "local": local, "frozen": frozen}
     found: dict[str, Any] = {name: copy.deepcopy(model.module.state_dict()) for name, model in models.items()}  # type: ignore[union-attr]
     found["apart"] = gather_running_statistics(copied)
     found["verdicts"] = {name: _verdicts(model) for name, model in models.items()}
@@ -145,12 +149,12 @@ def _merges(rank: int) -> dict[str, Any]:
         made.running_mean.copy_(torch.tensor([2.0 * rank - 3, 1.0]))  # type: ignore[union-attr]
         return made
 
-    merged, average, weighted, equal = layer(), layer(), layer(), nn.BatchNorm1d(2)
-    equal.running_mean.copy_(torch.tensor([0.1, 0.7]))  # type: ignore[union-attr]
+    merged, average, weighted, equal = layer(), layer(), layer(), nn.BatchNorm1d(50).double()
+    equal.running_mean.copy_(EQUAL)  # type: ignore[union-attr]
     before = merge_running_statistics(merged)
     merge_running_statistics(average, how="average")
     merge_running_statistics(weighted, examples=float(rank))
-    merge_running_statistics(equal)
+    merge_running_statistics(equal, examples=rank + 1.0)  # a weighted mean of equal numbers is not always that number
     own = layer()
     with merged_running_statistics(own):
         inside = {name: t.clone() for name, t in own.state_dict().items()}

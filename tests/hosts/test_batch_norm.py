@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.helpers.batch_norm_processes import KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
+from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
+from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import UsageError
 from workbench.hosts.batch_norm import (
     SynchronisedBatchNorm,
@@ -20,6 +23,7 @@ from workbench.hosts.batch_norm import (
     merged_running_statistics,
     synchronise_batch_norm,
 )
+from workbench.studies.batch_norm_facts import audit_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.traced.graph.recorder import CannotRecord, Recorder
 
@@ -84,6 +88,7 @@ SEEN = {
     "local": ("fail", "fail"),
     "merged": ("ok", "ok"),
     "synchronised": ("ok", "ok"),
+    "frozen": ("ok", "ok"),
 }
 """How a job trains and writes -> rank_local, first_device_ema."""
 
@@ -97,6 +102,16 @@ def test_the_copying_of_the_first_process_is_found_in_a_job_and_nothing_in_a_hea
         assert (found["rank_local"], found["first_device_ema"]) == SEEN[job]
 
 
+def test_a_wrapper_around_one_process_copies_nothing(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(small_net())
+        found = diagnose_batch_norm(audit_batch_norm(wrapped, checkpoint=wrapped.state_dict()))
+    finally:
+        dist.destroy_process_group()
+    assert found["batch_norm.first_device_ema"].status == "not_measured"
+
+
 def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[dict[str, Any]]) -> None:
     means = np.array([2.0 * rank - 3 for rank in range(len(ranks))])
     for rank in ranks:
@@ -108,7 +123,7 @@ def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[
         mean = float(weights @ means)
         assert rank["weighted"]["running_mean"][0].item() == pytest.approx(mean, rel=1e-6)
         assert rank["weighted"]["running_var"][0].item() == pytest.approx(1 + weights @ (means - mean) ** 2, rel=1e-6)
-        assert torch.equal(rank["equal"]["running_mean"], torch.tensor([0.1, 0.7]))
+        assert torch.equal(rank["equal"]["running_mean"], EQUAL)
     if len(ranks) == 4:
         assert ranks[0]["merged"]["running_var"][0] == 6.0
 
@@ -136,6 +151,15 @@ def test_alone_it_is_batch_norm_over_the_own_batch() -> None:
         torch.testing.assert_close(ours(x), expected, **EXACT)
         for name, value in before.items():
             torch.testing.assert_close(ours.state_dict()[name], value, **EXACT)
+
+
+def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
+    layer, state = synchronise_batch_norm(ghost_batch_norm(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(x), nn.BatchNorm1d(3)(x))
+    assert torch.equal(state, torch.get_rng_state())
+    layer(torch.cat([x, x]))
+    assert not torch.equal(state, torch.get_rng_state())
 
 
 def test_a_model_is_converted_in_one_line() -> None:

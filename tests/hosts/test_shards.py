@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from tests.helpers.workloads import small_net
 from tests.train.test_evaluation import EXAMPLES, workload_of
 from workbench.errors import DataError, UsageError
-from workbench.hosts.shards import evaluate_shard, join_shards
+from workbench.hosts.shards import PartialSum, evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
 
 
@@ -54,6 +54,8 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         evaluate_shard(workload_of(), model, 2, 2, batch_size=4)
     with pytest.raises(UsageError, match="no example"):
         join_shards([[], []])
+    with pytest.raises(UsageError, match="no example with a weight above 0"):
+        join_shards([[PartialSum("loss", 0.0, 0.0, 0, None, 0.1)], []])
     streamed = workload_of().replace(validation_data=Stream())
     with pytest.raises(DataError, match="iterable only"):
         evaluate_shard(streamed, model, 0, 2, batch_size=4)

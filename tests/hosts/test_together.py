@@ -41,7 +41,7 @@ def test_losses_and_metrics_are_those_of_one_host(name: str, together: Path, tmp
     assert len(joined.steps) == len(alone.steps) > 0
     for column in ("loss", "grad_norm", "lr", "clipped"):
         np.testing.assert_allclose(joined.steps[column], alone.steps[column], rtol=1e-9, err_msg=column)
-    if name != "weighted":  # there the standard error between hosts is that of equal weights
+    if name not in ("weighted", "masked"):  # there the standard error between hosts is that of equal weights
         np.testing.assert_allclose(joined.steps["loss_se"], alone.steps["loss_se"], rtol=1e-9)
     for column in ("step", "num_examples", "num_correct"):
         np.testing.assert_array_equal(joined.evals[column], alone.evals[column])
@@ -107,6 +107,22 @@ def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Pa
     planted = save_checkpoint(tmp_path, stored._replace(model=stored.model | first))
     found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=planted))
     assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["fail", "fail"]
+
+
+def test_hosts_stop_together_where_one_is_interrupted_and_go_on(together: Path, seen: list[dict[str, Any]]) -> None:
+    assert seen[0]["interrupted"] == seen[1]["interrupted"]
+    assert "stopped after step 12 of 40" in seen[0]["interrupted"], "at the evaluation that comes next"
+    stopped, whole = (open_record(together / name) for name in ("interrupted", "tensors"))
+    np.testing.assert_array_equal(stopped.steps["loss"], whole.steps["loss"])
+    np.testing.assert_array_equal(stopped.evals["value"], whole.evals["value"])
+
+
+def test_what_travels_behind_a_gradient_keeps_its_bits(seen: list[dict[str, Any]]) -> None:
+    for host in seen:
+        assert len(host["exchanged"]) == 4
+        for dtype, found in host["exchanged"].items():
+            assert found["sum"] == [2.0 + 3.0] * 5, dtype
+            assert found["rows"] == [[1 / 3, -1e-300, float("inf")], [2 / 3, -1e-300, float("inf")]], dtype
 
 
 def test_hosts_draw_differently_and_start_alike(together: Path) -> None:

@@ -61,6 +61,15 @@ def cluster(engine: str, standing: dict[tuple[str, int, int], Cluster]) -> Clust
 
 
 @pytest.fixture
+def lone_cluster(engine: str, standing: dict[tuple[str, int, int], Cluster]) -> Cluster:
+    """One worker and two servers, for tests of what comes out bit for bit; they leave them alive."""
+    key = (engine, 1, 2)
+    if key not in standing:
+        standing[key] = create_in_process_cluster(1, 2, engine=engine)  # type: ignore[arg-type]
+    return standing[key]
+
+
+@pytest.fixture
 def own_cluster(engine: str) -> Iterator[MakeCluster]:
     """Make clusters of this test alone, which may be harmed."""
     made: list[Cluster] = []

@@ -20,7 +20,7 @@ from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.callbacks import Callback
 from workbench.parameter_server.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint
 from workbench.parameter_server.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.cluster import create_in_process_cluster
+from workbench.parameter_server.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.event_file import EventFile, crc32c
 from workbench.parameter_server.fit import StrategyModel
@@ -62,7 +62,7 @@ def crash(folder: str) -> None:
         model.fit(epochs=4, callbacks=[BackupAndRestore(folder), Kill()], verbose=0)
 
 
-def test_a_killed_coordinator_goes_on_at_the_right_epoch(own_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_killed_coordinator_goes_on_at_the_right_epoch(lone_cluster: Cluster, tmp_path: Path) -> None:
     """T4.9, T10.3: killed in the third epoch, started again, it ends bit for bit as a run that nobody killed."""
     folder = tmp_path / "backup"
     killed = subprocess.run(
@@ -71,11 +71,11 @@ def test_a_killed_coordinator_goes_on_at_the_right_epoch(own_cluster: MakeCluste
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     epochs = Epochs()
-    again = StrategyModel(adam(), ParameterServerStrategy(own_cluster(1, 2)))
+    again = StrategyModel(adam(), ParameterServerStrategy(lone_cluster))
     again.fit(epochs=4, callbacks=[epochs, BackupAndRestore(folder)], verbose=0)
     assert epochs.seen == [2, 3]
     assert again.steps == 24
-    whole = StrategyModel(adam(), ParameterServerStrategy(own_cluster(1, 2)))
+    whole = StrategyModel(adam(), ParameterServerStrategy(lone_cluster))
     whole.fit(epochs=4, verbose=0)
     assert torch.equal(flat(again), flat(whole))
     assert not folder.exists(), "a training that ended needs no backup"

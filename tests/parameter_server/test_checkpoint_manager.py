@@ -15,6 +15,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.cluster import Cluster
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.placed import PlacedModule
@@ -50,16 +51,19 @@ def same(found: PlacedModule, expected: PlacedModule) -> bool:
 
 @pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 3), (3, 5), (2, 13)])
 def test_into_other_shards_and_servers_bit_for_bit(
-    own_cluster: MakeCluster, tmp_path: Path, servers: int, shards: int
+    cluster: Cluster, own_cluster: MakeCluster, engine: str, tmp_path: Path, servers: int, shards: int
 ) -> None:
     """T14.5, behaviours 65 and 77: Adam's moments too; the next update is the same, and so is the way back."""
-    first = ParameterServerStrategy(own_cluster(1, 2), variable_partitioner=FixedShardsPartitioner(4))
+    if engine == "ray" and servers == 1:
+        pytest.skip("the slow engine is asked for one other number of servers alone")
+    first = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(4))
     trained = first.place(net(), ADAM)
     for number in range(6):
         update(trained, number)
     CheckpointManager(trained, tmp_path / "a").save()
 
-    strategy = ParameterServerStrategy(own_cluster(1, servers), variable_partitioner=FixedShardsPartitioner(shards))
+    other = cluster if servers == cluster.num_ps else own_cluster(1, servers)
+    strategy = ParameterServerStrategy(other, variable_partitioner=FixedShardsPartitioner(shards))
     restored = strategy.place(net(seed=1), ADAM)
     found = CheckpointManager(restored, tmp_path / "a").restore()
     assert found is not None
@@ -76,9 +80,8 @@ def test_into_other_shards_and_servers_bit_for_bit(
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_variables_into_other_shards(own_cluster: MakeCluster, tmp_path: Path, shards: int) -> None:
+def test_variables_into_other_shards(cluster: Cluster, tmp_path: Path, shards: int) -> None:
     """Behaviour 77: four shards into 1, 2 or 4 and back."""
-    cluster = own_cluster(1, 2)
     four, few = (
         ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(count)) for count in (4, shards)
     )
@@ -132,11 +135,11 @@ def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Pa
         CheckpointManager(None, tmp_path, variables={"v": strategy.variable(0.0)}).starting_epoch(5)
 
 
-def test_a_loop_goes_on_where_it_was_saved(own_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path) -> None:
     """T10.3 to T10.5: one worker's restarted loop ends bit for bit where the uninterrupted one ends."""
 
     def train(epochs: int, folder: Path) -> PlacedModule:
-        strategy = ParameterServerStrategy(own_cluster(1, 2))
+        strategy = ParameterServerStrategy(lone_cluster)
         coordinator = ClusterCoordinator(strategy)
         placed = strategy.place(net(), ADAM)
         manager = CheckpointManager(placed, folder)

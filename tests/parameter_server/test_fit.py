@@ -19,6 +19,7 @@ from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.parameter_server import placed as placed_module
 from workbench.parameter_server import planes
 from workbench.parameter_server.callbacks import Callback
+from workbench.parameter_server.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import UnavailableError
@@ -126,10 +127,10 @@ def test_in_this_process_it_is_plain_training() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_one_worker_trains_as_this_process_does(own_cluster: MakeCluster, steps_per_execution: int) -> None:
+def test_one_worker_trains_as_this_process_does(lone_cluster: Cluster, steps_per_execution: int) -> None:
     """T4.2, T13.7: the strategy and the steps in a function change how fast it is, not what comes out."""
     workload = small_workload(config={"optimizer": "adam", "max_grad_norm": 0.5})
-    strategy = ParameterServerStrategy(own_cluster(1, 2), variable_partitioner=FixedShardsPartitioner(2))
+    strategy = ParameterServerStrategy(lone_cluster, variable_partitioner=FixedShardsPartitioner(2))
     found = [StrategyModel(workload, each) for each in (None, strategy)]
     histories = [
         each.fit(epochs=2, steps_per_epoch=7, steps_per_execution=steps_per_execution, verbose=0) for each in found
@@ -185,11 +186,9 @@ def test_each_example_once_although_a_worker_dies_on_the_way(own_cluster: MakeCl
     assert model.steps == 48
 
 
-def test_hooks_at_every_step_in_order_of_completion(
-    own_cluster: MakeCluster, strategy: ParameterServerStrategy
-) -> None:
+def test_hooks_at_every_step_in_order_of_completion(lone_cluster: Cluster, strategy: ParameterServerStrategy) -> None:
     """T14.9, behaviour 82: what the source forbids: each step once; with one worker in the order in which they were scheduled."""
-    for chosen in (strategy, ParameterServerStrategy(own_cluster(1, 1)), None):
+    for chosen in (strategy, ParameterServerStrategy(lone_cluster), None):
         seen, sampled = Seen(), Seen(every_steps=4)
         model = StrategyModel(small_workload(), chosen)
         model.fit(epochs=2, steps_per_epoch=10, steps_per_execution=3, callbacks=[seen, sampled], verbose=0)
@@ -368,6 +367,36 @@ def test_a_missing_length_is_an_error_that_says_why(strategy: ParameterServerStr
         model.fit(verbose=3)  # type: ignore[arg-type]
 
 
+def test_two_strategies_on_one_cluster_do_not_disturb_each_other(lone_cluster: Cluster) -> None:
+    """Each has its coordinator; what one lets its workers hold, or forget, is not the other's."""
+    workload = small_workload()
+    models = [StrategyModel(workload, each and ParameterServerStrategy(lone_cluster)) for each in (True, True, None)]
+    for _ in range(2):
+        for model in models:
+            model.fit(steps_per_epoch=3, verbose=0)
+        gc.collect()
+    for model in models[:2]:
+        torch.testing.assert_close(flat(model.module()), flat(models[2].module()), rtol=1e-12, atol=1e-14)
+
+
+def test_what_fit_gave_the_workers_is_forgotten_afterwards(own_cluster: MakeCluster) -> None:
+    """Behaviour 36: the runner stays, as long as the model; datasets go with the call."""
+    cluster = own_cluster(2, 1)
+    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
+    for _ in range(3):
+        model.fit(steps_per_epoch=3, verbose=0)
+        model.predict(torch.zeros(5, 3, dtype=torch.float64))
+    gc.collect()
+    assert [cluster.engine.held(worker) for worker in range(2)] == [1, 1]
+
+
+def test_weights_that_leave_nothing_are_refused() -> None:
+    """A batch of padding alone has no mean; in an evaluation it may be one of many."""
+    small = small_workload(weights=lambda batch: 0 * batch[1])
+    with pytest.raises(WorkloadError, match="gives 0 to all 8 examples of the batch of a step"):
+        StrategyModel(small).fit(verbose=0)
+
+
 def test_a_model_of_this_process_leaves_nothing_behind() -> None:
     """Its values live as long as the placed module, and no longer."""
     placed = StrategyModel(small_workload()).placed
@@ -431,20 +460,18 @@ def slow_step(placed: PlacedModule, batch: Any, workload: Workload) -> Stepped:
     return own_step(placed, batch, workload)
 
 
-def test_batch_norm_statistics_reach_the_coordinator(
-    own_cluster: MakeCluster, strategy: ParameterServerStrategy
-) -> None:
+def test_batch_norm_statistics_reach_the_coordinator(lone_cluster: Cluster, strategy: ParameterServerStrategy) -> None:
     """Each worker has its own; evaluation uses their mean. One worker's are those of plain training."""
     net = lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))  # noqa: E731
     workload = small_workload(build_model=net)
     twin, _ = torch_twin(workload, 12)
-    for chosen in (None, ParameterServerStrategy(own_cluster(1, 1))):
+    for chosen in (None, ParameterServerStrategy(lone_cluster)):
         model = StrategyModel(workload, chosen)
         model.fit(epochs=2, verbose=0)
         for (name, found), expected in zip(model.module().named_buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=name)
     first = lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))  # noqa: E731
-    model = StrategyModel(small_workload(build_model=first), strategy)
+    model = StrategyModel(small_workload(build_model=first, config={"optimizer": "sgd"}), strategy)
     model.fit(epochs=10, verbose=0)
     assert model.evaluate() == pytest.approx(model.evaluate(where="coordinator"), rel=1e-12)
     x = model.workload.train_data.tensors[0].double()

@@ -44,6 +44,16 @@ def test_bars_add_up_to_the_step_and_to_a_batch() -> None:
     assert len({text.get_text() for text in ax.get_legend().get_texts()}) == len(ax.get_legend().get_texts())
 
 
+def test_what_other_programs_took_is_a_bar_of_its_own() -> None:
+    facts = pipeline(fetch_s=0.03, compute_s=0.01)
+    for one in facts["rounds"]:
+        one.update(steady_s=0.08, wait_s=0.03, queued_s=0.04)
+    ax = plot_input_pipeline(Looked({"input_pipeline": facts}), ax=Figure().subplots())
+    first = [bar.get_width() for bar in ax.patches if abs(bar.get_y() + bar.get_height() / 2) < 0.1]
+    assert first == pytest.approx([10, 30, 40])
+    assert ax.get_title(loc="left").startswith("75% of a step")
+
+
 def test_starting_workers_are_a_bar_of_their_own() -> None:
     ax = drawn(plot_input_pipeline, fetch_s=0.01, workers=2, start_s=0.3, batches=5)
     assert "workers starting" in [text.get_text() for text in ax.get_legend().get_texts()]

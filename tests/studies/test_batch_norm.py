@@ -66,6 +66,8 @@ def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyR
         (norm, 4, lr) for norm in ("batch", "layer", "group") for lr in (0.025, 0.05)
     }
     assert all(len(row["values"]) == 2 and math.isfinite(row["mean"]) for row in rows)
+    means = {(row["norm"], row["lr"]): row["mean"] for row in rows}
+    assert all(means["batch", lr] != means["layer", lr] for lr in (0.025, 0.05)), "another norm trains otherwise"
     assert len(record.trials) == 2 * (3 + 1 + 3 + 2), "virtual, held at 16, split, batch norm at batch size 4"
     assert not record.trials.duplicated(["batch_size", "bn_stat_examples", "accumulate_steps", "seed", "peak_lr"]).any()
 
@@ -94,6 +96,13 @@ def test_the_same_call_again_trains_nothing(record: StudyRecord) -> None:
     again = study.run(workload(), Trainer(device="cpu", gradients="loop"), out=record.path)
     assert again.trials["trial"].tolist() == before
     assert again.facts == record.facts
+
+
+def test_the_whole_batch_is_whole_whatever_the_baseline_asks_for(tmp_path: Path) -> None:
+    given = workload()
+    given = given.replace(config=given.config.replace(bn_stat_examples=8))
+    study = BatchNormStudy(stat_examples=[], batch_sizes=[], devices=[], norms=[], seeds=1, steps=2)
+    assert arms(study.run(given, Trainer(gradients="loop"), out=tmp_path / "s"), "virtual") == {(None, 32, 1): 1}
 
 
 def test_a_model_without_batch_norm_trains_nothing(tmp_path: Path) -> None:
@@ -151,6 +160,36 @@ def test_sorted_shards_are_missing_the_spread_of_the_means(rows: dict[tuple[str,
     losses = row["losses"]
     assert abs(losses["merged"] / losses["whole"] - 1) < 0.05
     assert max(losses["own"]) / losses["whole"] > 1.2
+
+
+class Shared(nn.Module):
+    """One layer for two inputs; every third forward pass leaves the second one out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head, self.calls = nn.BatchNorm1d(3), nn.Linear(3, CLASSES), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out = self.norm(x)
+        found: torch.Tensor = self.head(out if self.calls % 3 == 0 else out + self.norm(x + 4))
+        return found
+
+
+def measured(given: Workload, model: nn.Module, folder: Path) -> list[dict[str, Any]]:
+    with open_session(given, stem="x", settings={}, trainer=Trainer(), out=folder) as session:
+        return measure_devices(session, model, batch_size=32, devices=(1, 2), shards=("dealt",), batches=6)
+
+
+def test_a_shared_layer_is_measured_call_by_call_and_a_frozen_one_not_at_all(tmp_path: Path) -> None:
+    given = workload()
+    one, two = measured(given, Shared(), tmp_path / "shared")
+    assert one["step_apart"] == one["apart"] == 0
+    assert two["apart"] > 0
+    assert 0 < two["step_apart"] < 3
+    frozen = given.build_model()
+    frozen[0].eval()  # type: ignore[index,operator]
+    assert measured(given, frozen, tmp_path / "frozen") == []
 
 
 def test_without_labels_there_are_no_sorted_shards(tmp_path: Path) -> None:

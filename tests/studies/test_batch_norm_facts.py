@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,7 @@ def replicas(count: int = 4) -> list[dict[str, Tensor]]:
 
 
 def written(states: list[dict[str, Tensor]], how: str) -> dict[str, Tensor]:
-    state = copy.deepcopy(states[0])
+    state = copy.deepcopy(states[2 if how == "third" else 0])
     for name in ("0", "3"):
         means, variances = (torch.stack([s[f"{name}.running_{kind}"] for s in states]) for kind in ("mean", "var"))
         if how in ("merged", "average"):
@@ -220,6 +221,7 @@ def written(states: list[dict[str, Tensor]], how: str) -> dict[str, Tensor]:
 
 PLANTED = {
     "first": ("fail", "fail", "warn"),
+    "third": ("fail", "fail", "warn"),
     "merged": ("ok", "ok", "ok"),
     "average": ("ok", "ok", "fail"),
     "other": ("fail", "not_measured", "warn"),
@@ -247,6 +249,8 @@ def test_what_a_checkpoint_holds_of_the_replicas_is_named(how: str, form: str, t
     found = audited(warmed(), replicas=states, checkpoint=state)
     codes = ("rank_local", "first_device_ema", "variance_of_means")
     assert tuple(found[f"batch_norm.{code}"].status for code in codes) == PLANTED[how]
+    if how in ("first", "third"):
+        assert f"of process {0 if how == 'first' else 2} alone" in found["batch_norm.first_device_ema"].summary
 
 
 def test_the_six_that_averaging_turns_into_one() -> None:
@@ -257,6 +261,18 @@ def test_the_six_that_averaging_turns_into_one() -> None:
     assert finding.status == "warn"
     assert (finding.evidence["merged"], finding.evidence["average"]) == (6.0, 1.0)
     assert finding.value == pytest.approx(5 / 6)
+    weighted = audited(nn.BatchNorm1d(1), replicas=states, examples=[1, 0, 0, 3])["batch_norm.variance_of_means"]
+    assert weighted.evidence["merged"] == 1 + 36 * 0.25 * 0.75
+    assert weighted.value == pytest.approx(6.75 / 7.75)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.21, "fail"), (1.0, "ok")])
+def test_variances_may_differ_where_means_do_not(factor: float, status: str) -> None:
+    states = [warmed().state_dict() for _ in range(2)]
+    states[1]["0.running_var"][2] *= factor
+    finding = audited(warmed(), replicas=states)["batch_norm.rank_local"]
+    assert finding.status == status
+    assert finding.value == pytest.approx((math.sqrt(factor) - 1) / math.sqrt((1 + factor) / 2), rel=1e-5)
 
 
 def test_replicas_that_are_equal_raise_no_alarm() -> None:
@@ -316,11 +332,35 @@ def test_the_facts_of_a_study_are_those_of_its_selected_checkpoint(tmp_path: Pat
     config = workload.config.replace(total_steps=60, bn_stat_examples=3)
     with open_session(workload.replace(config=config), stem="x", settings={}, trainer=Trainer(gradients="loop"), out=tmp_path / "s") as session:  # fmt: skip
         facts = collect_batch_norm(session)
+        torch.rand(3)
+        assert collect_batch_norm(session) == facts, "what is drawn on the way is the same each time"
+        session.facts(batch_norm=facts)
+        found = diagnose_batch_norm(session.record)
         best = session.trial(config, stage="baseline").best()
     assert (facts["layers"], facts["asked"], facts["examples"], facts["step"]) == (1, 3, 3, best.step)
     assert facts["ema"][0]["batches"] == best.step
-    assert facts["estimate"]["loss"]["stored"] == pytest.approx(best.value, rel=1e-5)
-    assert facts["estimate"]["layers"][0]["shift"] < 3 * facts["estimate"]["layers"][0]["noise"]
+    losses = facts["estimate"]["loss"]
+    assert losses["stored"] == pytest.approx(best.value, rel=1e-5)
+    assert losses["anew"] == pytest.approx(losses["stored"], rel=0.5)
+    assert losses["anew"] != losses["stored"], "other statistics, another loss"
+    assert found["batch_norm.stale"].status == "ok"
+
+
+def test_a_study_judges_layers_as_the_trainer_trains_them(tmp_path: Path) -> None:
+    """The trainer calls `model.train()`, which sets free what was frozen by a call of `eval` while the model was built."""
+    plain = lane_workload(MODELS["conv"])
+
+    def build() -> nn.Module:
+        model = plain.build_model()
+        return model.apply(lambda m: m.eval() if isinstance(m, nn.BatchNorm2d) else m)
+
+    workload = plain.replace(build_model=build, config=plain.config.replace(total_steps=6))
+    with open_session(
+        workload, stem="x", settings={}, trainer=Trainer(gradients="loop"), out=tmp_path / "s"
+    ) as session:
+        facts = collect_batch_norm(session)
+    assert (facts["layers"], facts["unused"], len(facts["ema"])) == (1, 0, 1)
+    assert facts["ema"][0]["batches"] == facts["step"] > 0
 
 
 def test_a_study_of_a_model_without_batch_norm_says_so(tmp_path: Path) -> None:

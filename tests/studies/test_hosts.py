@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def test_its_facts_lie_in_the_study_and_say_what_was_trained(rehearsed: StudyRec
     lengths = {p["dataset"]["length"] for p in facts["ranks"][0]["passes"]}
     workload = wb.load_workload("digits_cnn")
     assert lengths == {len(workload.train_data), len(workload.validation_data)}
+    assert rehearsed.path.parent.joinpath("ledger.db").exists()
+    assert not rehearsed.path.joinpath("ledger.db").exists()  # what was trained is a part of this study
 
 
 def test_it_is_the_training_of_one_process(rehearsed: StudyRecord, tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", "workbench.hosts.loopback", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command += ["--master-port", port, str(SCRIPT), "job", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -166,6 +169,20 @@ def test_a_rank_that_dies_shows_its_error_and_ends_the_others(tmp_path: Path) ->
     ):
         audit_script(SCRIPT, ["die"], hosts=2, out=tmp_path / "study")
     assert "Traceback" in json.loads((tmp_path / "study" / "error-1.json").read_text())["traceback"]
+    assert gone(tmp_path / "study")
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_before_the_others_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n    dist.barrier()\n"
+    )
+    with pytest.raises(
+        ClusterError, match=r"rank 0 died at update 0 \(waiting in barrier\) .*; rank 1 had come to its end before"
+    ):
+        audit_script(script, hosts=2, out=tmp_path / "study")
     assert gone(tmp_path / "study")
 
 
@@ -242,4 +259,5 @@ Thread 0x00007f02 (most recent call first):
 def test_the_stack_of_the_main_thread_is_found_and_the_users_own_frames_are_shown() -> None:
     assert shown(own_frames(STACK)) == "data.py:12 fetch < train.py:41 main < train.py:90 <module>"
     assert shown(own_frames("")) == "an unknown place"
+    assert shown([(selectors.__file__, 415, "select"), ("/home/me/train.py", 7, "main")]) == "train.py:7 main"
     assert shown([("/site-packages/torch/x.py", 3, "f")]) == "x.py:3 f"

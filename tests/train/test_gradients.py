@@ -62,7 +62,7 @@ def test_one_micro_batch_may_weigh_nothing() -> None:
 
 def test_the_values_are_read_once_and_the_shape_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Tensor] = []
-    monkeypatch.setattr(gradients, "check_weights", lambda weights, where: read.append(weights))
+    monkeypatch.setattr(gradients, "check_weights", lambda weights, **_: read.append(weights))
     late: list[int] = []
 
     def weights(batch: Any) -> Tensor:

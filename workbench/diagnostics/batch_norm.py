@@ -31,8 +31,8 @@ def diagnose_batch_norm(
 
     Args:
         record: a study whose facts hold "batch_norm", or what `audit_batch_norm` returns.
-        few_examples: in a statistic, below which its noise costs (Wu and He 2018, arXiv:1803.08494, figure 1: the error of a
-            ResNet-50 rises below 16).
+        few_examples: in a statistic, or independent values that it is as steady as, below which its noise costs (Wu and He
+            2018, arXiv:1803.08494, figure 1: the error of a ResNet-50 rises below 16).
         warm: share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb).
         shift: root mean square over channels, in standard deviations, by which stored statistics may differ from those of the
             training data now (rule of thumb).
@@ -42,7 +42,7 @@ def diagnose_batch_norm(
 
     Returns:
         `batch_norm.rank_local`, `.first_device_ema`, `.variance_of_means`, `.ghost_size`, `.small_batch`, `.cold_ema` and
-        `.stale`, once each; "ok" with the reason where the model has no batch norm.
+        `.stale`, once each; "ok" with the reason where the model has no batch norm, or only such as is frozen or not used.
     """
     facts = record.facts.get("batch_norm")
     if not facts:
@@ -58,12 +58,24 @@ def diagnose_batch_norm(
             rank_local(facts, devices, harm),
             first_device_ema(facts),
             variance_of_means(facts, devices, missing_share),
-            _ghost_size(record, facts, alpha),
-            _small_batch(record, facts, few_examples),
-            _cold_ema(facts, warm),
-            _stale(facts, shift),
+            *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift),
         )
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+
+
+def _of_use(
+    record: Any, facts: Mapping[str, Any], *, alpha: float, few_examples: int, warm: float, shift: float
+) -> tuple[Finding, ...]:
+    """Judge the layers that training uses, where there are any."""
+    if facts.get("unused", 0) >= facts["layers"]:
+        reason = f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached."
+        return tuple(finding(name, "ok", reason) for name in ("ghost_size", "small_batch", "cold_ema", "stale"))
+    return (
+        _ghost_size(record, facts, alpha),
+        _small_batch(record, facts, few_examples),
+        _cold_ema(facts, warm),
+        _stale(facts, shift),
+    )
 
 
 def _arms(record: Any, stage: str) -> list[NormArm]:
@@ -129,17 +141,30 @@ def _held(arms: Sequence[NormArm]) -> str:
 
 
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
-    given = facts.get("examples")
+    given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)
     rows = list(getattr(record, "facts", {}).get("batch_norm_swap") or [])
-    evidence = {"examples": given, "values": facts.get("values"), "swap": rows}
+    evidence = {
+        "examples": given,
+        "values": facts.get("values"),
+        "independent": independent,
+        "refused": refused,
+        "swap": rows,
+    }
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": few, "evidence": evidence}
+    if refused:
+        return finding(
+            "small_batch", "fail", f"{refused} of the training batches give a batch norm layer a single value per channel, which "
+            "has no variance: training stops there with an error.",
+            advice=["Leave the incomplete last batch out: DataLoader(..., drop_last=True), or take larger batches."], **numbers,
+        )  # fmt: skip
     if given is None:
         return finding(
             "small_batch", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
         )
-    said = f"A statistic comes from {given} examples ({facts['values']:,} values)"
+    said = f"A statistic comes from {given} examples ({facts['values']:,} values"
+    said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
     swapped = _swap(rows, sign=1.0 if getattr(record, "config", {}).get("select_mode", "min") == "min" else -1.0)
-    if given >= few:
+    if max(given, independent or 0) >= few:
         return finding("small_batch", "ok", f"{said}: enough.{swapped}", **numbers)
     return finding(
         "small_batch", "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
@@ -195,7 +220,7 @@ def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
         fix = "Let them see training batches in training mode (a momentum of 0 never does)"
     return finding(
         "cold_ema", "warn" if value > 0.5 else "fail",
-        f"{said} (layer {coldest['layer']!r}); the rest is the initial mean 0 and variance 1.",
+        f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.",
         advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
     )  # fmt: skip
 

@@ -16,6 +16,8 @@ from workbench.diagnostics.batch_norm_merge import merge_statistics
 __all__ = ["first_device_ema", "rank_local", "variance_of_means"]
 
 _Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
+EPS = 1e-5
+"""What batch norm adds to a variance, by torch's default: in a dead channel, smaller ones do not count."""
 SAME = 1e-5
 """Standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)."""
 
@@ -161,10 +163,10 @@ def variance_of_means(facts: Mapping[str, Any], devices: Sequence[Mapping[str, A
     if _not_finite(replicas):
         return finding(code, "not_measured", "Not measured: running statistics of some process are not finite.")
     merged = {name: merge_statistics(*layer, _examples(facts)) for name, layer in replicas.items()}
-    missing = {name: float(np.max(m.spread / np.maximum(m.variance, 1e-300))) for name, m in merged.items()}
+    missing = {name: float(np.max(m.spread / np.maximum(m.variance, EPS))) for name, m in merged.items()}
     name = max(missing, key=lambda n: missing[n])
     value, at = missing[name], merged[name]
-    channel = int(np.argmax(at.spread / np.maximum(at.variance, 1e-300)))
+    channel = int(np.argmax(at.spread / np.maximum(at.variance, EPS)))
     truth, average = float(at.variance[channel]), float(at.average_variance[channel])
     evidence = {"layer": name, "channel": channel, "merged": truth, "average": average, "missing": missing}
     numbers: dict[str, Any] = {"value": value, "unit": "share", "threshold": share, "evidence": evidence}
@@ -238,7 +240,7 @@ def _apart(layer: _Layer) -> float:
     mean, variance = layer
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         return math.nan
-    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, 1e-300))
+    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, EPS))
     roots = np.sqrt(np.maximum(variance, 0.0))
     return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))
 
@@ -248,10 +250,10 @@ def _distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
     found = 0.0
     for name, values in facts["checkpoint"].items():
         mean, variance = other[name]
-        sd = np.sqrt(np.maximum(variance, 1e-300))
-        roots = np.sqrt(np.maximum(_array(values["variance"]), 0.0))
+        sd = np.sqrt(np.maximum(variance, EPS))
+        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_array(values["variance"]), variance))
         found = max(
-            found, float(np.max(np.abs(_array(values["mean"]) - mean) / sd)), float(np.max(np.abs(roots / sd - 1)))
+            found, float(np.max(np.abs(_array(values["mean"]) - mean) / sd)), float(np.max(np.abs(roots - own) / sd))
         )
     return found
 

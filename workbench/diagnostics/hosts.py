@@ -9,10 +9,11 @@ from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.hosts_area import CLAUSE, host_finding, named
 from workbench.diagnostics.hosts_buffers import buffers
+from workbench.diagnostics.hosts_clip import clip
 from workbench.diagnostics.hosts_data import data_seed, set_epoch, sharding
 from workbench.diagnostics.hosts_evaluation import evaluation
 from workbench.diagnostics.hosts_files import checkpoint_writers, writers
-from workbench.diagnostics.hosts_update import clip, init_seed, not_wrapped, straggler
+from workbench.diagnostics.hosts_update import init_seed, not_wrapped, straggler
 
 __all__ = ["diagnose_hosts"]
 
@@ -80,6 +81,8 @@ def _nothing_to_judge(facts: Mapping[str, Any], ranks: Sequence[Mapping[str, Any
     asked = int(facts.get("hosts") or max((r["world"] for r in ranks), default=0))
     here = {int(r["rank"]) for r in ranks}
     if ranks and not any(r["initialised"] for r in ranks):
+        if any(r.get("spawned") for r in ranks):
+            return "the script starts its processes itself; call audit_hosts() in the function that each of them runs."
         return "init_process_group was never called, so the processes know nothing of each other."
     if asked > len(here):
         missing = set(range(asked)) - here

@@ -34,9 +34,10 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
         return host_finding(
             "sharding", "not_measured", "Not measured: no training data came through a torch DataLoader on every host."
         )
-    reason = next((shards.why_not for shards in found if shards.why_not), None)
-    if reason is not None:
-        return host_finding("sharding", "not_measured", f"Not measured: {reason}.")
+    compared = [shards for shards in found if not shards.why_not]
+    if not compared:
+        return host_finding("sharding", "not_measured", f"Not measured: {found[0].why_not}.")
+    found = compared
     if any(shards.with_replacement for shards in found):
         return host_finding(
             "sharding", "not_measured", "Not measured: examples are drawn with replacement, so there are no shares."
@@ -68,11 +69,11 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
             ),
             **numbers,
         )  # fmt: skip
-    missing = [shards.missing for shards in found if shards.missing is not None]
-    if missing:
+    missing = _missing(found)
+    if missing is not None:
         held_out = _evaluated(ranks, found[0])
         dropped = _dropped(ranks)
-        lost = max(0, min(missing) - held_out)
+        lost = max(0, missing - held_out)
         if lost > max(padding, dropped):
             return host_finding(
                 "sharding", "warn", f"{lost:,} of {worst.size:,} examples are on no host.",
@@ -80,7 +81,7 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
                 **(numbers | {"value": lost / max(1, worst.size or 1), "threshold": max(padding, dropped) / max(1, worst.size or 1)}),
             )  # fmt: skip
         left = f" but for the {lost} of incomplete last batches" if lost else ""
-        trained = (worst.size or seen) - min(held_out, *missing)
+        trained = (worst.size or seen) - min(held_out, missing)
         return host_finding(
             "sharding",
             "ok",
@@ -96,6 +97,15 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     )
 
 
+def _missing(found: Sequence[Shards]) -> int | None:
+    """Return how many examples were on no host in any pass; None where that cannot be known."""
+    seen: dict[int, set[Any]] = {}
+    for shards in found:
+        if shards.missing is not None and shards.size is not None:
+            seen.setdefault(shards.size, set()).update(shards.holders)
+    return min((max(0, size - len(examples)) for size, examples in seen.items()), default=None)
+
+
 def _evaluated(ranks: Ranks, shards: Shards) -> int:
     """Return how many examples of the same data set were evaluated and never trained on: they were held out."""
     names = {(p["dataset"]["hash"], p["dataset"]["length"]) for r in ranks for p in training_passes(r)}
@@ -107,9 +117,10 @@ def _evaluated(ranks: Ranks, shards: Shards) -> int:
 
 
 def _dropped(ranks: Ranks) -> int:
-    """Return how many examples incomplete last batches hold at most."""
+    """Return how many examples incomplete last batches hold at most; a sampler may leave out less than a batch of all hosts."""
     last = [training_passes(r)[0] for r in ranks if training_passes(r)]
-    return sum(int(p["batch_size"] or 0) for p in last if p["drop_last"] and not p["planned"])
+    whole = sum(int(p["batch_size"] or 0) for p in last)
+    return whole if any(p["drop_last"] and not p["planned"] for p in last) else max(0, whole - 1)
 
 
 def set_epoch(ranks: Ranks) -> Finding:
@@ -118,8 +129,7 @@ def set_epoch(ranks: Ranks) -> Finding:
     looked = called = unshuffled = once = 0
     for rank in ranks:
         passes = [p for p in training_passes(rank) if p["distributed"]]
-        for loader in {p["loader"] for p in passes}:
-            own = [p for p in passes if p["loader"] == loader]
+        for own in _epochs(passes):
             if own[0]["shuffles"] is False:
                 unshuffled += 1
             elif len(own) < 2:
@@ -159,6 +169,17 @@ def set_epoch(ranks: Ranks) -> Finding:
         )
     why = "the sampler does not shuffle" if unshuffled else "no sampler has a set_epoch"
     return host_finding("set_epoch", "ok", f"Nothing to call: {why}.", **numbers)
+
+
+def _epochs(passes: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return passes over the same data one after the other, through one loader or a new one for each epoch; a new optimizer begins anew."""
+    found: dict[Any, list[Mapping[str, Any]]] = {}
+    for one in passes:
+        data = one["dataset"]
+        own = found.setdefault((data["kind"], data["length"], data["hash"], one["sampler"], one.get("optimizers")), [])
+        if not own or one["steps"][0] >= own[-1]["steps"][1]:  # and not one beside the other
+            own.append(one)
+    return list(found.values())
 
 
 def _order(one: Mapping[str, Any]) -> list[Any]:

@@ -40,8 +40,9 @@ def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
     if worst is not None:
         return worst
     sums = {r["rank"]: [e["output_sum"] for e in r["evaluations"]] for r in ranks if r["evaluations"]}
+    sizes = {r["rank"]: [e.get("output_size") for e in r["evaluations"]] for r in ranks if r["evaluations"]}
     alone = all(_everybody(shards) for shards in found)
-    if alone and len(sums) > 1 and merged and _differ(sums):
+    if alone and len(sums) > 1 and merged and _differ(sums, sizes):
         return host_finding(
             "evaluation", "fail", "Hosts evaluate the same examples and get different outputs: the metric depends on which one reports it.",
             value=float(len(sums)), unit="hosts", threshold=0, evidence={"output_sums": sums},
@@ -121,9 +122,11 @@ def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
     return host_finding("evaluation", "ok", f"{len(counted):,} examples are evaluated {how}.", **numbers)
 
 
-def _differ(sums: Mapping[int, Sequence[float | None]]) -> bool:
-    for values in zip(*sums.values(), strict=False):
-        known = [v for v in values if v is not None]
-        if known and not all(math.isclose(v, known[0], rel_tol=1e-5, abs_tol=1e-6) for v in known):
+def _differ(sums: Mapping[int, Sequence[Any]], sizes: Mapping[int, Sequence[Any]]) -> bool:
+    """Tell whether sums differ by more than rounding: outputs of both signs cancel, so what is small is measured by their size."""
+    for values, among in zip(zip(*sums.values(), strict=False), zip(*sizes.values(), strict=False), strict=False):
+        known = [float(v) for v in values if v is not None]
+        largest = max((float(v) for v in among if v is not None and math.isfinite(float(v))), default=0.0)
+        if any(not math.isclose(v, known[0], rel_tol=1e-5, abs_tol=1e-6 + 1e-6 * largest) for v in known):
             return True
     return False

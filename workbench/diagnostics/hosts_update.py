@@ -1,4 +1,4 @@
-"""`hosts.init_seed`, `hosts.not_wrapped`, `hosts.clip`, `hosts.straggler`: is one model trained, by one update, at one speed?"""
+"""`hosts.init_seed`, `hosts.not_wrapped`, `hosts.straggler`: is one model trained, by one update, at one speed?"""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import numpy as np
 
 from workbench.diagnostics.base import Finding
 from workbench.diagnostics.hosts_area import host_finding, named, parted
+from workbench.diagnostics.hosts_rows import drift_of, local_gradients, row_of, seen_by_all, sharded
 
-__all__ = ["clip", "init_seed", "not_wrapped", "straggler"]
+__all__ = ["init_seed", "not_wrapped", "straggler"]
 
 Ranks = Sequence[Mapping[str, Any]]
 
 
 def init_seed(ranks: Ranks) -> Finding:
     """Judge whether all hosts start from the same parameters (P7.5)."""
-    first = {r["rank"]: _row(r["parameters"], 0, 0) for r in ranks}
+    begun = [optimizer for step, optimizer in seen_by_all(ranks, "parameters") if step == 0]
+    first = {r["rank"]: row_of(r["parameters"], min(begun, default=0), 0) for r in ranks}
     if any(row is None for row in first.values()):
         missing = [rank for rank, row in first.items() if row is None]
         return host_finding(
             "init_seed", "not_measured", f"Not measured: no optimizer made an update on {named(missing)}."
         )
-    if any(row["sharded"] for row in first.values() if row) or _sharded(ranks):
+    if any(row["sharded"] for row in first.values() if row) or sharded(ranks):
         return host_finding(
             "init_seed", "not_measured", "Not measured: each host holds a part of the parameters by design."
         )
@@ -56,7 +58,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
     alone = [r["rank"] for r in ranks if not r["initialised"]]
     raw = {r["rank"]: r["calls"]["raw"] for r in ranks}
     wrapped = {r["rank"]: r["calls"]["wrapped"] for r in ranks}
-    local = _local_gradients(ranks)
+    local = local_gradients(ranks)
     evidence: dict[str, Any] = {"raw_calls": raw, "wrapped_calls": wrapped, "gradients_differ_at": local}
     numbers: dict[str, Any] = {"value": float(sum(raw.values())), "unit": "calls", "threshold": 0, "evidence": evidence}
     if alone:
@@ -77,7 +79,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
             advice=("Call the wrapped model in training; model.module is for evaluation and for state_dict().",),
             **numbers,
         )  # fmt: skip
-    if _sharded(ranks):
+    if sharded(ranks):
         return host_finding(
             "not_wrapped", "ok", "The model is sharded over the hosts and called as a whole.", **numbers
         )
@@ -95,7 +97,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
             advice=("Wrap the model in DistributedDataParallel, or average the gradients before each update.",),
             **numbers,
         )  # fmt: skip
-    drift = _drift(ranks)
+    drift = drift_of(ranks)
     if drift is not None:
         evidence["parameters_differ_at"] = drift
         return host_finding(
@@ -108,49 +110,10 @@ def not_wrapped(ranks: Ranks) -> Finding:
     return host_finding("not_wrapped", "ok", f"Gradients are averaged over {len(ranks)} hosts {how}.", **numbers)
 
 
-def clip(ranks: Ranks) -> Finding:
-    """Judge whether every host clips, to the same norm, what all hosts have averaged."""
-    counts = {r["rank"]: len(r["clips"]) for r in ranks}
-    limits = {r["rank"]: tuple(sorted({(c["by"], c["limit"]) for c in r["clips"]}, key=str)) for r in ranks}
-    evidence = {"calls": counts, "limits": {rank: [list(pair) for pair in found] for rank, found in limits.items()}}
-    clipping = [rank for rank, count in counts.items() if count]
-    numbers: dict[str, Any] = {
-        "value": float(len(clipping)),
-        "unit": "hosts",
-        "threshold": float(len(ranks)),
-        "evidence": evidence,
-    }
-    same_count, same_limit = len(set(counts.values())) == 1, len(set(limits.values())) == 1
-    if not clipping:
-        return host_finding(
-            "clip", "ok", "No host clips gradients with torch's functions.", **(numbers | {"threshold": None})
-        )
-    if not same_count:
-        often = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
-        return host_finding(
-            "clip", "fail", f"Not every host clips every gradient: calls {often}. From the first clipped update on they train different models.",
-            advice=("Clip on every host: each has the same averaged gradient, and so the same norm.",), **numbers,
-        )  # fmt: skip
-    if not same_limit:
-        return host_finding(
-            "clip", "fail", f"Hosts clip to different norms: {_listed(limits)}.",
-            advice=("Give all hosts the same max_grad_norm.",), **numbers,
-        )  # fmt: skip
-    early = _clipped_before_averaging(ranks)
-    if early is not None:
-        return host_finding(
-            "clip", "fail", f"Each host clips its own gradient before the hosts average theirs (update {early}).", step=early,
-            advice=("Average first, then clip: the threshold is for the gradient of the whole batch.",), **numbers,
-        )  # fmt: skip
-    return host_finding(
-        "clip", "ok", f"Every host clips alike: {_listed({0: limits[clipping[0]]}, rank=False)}.", **numbers
-    )
-
-
 def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores: int | None) -> Finding:
     """Judge whether one host makes the others wait."""
     busy = {r["rank"]: np.asarray(r["times"]["busy_s"], dtype=np.float64) for r in ranks}
-    if _local_gradients(ranks):
+    if local_gradients(ranks):
         return host_finding("straggler", "ok", "No host waits for another: their gradients are not averaged.")
     steps = min((len(times) for times in busy.values()), default=0)
     if len(busy) < 2 or steps < min_steps:
@@ -197,65 +160,5 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     )
 
 
-def _row(rows: Sequence[Mapping[str, Any]], optimizer: int, step: int) -> Mapping[str, Any] | None:
-    return next((row for row in rows if row["optimizer"] == optimizer and row["step"] == step), None)
-
-
-def _sharded(ranks: Ranks) -> bool:
-    return any(w.get("sharded") for r in ranks for w in r["wrappers"]) or any(
-        p["sharded"] for r in ranks for p in r["parameters"]
-    )
-
-
 def _against(groups: Sequence[Sequence[int]]) -> str:
     return " against ".join(named(group) for group in groups)
-
-
-def _seen_by_all(ranks: Ranks, kind: str) -> list[tuple[int, int]]:
-    keys = [{(row["step"], row["optimizer"]) for row in r[kind]} for r in ranks]
-    return sorted(set.intersection(*keys)) if keys else []
-
-
-def _differ(ranks: Ranks, kind: str, key: tuple[int, int], field: str) -> bool:
-    step, optimizer = key
-    rows = (_row(r[kind], optimizer, step) for r in ranks)
-    return len({row[field] for row in rows if row is not None}) > 1
-
-
-def _local_gradients(ranks: Ranks) -> list[int]:
-    """Return the updates whose gradients differ between hosts, before any clipping and after it."""
-    return [
-        key[0] for key in _seen_by_all(ranks, "gradients")
-        if all(_differ(ranks, "gradients", key, field) for field in ("before_clip", "at_step"))
-    ]  # fmt: skip
-
-
-def _clipped_before_averaging(ranks: Ranks) -> int | None:
-    """Return the first update whose gradients differed when they were clipped, and not any more when they were used."""
-    for key in _seen_by_all(ranks, "gradients"):
-        if _differ(ranks, "gradients", key, "before_clip") and not _differ(ranks, "gradients", key, "at_step"):
-            return key[0]
-    return None
-
-
-def _drift(ranks: Ranks) -> int | None:
-    """Return the first update before which parameters differ for no reason that has a code of its own."""
-    if (
-        len({len(r["clips"]) for r in ranks}) > 1
-        or len({str(sorted({str(c["limit"]) for c in r["clips"]})) for r in ranks}) > 1
-    ):
-        return None
-    steps = [key for key in _seen_by_all(ranks, "parameters") if _differ(ranks, "parameters", key, "hash")]
-    return steps[0][0] if steps and steps[0][0] > 0 else None
-
-
-def _listed(limits: Mapping[int, Sequence[tuple[str, float | None]]], *, rank: bool = True) -> str:
-    said = []
-    for number, pairs in limits.items():
-        what = ", ".join(
-            f"{'the norm' if by == 'clip_grad_norm_' else 'values'} at {limit:g}"
-            for by, limit in pairs
-            if limit is not None
-        )
-        said.append(f"rank {number} {what}" if rank else what)
-    return "; ".join(said)

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.diagnostics.base import Finding
 from workbench.diagnostics.input_cause import Cause, find_cause, fix_speedups
-from workbench.diagnostics.input_model import StepTime, knee, predictions, step_time
+from workbench.diagnostics.input_model import StepTime, busy_share, knee, predictions, step_time
 
 __all__ = ["bound_finding"]
 
@@ -39,17 +39,22 @@ _NEXT = {
     "worker_restart": ("Set persistent_workers=True: workers then stay from one epoch to the next.",),
     "too_few_workers": ("Raise num_workers to where throughput stops growing.",),
     "hand_over": (
+        "Load without workers (num_workers=0) where making a batch takes less time than handing it over.",
         "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device.",
         "Look at what else runs on this machine: workers that are ready wait for a processor, too.",
     ),
     "unused_features": ("Drop what the step never reads in the dataset's __getitem__, before it is collated.",),
     "unknown": ("Load through a torch DataLoader to have its parts told apart, or profile one batch by hand.",),
 }
+_GAIN = 1.05
+"""Times as fast as before, from which a change helps (rule of thumb)."""
 _CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped early",
-            "persistent": "persistent_workers=True", "no_sync": "fetching no number in each step"}  # fmt: skip
+            "persistent": "persistent_workers=True", "in_process": "num_workers=0", "no_sync": "fetching no number in each step"}  # fmt: skip
 
 
-def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: float, least_wait_s: float) -> Finding:
+def bound_finding(
+    facts: Mapping[str, Any], *, warn_share: float, high_share: float, least_wait_s: float, busy_limit: float
+) -> Finding:
     """Return `input.bound`.
 
     Args:
@@ -57,6 +62,7 @@ def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: fl
         warn_share: of a step that may be waited for.
         high_share: from which that is called much.
         least_wait_s: below which no wait is an alarm.
+        busy_limit: share of processor time that other programs may have before a wait for batches that are ready is blamed on them.
     """
     now, cause = step_time(facts), find_cause(facts)
     evidence = _evidence(facts, now, cause)
@@ -72,7 +78,8 @@ def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: fl
     numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
     if math.isnan(share):
         return Finding(code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, summary="Not measured: no step was timed.")  # fmt: skip
-    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.period_s)})"
+    left_out = ", what other programs took left out" if now.queued_s >= 0.1 * now.period_s else ""
+    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
     if share < warn_share or now.wait_s < least_wait_s:
         hidden = ""
         if not math.isnan(now.hidden_s) and facts["loader"].get("num_workers"):
@@ -80,7 +87,20 @@ def bound_finding(facts: Mapping[str, Any], *, warn_share: float, high_share: fl
                 f"; of {_ms(now.fetch_s)} that a batch takes to make, {_ms(now.hidden_s)} are hidden behind other steps"
             )
         return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{hidden}.", **numbers)
+    busy = busy_share(facts)
+    ready = cause.name == "hand_over" and not _gains(facts, in_each_round=True)
+    if ready or (facts.get("fix") and not _gains(facts)):
+        if busy >= busy_limit:
+            return Finding(
+                code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence,
+                summary=f"Not judged on this busy machine: {waits}{where}, and other programs have the processors for {busy:.0%} of "
+                "the time that a step wants one.",
+            )  # fmt: skip
+        if ready and facts.get("fix"):
+            return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{where}.{gain}", **numbers)
     much = "Much" if share >= high_share else "Some"
+    if gain and busy >= busy_limit:
+        gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
     return Finding(
         code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
         summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=_NEXT[cause.name], **numbers,
@@ -98,6 +118,7 @@ def _evidence(facts: Mapping[str, Any], now: StepTime, cause: Cause) -> dict[str
         "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (fix_speedups(facts) or {}),
         "predictions": [asdict(p) for p in predictions(facts)],
         "knee_workers": knee(rows),
+        "busy_share": busy_share(facts),
         "loader": dict(facts["loader"]),
     }
 
@@ -125,14 +146,26 @@ def _largest(cause: Cause) -> str:
     return max(cause.parts, key=lambda part: cause.parts[part])
 
 
+def _gains(facts: Mapping[str, Any], *, in_each_round: bool = False) -> bool:
+    speed = fix_speedups(facts)
+    return speed is not None and not speed["measured_low" if in_each_round else "measured"] <= _GAIN
+
+
 def _gain(facts: Mapping[str, Any]) -> str:
     fix, speed = facts.get("fix"), fix_speedups(facts)
     if not fix or speed is None:
         return ""
     what = _CHANGES[fix["change"]].format(fix["value"])
-    if not speed["measured"] > 1.05:
-        return f" Tried: {what}; it does not help, {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
-    return f" With {what} it is {speed['measured']:.2g} times as fast (predicted: {speed['predicted']:.2g})."
+    measured, predicted = _times(speed, "measured"), _times(speed, "predicted")
+    if not _gains(facts):
+        return f" Tried: {what}; it does not help, {measured} times as fast (predicted: {predicted})."
+    return f" With {what} it is {measured} times as fast (predicted: {predicted})."
+
+
+def _times(speed: Mapping[str, float], name: str, *, apart: float = 1.2) -> str:
+    """Return a speed-up, with those of single rounds where they are wide apart (a fifth, a rule of thumb)."""
+    low, high = speed[f"{name}_low"], speed[f"{name}_high"]
+    return f"{speed[name]:.2g}" + (f" [{low:.2g} to {high:.2g}]" if high > apart * low else "")
 
 
 def _ms(seconds: float) -> str:

@@ -34,18 +34,19 @@ def stage_bytes(facts: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def unused_finding(facts: Mapping[str, Any], limit: float) -> Finding:
+def unused_finding(facts: Mapping[str, Any], limit: float, least_bytes: float) -> Finding:
     """Return `input.unused_features`.
 
     Args:
         facts: of `audit_input`.
         limit: share of a batch's bytes that may be unread.
+        least_bytes: of a batch, below which unread bytes are no alarm.
     """
     reads = facts.get("reads")
     stages = stage_bytes(facts)
     if not reads or not reads["known"]:
         why = (
-            "nothing was seen to be read: a compiled or scripted model hides it"
+            "nothing was seen to be read: a compiled or scripted model hides it, and so do batches that are no tensors"
             if reads
             else "there is no step to watch"
         )
@@ -68,7 +69,7 @@ def unused_finding(facts: Mapping[str, Any], limit: float) -> Finding:
         )
     names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])
     said = f"The step never reads {names}: {share:.1%} of a batch's bytes ({_stages(stages)})"
-    if share < limit:
+    if share < limit or sum(unread.values()) < least_bytes:
         return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{said}, too few to matter.", **numbers)
     return Finding(
         code=_CODE, status="warn", clause=_CLAUSE, summary=f"{said}.",

@@ -23,9 +23,10 @@ CAUSES = (
 )
 _ANSWERS = {
     "sync": ("no_sync",),
-    "worker_restart": ("persistent",),
+    "worker_restart": ("persistent", "in_process"),
     "too_few_workers": ("workers",),
     "unused_features": ("drop",),
+    "hand_over": ("in_process",),
     "latency": ("workers", "cache"),
     "preprocessing": ("workers", "cache"),
     "collate": ("workers",),
@@ -58,7 +59,7 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
         facts: of `audit_input`.
         hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
             profiler calls a step highly input-bound).
-        most: of the recoverable time that a sync or restarts must explain (rule of thumb).
+        most: of the recoverable time that a sync or restarts must explain, and of the steps that must fetch (rule of thumb).
     """
     now, tried = step_time(facts), predictions(facts)
     parts = _parts(facts)
@@ -68,14 +69,17 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
     answers = _ANSWERS.get(name, ())
     if facts["step"] == "none":  # without a step to hide behind, ready-made items would always be best
         answers = answers[:1]
-    fitting = [p for p in tried if p.change in answers]
+    fitting = [p for change in answers for p in tried if p.change == change]
     return Cause(name=name, parts=parts, fix=_best(fitting, now.period_s))
 
 
 def _explained(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction], most: float) -> str | None:
     if facts["step"] == "none":
         return None
+    often = (facts.get("syncs") or {"share": 0.0})["share"] >= most
     for name, change in (("sync", "no_sync"), ("worker_restart", "persistent")):
+        if name == "sync" and not often:
+            continue
         saved = [now.period_s - p.period_s for p in tried if p.change == change]
         if saved and saved[0] >= most * now.recoverable_s > 0:
             return name
@@ -83,9 +87,14 @@ def _explained(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Predicti
 
 
 def _hand_over(facts: Mapping[str, Any], now: StepTime, *, ahead: float = 0.5) -> str | None:
-    """Tell whether batches are ready long before they are taken (a rule of thumb: twice as fast as the step)."""
+    """Tell whether batches are ready long before they are taken (a rule of thumb: twice as fast as the step).
+
+    Or are waited for longer than one process takes to make one: what is made beforehand is not waited for that long.
+    """
     as_is = [row for row in facts.get("variants", ()) if row["change"] == "as_is"]
-    ready = bool(as_is) and bool(as_is[0]["workers"]) and as_is[0]["batch_s"] < ahead * now.compute_s
+    if not as_is or not as_is[0]["workers"]:
+        return None
+    ready = as_is[0]["batch_s"] < ahead * now.compute_s or now.wait_s - now.restart_s > now.fetch_s
     return "hand_over" if ready else None
 
 
@@ -116,15 +125,32 @@ def _best(fitting: Sequence[Prediction], period_s: float, *, close: float = 0.8)
     if not fitting or math.isnan(period_s):
         return None
     saved = [period_s - p.period_s for p in fitting]
-    return next(p for p, s in zip(fitting, saved, strict=True) if s >= min(max(saved), close * max(saved)))
+    if max(saved) <= 0:
+        return None
+    return next(p for p, s in zip(fitting, saved, strict=True) if s >= close * max(saved))
 
 
 def fix_speedups(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return "predicted" and "measured" speed-up of the change that was tried in full; None where none was."""
+    """Return the "predicted" and the "measured" speed-up of the change that was tried in full; None where none was.
+
+    Each has its "_low" and "_high", the smallest and the largest of the rounds of the trial: what the machine did in between moves
+    them apart. Predictions are made by the step as it is in the loop and as it is on a batch at hand. NaN where rounds are not known.
+    """
     fix = facts.get("fix")
     if not fix:
         return None
+    rounds = fix.get("rounds", ())
     return {
-        "predicted": fix["before_s"] / fix["predicted_s"],
-        "measured": fix["before_s"] / fix["after_s"],
-    }
+        **_spread("predicted", _ratio(fix["before_s"], fix["predicted_s"]), [_ratio(r["before_s"], p) for r in rounds for p in r["predicted_s"]]),
+        **_spread("measured", _ratio(fix["before_s"], fix["after_s"]), [_ratio(r["before_s"], r["after_s"]) for r in rounds]),
+    }  # fmt: skip
+
+
+def _spread(name: str, point: float, rounds: Sequence[float]) -> dict[str, float]:
+    known = [value for value in rounds if math.isfinite(value)]
+    low, high = (min(point, *known), max(point, *known)) if known else (math.nan, math.nan)
+    return {name: point, f"{name}_low": low, f"{name}_high": high}
+
+
+def _ratio(before: float | None, after: float | None) -> float:
+    return before / after if before and after else math.nan  # None is what was no number, read back from JSON

@@ -1,8 +1,8 @@
 """What a step would take with another input pipeline: a small model of loading beside computing, from measured parts (P1.1).
 
 Without worker processes a step takes loading plus computing; with k of them whichever is slower, loading divided by k or
-computing with the hand-over of a batch; and never less than all processor time over all processors. What workers take to
-start is shared out over the batches of an epoch.
+computing with the hand-over of a batch; and never less than all processor time over the processors that other programs leave.
+What workers take to start is shared out over the batches of an epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Prediction", "StepTime", "knee", "loop_period", "predictions", "step_time"]
+__all__ = ["Prediction", "StepTime", "busy_share", "free_cores", "knee", "loop_period", "predictions", "step_time"]
+
+
+_WANTED, _TOOK = ("cached_cpu_s", "cached_queued_s"), ("cached_s",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class StepTime:
         fetch_s: spent on making a batch, by whatever process; NaN where nobody can tell.
         hidden_s: of that, not waited for.
         restart_s: of the wait, what an epoch takes to start beyond fetching its first batch.
+        queued_s: neither waited for data nor computed: the loop was ready, and other programs had the processors.
     """
 
     period_s: float
@@ -36,11 +40,17 @@ class StepTime:
     fetch_s: float
     hidden_s: float
     restart_s: float
+    queued_s: float
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the step without what other programs took."""
+        return max(self.wait_s, self.period_s - self.queued_s)
 
     @property
     def wait_share(self) -> float:
-        """Share of the step that is waited for data."""
-        return self.wait_s / self.period_s if self.period_s > 0 else math.nan
+        """Share of the step that is waited for data, what other programs took left out of both."""
+        return self.wait_s / self.own_s if self.own_s > 0 else math.nan
 
     @property
     def recoverable_s(self) -> float:
@@ -53,7 +63,7 @@ class Prediction:
     """A change and the step time that the model gives it.
 
     Attributes:
-        change: "workers", "cache", "drop", "persistent" or "no_sync".
+        change: "workers", "in_process", "cache", "drop", "persistent" or "no_sync".
         value: for example how many workers.
         period_s: predicted.
     """
@@ -104,8 +114,28 @@ def step_time(facts: Mapping[str, Any]) -> StepTime:
     if facts["loader"].get("num_workers") == 0 and not facts["ahead"]:
         hidden = 0.0
     return StepTime(
-        period_s=period, wait_s=wait, compute_s=compute, fetch_s=fetch, hidden_s=hidden, restart_s=min(restart, wait)
-    )
+        period_s=period, wait_s=wait, compute_s=compute, fetch_s=fetch, hidden_s=hidden, restart_s=min(restart, wait),
+        queued_s=_median([r.get("queued_s", 0.0) for r in rounds]),
+    )  # fmt: skip
+
+
+def busy_share(facts: Mapping[str, Any]) -> float:
+    """Return how much of the time that a step wants a processor other programs have it; 0 where nobody can tell.
+
+    Args:
+        facts: of `audit_input`.
+    """
+    queued, cpu = (_median([r.get(name, 0.0) for r in facts["rounds"]]) for name in ("cached_queued_s", "cached_cpu_s"))
+    return queued / (queued + cpu) if queued + cpu > 0 else 0.0
+
+
+def free_cores(facts: Mapping[str, Any]) -> float:
+    """Return how many processors there are for this training, what other programs take left out where a step shows it.
+
+    A step that mostly sleeps, or waits for a device, says how late a processor comes when it is asked for, and not how much of it.
+    """
+    wanted, took = (_median([sum(r.get(n, 0.0) for n in names) for r in facts["rounds"]]) for names in (_WANTED, _TOOK))
+    return max(1.0, float(facts["cores"])) * (1 - busy_share(facts) if wanted >= 0.5 * took else 1.0)
 
 
 def fetch_s(facts: Mapping[str, Any]) -> float:
@@ -127,6 +157,7 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
         [r["step_s"] for r in facts["rounds"]]
     )  # between batches, after a wait: slower than one right after another
     compute = now.compute_s if facts["ahead"] else max(now.compute_s, step)
+    ours = free_cores(facts)
     found = []
     for row in facts.get("variants", ()):
         if row["change"] in ("as_is", "null_transform"):
@@ -136,12 +167,12 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
         if row["change"] == "workers" and row["value"] > 1 and not (facts.get("epochs") or {"same": True})["same"]:
             continue  # they would repeat each other's examples
         warm = row["change"] == "drop"  # to free a batch takes time in the step; without its bulk that is gone, too
-        period = _with(now.compute_s if warm else compute, cpu, row, facts["cores"])
+        period = _with(now.compute_s if warm else compute, cpu, row, ours)
         if (
             row["change"] == "workers" and batches
         ):  # the workers persist: an epoch begins with one batch that is waited for
             period += now.fetch_s / batches
-        elif batches:
+        elif batches and row["workers"]:
             period += now.restart_s
         found.append(Prediction(change=row["change"], value=row["value"], period_s=period))
     if loader.get("num_workers") and not loader.get("persistent_workers") and now.restart_s > 0:
@@ -159,13 +190,13 @@ def _persistent(facts: Mapping[str, Any], now: StepTime, cpu: float) -> float:
     if not as_is:
         return now.period_s - now.restart_s
     first = (as_is[0]["items_s"] + as_is[0]["collate_s"]) / facts["loader"]["batches"]
-    return min(now.period_s, _with(now.compute_s, cpu, as_is[0], facts["cores"]) + float(first))
+    return min(now.period_s, _with(now.compute_s, cpu, as_is[0], free_cores(facts)) + float(first))
 
 
-def _with(compute_s: float, compute_cpu_s: float, row: Mapping[str, Any], cores: int) -> float:
+def _with(compute_s: float, compute_cpu_s: float, row: Mapping[str, Any], cores: float) -> float:
     if not row["workers"]:
         return float(compute_s + row["batch_s"])
-    busy = (compute_cpu_s + row["handoff_s"] + row["cpu_s"]) / max(1, cores)
+    busy = (compute_cpu_s + row["cpu_s"]) / cores
     return float(max(compute_s + row["handoff_s"], row["batch_s"], busy))
 
 

@@ -24,7 +24,9 @@ def diagnose_input_pipeline(
     warn_share: float = 0.1,
     high_share: float = 0.2,
     least_wait_s: float = 5e-4,
+    busy_share: float = 0.2,
     unused_share: float = 0.05,
+    least_unused_bytes: float = 4096,
     sync_share: float = 0.5,
 ) -> Diagnosis:
     """Judge the facts that were collected about an input pipeline.
@@ -34,7 +36,11 @@ def diagnose_input_pipeline(
         warn_share: of a step that may be waited for data without an alarm (TraceML; the TensorFlow profiler has 0.05).
         high_share: from which that is called much (both of them).
         least_wait_s: below which no wait is an alarm: the interpreter alone takes that much (rule of thumb).
+        busy_share: of processor time that other programs may have before a wait for batches that are ready is blamed on them
+            (rule of thumb).
         unused_share: of a batch's bytes that may be carried along unread (rule of thumb).
+        least_unused_bytes: of a batch, below which unread bytes are no alarm: an index or a file name costs nothing (rule of
+            thumb: a page of memory).
         sync_share: of the steps that may fetch a number from the device (rule of thumb: every second one).
 
     Returns:
@@ -50,8 +56,10 @@ def diagnose_input_pipeline(
         findings = tuple(Finding(code=c, status="not_measured", summary=reason, clause=_CLAUSE[c]) for c in CODES)
     else:
         findings = (
-            bound_finding(facts, warn_share=warn_share, high_share=high_share, least_wait_s=least_wait_s),
-            unused_finding(facts, unused_share),
+            bound_finding(
+                facts, warn_share=warn_share, high_share=high_share, least_wait_s=least_wait_s, busy_limit=busy_share
+            ),
+            unused_finding(facts, unused_share, least_unused_bytes),
             _syncs(facts, sync_share),
             _count(facts),
             _draws(facts),
@@ -120,7 +128,13 @@ def _count(facts: Mapping[str, Any]) -> Finding:
             status="warn", value=epochs["with_workers"] / max(1, epochs["without"]), unit="times", threshold=1.0, summary=said,
             advice=("Let each worker read its own part: see torch.utils.data.get_worker_info().",), **common,
         )  # fmt: skip
-    if claimed and given is not None and not _fits(claimed, given, loader):
+    if length.get("of") == "batches" and None not in (claimed, given) and claimed != given:
+        return Finding(
+            status="warn", value=given / max(1, claimed), unit="of the length", threshold=1.0,
+            summary=f"The sampler ({loader.get('sampler')}) says that an epoch has {claimed:,} batches, and it gives {given:,}.",
+            advice=("Make the sampler's __len__ true: steps, epochs and schedules are counted by it.",), **common,
+        )  # fmt: skip
+    if length.get("of") != "batches" and claimed and given is not None and not _fits(claimed, given, loader):
         return Finding(
             status="warn", value=given / claimed, unit="of the length", threshold=1.0,
             summary=f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}.",
@@ -132,7 +146,7 @@ def _count(facts: Mapping[str, Any]) -> Finding:
             return Finding(status="ok", summary=f"The same examples in the same order with {counts} workers.", **common)
         return Finding(
             status="warn", summary=f"With {counts} workers examples come in different orders, random state being equal.",
-            advice=("Look for a sampler with a state of its own, or set in_order=True.",), **common,
+            advice=("Set in_order=True: without it the order depends on which worker is quickest.",), **common,
         )  # fmt: skip
     if loader.get("dataset") is None:
         return Finding(
@@ -140,7 +154,8 @@ def _count(facts: Mapping[str, Any]) -> Finding:
         )
     if given is None:
         return Finding(status="not_measured", summary="Not measured: no epoch came to its end in time.", **common)
-    return Finding(status="ok", summary=said or f"An epoch gives {given:,} examples, as often as asked.", **common)
+    what = length.get("of", "examples")
+    return Finding(status="ok", summary=said or f"An epoch gives {given:,} {what}, as often as asked.", **common)
 
 
 def _fits(claimed: int, given: int, loader: Mapping[str, Any]) -> bool:

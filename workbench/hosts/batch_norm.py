@@ -27,6 +27,7 @@ from workbench.train.batch_norm import (
     drawn_examples,
     like,
     normalise,
+    plain_name,
     swap_batch_norm,
     track,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "gather_running_statistics",
     "merge_running_statistics",
     "merged_running_statistics",
+    "statistic_processes",
     "synchronise_batch_norm",
 ]
 
@@ -154,6 +156,9 @@ def synchronise_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
         model: changed in place; the returned one differs where it is a batch norm layer itself.
         group: of processes; None is the default one.
 
+    Raises:
+        ConfigError: a layer has a `forward` of its own.
+
     Source: P6.3, P7.3; on CUDA it does what `torch.nn.SyncBatchNorm.convert_sync_batchnorm` does, which refuses CPU tensors.
     """
 
@@ -263,10 +268,19 @@ def merged_running_statistics(
             buffer.copy_(value)
 
 
+def statistic_processes(layer: nn.Module) -> int:
+    """Return how many processes' batches make one statistic of a batch norm layer."""
+    if isinstance(layer, SynchronisedBatchNorm):
+        return _place(layer.group)[1]
+    if isinstance(layer, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(layer.process_group)
+    return 1
+
+
 def _tracking(model: nn.Module) -> dict[str, _BatchNorm]:
     """Return the layers with running statistics by name, whatever the model is wrapped in."""
     return {
-        name.removeprefix("module."): layer
+        plain_name(name): layer
         for name, layer in batch_norm_layers(model).items()
         if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
     }

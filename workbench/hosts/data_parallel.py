@@ -2,7 +2,7 @@
 
 for step in range(total_steps):
     share of the batch -> loss, gradient       on every host
-    weighted means over the hosts              one all-reduce of the flat gradient, the losses beside it
+    weighted means over the hosts              one all-reduce of the flat gradient, the losses behind it
     update, the same everywhere                as if one host had read the whole batch
 
 Weights are equal on all hosts from the first step on (P7.5) and stay so, because every host computes the same update
@@ -27,7 +27,7 @@ from workbench.train.gradients import LaneLoss
 from workbench.train.predictions import SPLIT, TrackedExamples
 from workbench.workloads.base import Workload
 
-__all__ = ["average_gradients", "check_same_weights", "check_shares", "evaluate_on_hosts"]
+__all__ = ["average_gradients", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room"]
 
 
 def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
@@ -49,24 +49,33 @@ def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
         )
 
 
+def exchange_room(hosts: HostGroup) -> int:
+    """Return how many numbers of the gradient's type have to lie behind it for `average_gradients`."""
+    return hosts.room(torch.empty(3, dtype=torch.float64))
+
+
 def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, examples: int) -> LaneLoss:
     """Make the gradient that of the whole batch on every host, in place, and return the loss over the whole batch.
 
-    The mean weighs examples, not hosts. Its squared standard error is exact where all examples weigh the same.
+    The mean weighs examples, not hosts; a share whose examples all weigh nothing has no say, and no gradient. The squared standard error
+    of the mean is exact where all examples weigh the same.
 
     Args:
         hosts: the group.
-        grad: flat gradients of this host's share, shape (lanes, parameters).
-        local: losses of this host's share.
+        grad: flat gradient of this host's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
+        local: loss of this host's share, one lane.
         examples: in the share of each host.
     """
-    weight = torch.ones_like(local.loss) if local.weight is None else local.weight
+    own = grad[: len(grad) - exchange_room(hosts)]
+    loss, weight = local.loss, torch.ones_like(local.loss) if local.weight is None else local.weight
     if local.weight is not None:
-        grad.mul_(weight.to(grad.dtype).unsqueeze(1))
-    moments = torch.stack([local.loss, local.squared_se, weight]).double()
-    loss, squared_se, weight = hosts.sum_and_gather(grad, moments).unbind(1)  # each (hosts, lanes)
+        nothing = weight == 0
+        own.mul_(weight.to(grad.dtype)).masked_fill_(nothing, 0.0)  # a mean over nothing is not a number
+        loss = loss.masked_fill(nothing, 0.0)
+    moments = torch.cat([loss, local.squared_se, weight]).double()
+    loss, squared_se, weight = hosts.sum_and_gather(grad, moments).unsqueeze(2).unbind(1)  # each (hosts, 1)
     total = weight.sum(0)
-    grad.div_(total.to(grad.dtype).unsqueeze(1))
+    own.div_(total.to(grad.dtype))
     mean = (weight * loss).sum(0) / total
     within = torch.nan_to_num(squared_se) * (examples - 1) / examples
     between = (loss - mean) ** 2 / examples

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -43,13 +44,17 @@ class GlooPair:
     def send(self, content: Tensor) -> Callable[[], None]:
         """Begin to send; call what is returned before `content` changes.
 
-        That call raises `OSError` where the other end is gone.
+        Both raise `OSError` where the other end is gone.
         """
-        return _ended(self._group.send([content], self._other, 0))
+        with _as_os_error():
+            work = self._group.send([content], self._other, 0)
+        return lambda: _end(work)
 
     def receive(self, content: Tensor) -> Callable[[], None]:
         """Begin to fill `content` with what the other end sends; it is there when what is returned was called."""
-        return _ended(self._group.recv([content], self._other, 0))
+        with _as_os_error():
+            work = self._group.recv([content], self._other, 0)
+        return lambda: _end(work)
 
 
 class _Notes(torch.distributed.Store):  # type: ignore[name-defined,misc]
@@ -73,11 +78,14 @@ class _Notes(torch.distributed.Store):  # type: ignore[name-defined,misc]
         return False
 
 
-def _ended(work: Any) -> Callable[[], None]:
-    def end() -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise OSError(f"gloo: {error}") from error
+def _end(work: Any) -> None:
+    with _as_os_error():
+        work.wait()
 
-    return end
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"gloo: {error}") from error

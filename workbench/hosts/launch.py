@@ -81,7 +81,7 @@ def launch(
             path.unlink()
     chosen = _free_port() if port is None else _checked_port(port)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
+        sys.executable, "-m", "workbench.hosts.loopback", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
         "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",
         "-m", "workbench.hosts.audit.runner", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
     ]  # fmt: skip
@@ -235,10 +235,13 @@ def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
         tail = " ".join((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").split()[-60:])
         return f"{what} could not be run: torchrun ended with {code}. It says: {tail}"
     first = min(errors, key=lambda error: float(error["time"]))
+    failed = {int(error["rank"]) for error in errors}
+    ended = [str(r) for r in range(hosts) if r not in failed and _status(folder, r).get("state") == "finished"]
+    others = f"rank {', '.join(ended)} had come to its end before" if ended else "the other ranks were ended"
     where = shown([tuple(frame) for frame in reversed(first["frames"])])
     return (
         f"{what}: rank {first['rank']} died at update {first['step']} ({first['phase']}) with {first['kind']}: "
-        f"{first['text'].strip()[:400]}, at {where}; the other ranks were ended. The traceback: {error_path(folder, first['rank'])}."
+        f"{first['text'].strip()[:400]}, at {where}; {others}. The traceback: {error_path(folder, first['rank'])}."
     )
 
 

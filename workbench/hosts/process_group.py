@@ -43,15 +43,24 @@ class HostGroup:
         return self.rank == 0
 
     def sum_and_gather(self, summed: Tensor, gathered: Tensor) -> Tensor:
-        """Add `summed` up over all hosts, in place, and return everybody's `gathered`, shape (hosts, ...).
+        """Add `summed` up over all hosts, in place, and return everybody's `gathered`, shape (hosts, ...): one exchange.
 
-        Both are under way at once.
+        What is gathered travels at the end of what is summed: each host writes its bytes, one number each, to places where the
+        others have zeros. A byte is exact in every floating-point type from bfloat16 on.
+
+        Args:
+            summed: shape (numbers,); the last `room(gathered)` of them are overwritten.
+            gathered: contiguous, of the same shape and type on all hosts.
         """
-        rows = [torch.empty_like(gathered) for _ in range(self.size)]
-        works = [dist.all_reduce(summed, async_op=True), dist.all_gather(rows, gathered, async_op=True)]
-        for work in works:
-            work.wait()
-        return torch.stack(rows)
+        content = gathered.reshape(-1).view(torch.uint8)
+        rows = summed[len(summed) - self.room(gathered) :].view(self.size, len(content)).zero_()
+        rows[self.rank] = content
+        dist.all_reduce(summed)
+        return rows.to(torch.uint8).view(gathered.dtype).view(self.size, *gathered.shape)
+
+    def room(self, gathered: Tensor) -> int:
+        """Return how many numbers everybody's `gathered` takes at the end of what is summed."""
+        return self.size * gathered.numel() * gathered.element_size()
 
     def gather(self, value: Any) -> list[Any]:
         """Return everybody's `value`, a JSON value, in the order of the ranks."""

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from workbench.workloads.registry import file_modules
 __all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
+START_S = 180.0  # until a cluster that is started here has to be up
 
 
 class WorkerLost(Exception):
@@ -63,8 +65,14 @@ class RayCluster:
         leave = contextlib.ExitStack()
         folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
         leave.callback(ray.shutdown)
+        leave.enter_context(_silent_deaths())
         try:
-            with _as_cluster_error("no Ray cluster can be started on this machine"), _quiet(), _on_loopback():
+            with (
+                _as_cluster_error("no Ray cluster can be started on this machine"),
+                _quiet(),
+                _on_loopback(),
+                _patient(),
+            ):
                 ray.init(
                     address="local",
                     num_cpus=len(os.sched_getaffinity(0)),
@@ -262,6 +270,43 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _silent_deaths() -> Iterator[None]:
+    """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """Wait longer than Ray's 30 s for a cluster to start: on a machine that has other things to do its programs take a minute."""
+    from ray._private import services
+
+    before: Any = services.get_node
+
+    def get_node(*given: Any, **named: Any) -> Any:
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                return before(*given, **named)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = before
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ Frame = tuple[str, int, str]
 
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
 _NOT_THE_USERS = ("/torch/", "/workbench/hosts/audit/", "/runpy.py", "<frozen", "/threading.py")
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 def own_frames(text: str) -> list[Frame]:
@@ -35,6 +37,12 @@ def _frame(line: str) -> Frame:
     return match[1], int(match[2]), match[3]
 
 
+def _elsewhere(file: str) -> bool:
+    """Tell whether a file is Python's, torch's or the audit's."""
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return standard or any(part in file for part in _NOT_THE_USERS)
+
+
 def shown(frames: Sequence[Frame], *, most: int = 3) -> str:
     """Return the innermost frames of the user's own code as `file:line function`; others where there are no such.
 
@@ -42,6 +50,6 @@ def shown(frames: Sequence[Frame], *, most: int = 3) -> str:
         frames: the innermost first.
         most: frames shown.
     """
-    own = [frame for frame in frames if not any(part in frame[0] for part in _NOT_THE_USERS)]
+    own = [frame for frame in frames if not _elsewhere(frame[0])]
     kept = (own or list(frames))[:most]
     return " < ".join(f"{Path(file).name}:{line} {name}" for file, line, name in kept) or "an unknown place"

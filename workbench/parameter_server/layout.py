@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Lying", "laid_out", "lay", "taken"]
+__all__ = ["Lying", "extent", "laid_out", "lay", "taken"]
 
 Lying = tuple[int, int, torch.dtype]
 """Where a tensor lies: first byte, number of values, dtype."""
@@ -25,10 +25,19 @@ def lay(tensors: Sequence[tuple[int, torch.dtype]]) -> tuple[list[Lying], int]:
     return lying, max(end, 1)
 
 
-def laid_out(tensors: Sequence[Tensor], lying: Sequence[Lying], content: Tensor) -> None:
-    """Copy tensors to where they shall lie in `content`, shape (bytes,)."""
+def laid_out(tensors: Sequence[Tensor | Sequence[Tensor]], lying: Sequence[Lying], content: Tensor) -> None:
+    """Copy tensors, which may be given in pieces, to where they shall lie in `content`, shape (bytes,)."""
     for tensor, there in zip(tensors, taken(content, lying), strict=True):
-        there.copy_(tensor.reshape(-1))
+        if isinstance(tensor, Tensor):
+            there.copy_(tensor.reshape(-1))
+        else:
+            torch.cat(list(tensor), out=there)
+
+
+def extent(tensor: Tensor | Sequence[Tensor]) -> tuple[int, torch.dtype]:
+    """Return number and dtype of the values of a tensor, which may be given in pieces."""
+    pieces = [tensor] if isinstance(tensor, Tensor) else tensor
+    return sum(piece.numel() for piece in pieces), pieces[0].dtype
 
 
 def taken(content: Tensor, lying: Sequence[Lying]) -> list[Tensor]:

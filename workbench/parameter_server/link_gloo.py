@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor
 
 from workbench.hosts.gloo_pair import GlooPair
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.layout import laid_out, lay, taken
+from workbench.parameter_server.layout import extent, laid_out, lay, taken
 from workbench.parameter_server.link_plasma import PlasmaLink
-from workbench.parameter_server.links import Pulled
+from workbench.parameter_server.links import Pulled, Take, handed
+from workbench.parameter_server.plane import Grad
 from workbench.parameter_server.server import Push
 
 __all__ = ["CONNECT_S", "GlooLink", "waiting"]
@@ -43,13 +46,14 @@ class GlooLink:
         self.why = why
         self._calls, self._server, self._reader = calls, server, reader
         self._sizes: dict[str, tuple[int, torch.dtype]] = {}
-        joined = calls.begin_small("join_pair", reader, there)
+        attempt = uuid.uuid4().hex  # notes of an earlier one say where nobody is any more
+        joined = calls.begin_small("join_pair", reader, attempt, there)
 
         def put(key: str, content: bytes) -> None:
-            calls.control("put_note", reader, key, content)
+            calls.control("put_note", attempt, key, content)
 
         def get(key: str) -> bytes:
-            found: bytes = waiting(lambda: calls.control("note", reader, key))
+            found: bytes = waiting(lambda: calls.control("note", attempt, key))
             return found
 
         self._pair = GlooPair(1, put, get, address, CONNECT_S)
@@ -66,27 +70,34 @@ class GlooLink:
 
         def ended() -> Pulled:
             versions = end()
-            self._done(received)
+            with self._lost():
+                received()
             return list(zip(taken(content, lying), versions, strict=True))
 
         return ended
 
-    def push(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
         """See `Link`."""
-        lying, size = lay([(grad.numel(), grad.dtype) for grad in grads])
+        return handed(self.pull(blocks), take)
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+        """See `Link`."""
+        lying, size = lay([extent(grad) for grad in grads])
         content = torch.empty(size, dtype=torch.uint8)
         laid_out(grads, lying, content)
         end = self._calls.begin_small("push_gloo", self._reader, list(blocks), list(pushes), lying, size)
-        sent = self._pair.send(content)
+        with self._lost():
+            sent = self._pair.send(content)
 
         def ended() -> list[int]:
             versions = list(end())
-            self._done(sent)
+            with self._lost():
+                sent()
             return versions
 
         return ended
 
-    def push_pull(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], Pulled]:
+    def push_pull(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], Pulled]:
         """See `Link`."""
         pushed = self.push(blocks, grads, pushes)
 
@@ -115,11 +126,13 @@ class GlooLink:
                 self._sizes[block] = self._calls.begin_small("size", block)()
         lying, size = lay([self._sizes[block] for block in blocks])
         content = torch.empty(size, dtype=torch.uint8)
-        return content, lying, self._pair.receive(content)
+        with self._lost():
+            return content, lying, self._pair.receive(content)
 
-    def _done(self, end: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
         try:
-            end()
+            yield
         except OSError as error:
             raise UnavailableError("ps", self._server, str(error)) from error
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from workbench.hosts.ray_cluster import RayCluster, WorkerLost
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.links import Pulled
+from workbench.parameter_server.links import Pulled, Take, handed
+from workbench.parameter_server.plane import Grad, whole
 from workbench.parameter_server.server import Push
 from workbench.parameter_server.wire import from_wire, to_wire
 
@@ -66,14 +67,18 @@ class PlasmaLink:
         end = self.begin("pull", list(blocks))
         return lambda: from_wire(end())
 
-    def push(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
         """See `Link`."""
-        end = self.begin("push", list(blocks), list(pushes), to_wire(list(grads)))
+        return handed(self.pull(blocks), take)
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+        """See `Link`."""
+        end = self.begin("push", list(blocks), list(pushes), to_wire([whole(grad) for grad in grads]))
         return lambda: list(end())
 
-    def push_pull(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], Pulled]:
+    def push_pull(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], Pulled]:
         """See `Link`."""
-        end = self.begin("push_pull", list(blocks), list(pushes), to_wire(list(grads)))
+        end = self.begin("push_pull", list(blocks), list(pushes), to_wire([whole(grad) for grad in grads]))
         return lambda: from_wire(end())
 
     def pull_rows(self, block: str, rows: Tensor, width: int) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.layout import Lying, laid_out, lay
+from workbench.parameter_server.layout import Lying, extent, laid_out, lay
 from workbench.parameter_server.link_plasma import PlasmaLink
-from workbench.parameter_server.links import Pulled
+from workbench.parameter_server.links import Pulled, Take, handed
+from workbench.parameter_server.plane import Grad
 from workbench.parameter_server.server import Push
 from workbench.parameter_server.shared_block import BlockReader
 from workbench.parameter_server.shared_memory import SharedMemory, Witness
@@ -60,13 +61,17 @@ class ShmLink:
         """See `Link`; the values that are read are those at the end."""
         return lambda: [self._read(block) for block in blocks]
 
-    def push(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
+        """See `Link`."""
+        return lambda: [self._taken(block, k, take) for k, block in enumerate(blocks)]
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
         """See `Link`."""
         outbox, lying = self._laid_out(grads)
         end = self._calls.begin_small("push_shared", list(blocks), list(pushes), outbox.where, lying)
         return lambda: list(end())
 
-    def push_pull(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], Pulled]:
+    def push_pull(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], Pulled]:
         """See `Link`."""
         end = self.push(blocks, grads, pushes)
 
@@ -96,6 +101,13 @@ class ShmLink:
         found = None if there is None else there.read()
         return self._calls.pull([block])()[0] if found is None else found
 
+    def _taken(self, block: str, number: int, take: Take) -> int:
+        there = self._block(block)
+        version = None if there is None else there.read_into(lambda values: take(number, values))
+        if version is not None:
+            return version
+        return handed(self._calls.pull([block]), lambda _, values: take(number, values))()[0]
+
     def _block(self, name: str) -> BlockReader | None:
         there = self._blocks.get(name)
         if name in self._blocks and (there is None or not there.deleted):
@@ -110,8 +122,8 @@ class ShmLink:
             raise
         return self._blocks[name]
 
-    def _laid_out(self, grads: Sequence[Tensor]) -> tuple[SharedMemory, list[Lying]]:
-        lying, size = lay([(grad.numel(), grad.dtype) for grad in grads])
+    def _laid_out(self, grads: Sequence[Grad]) -> tuple[SharedMemory, list[Lying]]:
+        lying, size = lay([extent(grad) for grad in grads])
         if self._outbox is None or self._outbox.where.nbytes < size:
             if self._outbox is not None:
                 self._outbox.close()

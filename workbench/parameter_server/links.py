@@ -10,13 +10,26 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.plane import Place
+from workbench.parameter_server.plane import Grad, Place
 from workbench.parameter_server.server import Push
 
-__all__ = ["Link", "LinkedPlane", "Pulled"]
+__all__ = ["Link", "LinkedPlane", "Pulled", "Take", "handed"]
 
 Result = TypeVar("Result")
 Pulled = list[tuple[Tensor, int]]
+Take = Callable[[int, Tensor], None]
+
+
+def handed(end: Callable[[], Pulled], take: Take) -> Callable[[], list[int]]:
+    """Return what ends a pull, hands out the values and returns the versions."""
+
+    def ended() -> list[int]:
+        pulled = end()
+        for k, (values, _) in enumerate(pulled):
+            take(k, values)
+        return [version for _, version in pulled]
+
+    return ended
 
 
 class Link(Protocol):
@@ -40,11 +53,15 @@ class Link(Protocol):
         """Begin to read blocks."""
         ...
 
-    def push(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
+        """Begin to read blocks, and let `take` copy them."""
+        ...
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
         """Begin to apply gradients."""
         ...
 
-    def push_pull(self, blocks: Sequence[str], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Callable[[], Pulled]:
+    def push_pull(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], Pulled]:
         """Begin to apply gradients and to read what came of it."""
         ...
 
@@ -100,13 +117,17 @@ class LinkedPlane:
         """See `DataPlane`."""
         return self._all(places, lambda link, blocks, _: link.pull(blocks))
 
-    def push(self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]) -> list[int]:
+    def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
+        """See `DataPlane`."""
+        return self._all(places, lambda link, blocks, at: link.pull_into(blocks, lambda k, values: take(at[k], values)))
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
         """See `DataPlane`."""
         return self._all(
             places, lambda link, blocks, at: link.push(blocks, [grads[k] for k in at], [pushes[k] for k in at])
         )
 
-    def push_pull(self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]) -> Pulled:
+    def push_pull(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> Pulled:
         """See `DataPlane`."""
         return self._all(
             places, lambda link, blocks, at: link.push_pull(blocks, [grads[k] for k in at], [pushes[k] for k in at])

@@ -116,13 +116,15 @@ class PlacedModule:
     def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
         """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
         check_cancelled()
-        pulled = self._plane.pull(self.places)
-        for (values, _), held in zip(pulled, self.parts.values(), strict=True):
+        held = list(self.parts.values())
+
+        def take(number: int, values: Tensor) -> None:
             at = 0
-            for part in held:
+            for part in held[number]:
                 parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
                 at += part.size
-        return [version for _, version in pulled]
+
+        return self._plane.pull_into(self.places, take)
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions."""
@@ -149,7 +151,7 @@ class PlacedModule:
         worker = -1 if here is None else here.index
         return self._plane.push(
             self.places,
-            [_joined(held, grads) for held in self.parts.values()],
+            [_pieces(held, grads) for held in self.parts.values()],
             [Push(version, worker, token, self.scale) for version in versions],
         )
 
@@ -271,6 +273,9 @@ def forget_replicas(cluster: str) -> None:
         del _REPLICAS[key]
 
 
+def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
+    return [values[part.parameter][part.begin : part.begin + part.size] for part in held]
+
+
 def _joined(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
-    pieces = [values[part.parameter][part.begin : part.begin + part.size] for part in held]
-    return torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+    return torch.cat(_pieces(held, values))

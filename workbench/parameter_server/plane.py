@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from workbench.parameter_server.server import Push, ServerRuntime
 
-__all__ = ["DataPlane", "DirectPlane", "Place"]
+__all__ = ["DataPlane", "DirectPlane", "Grad", "Place", "whole"]
+
+Grad = Tensor | Sequence[Tensor]
+"""A flat gradient, or its pieces, which lie one after the other in the block."""
 
 
 class Place(NamedTuple):
@@ -17,6 +21,11 @@ class Place(NamedTuple):
 
     server: int
     block: str
+
+
+def whole(grad: Grad) -> Tensor:
+    """Return a gradient in one piece."""
+    return grad if isinstance(grad, Tensor) else torch.cat(list(grad))
 
 
 class DataPlane(Protocol):
@@ -36,12 +45,21 @@ class DataPlane(Protocol):
         """Return values (flat, the caller's own until the next call) and version of each block."""
         ...
 
-    def push(self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]) -> list[int]:
+    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
+        """Do so without a copy in between; returns the versions.
+
+        Args:
+            places: to read.
+            take: called with the number of a place and its values, which it has to copy; again where they were written meanwhile.
+        """
+        ...
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
         """Apply a gradient to each block; returns once all are applied, with the new versions."""
         ...
 
     def push_pull(
-        self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]
+        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
     ) -> list[tuple[Tensor, int]]:
         """Apply a gradient to each block and return what came of it."""
         ...
@@ -76,15 +94,22 @@ class DirectPlane:
         """See `DataPlane`."""
         return [self._server(place.server).read(place.block) for place in places]
 
-    def push(self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]) -> list[int]:
+    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
+        """See `DataPlane`."""
+        pulled = self.pull(places)
+        for k, (values, _) in enumerate(pulled):
+            take(k, values)
+        return [version for _, version in pulled]
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
         """See `DataPlane`."""
         return [
-            self._server(place.server).push(place.block, grad, push)
+            self._server(place.server).push(place.block, whole(grad), push)
             for place, grad, push in zip(places, grads, pushes, strict=True)
         ]
 
     def push_pull(
-        self, places: Sequence[Place], grads: Sequence[Tensor], pushes: Sequence[Push]
+        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
     ) -> list[tuple[Tensor, int]]:
         """See `DataPlane`."""
         self.push(places, grads, pushes)

@@ -292,7 +292,8 @@ class RayEngine:
 
     def _waited(self, task: _Task, sent: Any, cancel: threading.Event | None = None, ticket: int = -1) -> Any:
         """Wait for an answer, and look meanwhile whether the task was killed or the call is to stop."""
-        asked_to_stop: float | None = None
+        first: float | None = None  # when it was asked to stop
+        last = 0.0
         while True:
             try:
                 return self._ray.answer(sent, POLL_S)
@@ -303,12 +304,14 @@ class RayEngine:
                     raise UnavailableError(task.job, task.index) from None
             if cancel is None or not cancel.is_set():
                 continue
-            if asked_to_stop is None:
-                asked_to_stop = time.monotonic()
-                self._ray.call(task.actor, "cancel", ticket, group=CONTROL)
-            elif time.monotonic() - asked_to_stop > 3 * self.grace_s:
+            now = time.monotonic()
+            first = first or now
+            if now - first > 3 * self.grace_s:
                 self._ray.kill(task.actor, for_good=False)
                 raise CancelledError
+            if now - last > self.grace_s:  # again, because the call may not have begun
+                last = now
+                self._ray.call(task.actor, "cancel", ticket, group=CONTROL)
 
     def _result(self, task: _Task, outcome: Outcome) -> Any:
         if outcome.how == "done":

@@ -123,7 +123,8 @@ class ServerTask(_Task):
         self._may_share = may_share and self._hello.no_memory is None
         self._shared: dict[str, SharedBlock] = {}
         self._pairs: dict[int, GlooPair] = {}
-        self._notes: dict[tuple[int, str], bytes] = {}
+        self._notes: dict[tuple[str, str], bytes] = {}
+        self._attempts: dict[int, str] = {}
         self._outboxes: dict[int, tuple[Where, Tensor]] = {}
         self._runtime = ServerRuntime(index, self._memory)
 
@@ -183,22 +184,24 @@ class ServerTask(_Task):
                 del self._outboxes[pid]
         return self._pushed(blocks, pushes, taken(content, lying))
 
-    def join_pair(self, reader: int, address: str) -> None:
+    def join_pair(self, reader: int, attempt: str, address: str) -> None:
         """Wait for one of the readers and connect with it."""
+        for old in [each for each in self._notes if each[0] == self._attempts.get(reader)]:
+            self._notes.pop(old)
+        self._attempts[reader] = attempt
 
         def put(key: str, content: bytes) -> None:
-            self.put_note(reader, key, content)
+            self.put_note(attempt, key, content)
 
-        self._pairs[reader] = GlooPair(0, put, lambda key: waiting(lambda: self.note(reader, key)), address, CONNECT_S)
-        self._notes = {key: content for key, content in self._notes.items() if key[0] != reader}
+        self._pairs[reader] = GlooPair(0, put, lambda key: waiting(lambda: self.note(attempt, key)), address, CONNECT_S)
 
-    def put_note(self, reader: int, key: str, content: bytes) -> None:
-        """Keep what one end of a pair has to tell the other."""
-        self._notes[reader, key] = content
+    def put_note(self, attempt: str, key: str, content: bytes) -> None:
+        """Keep what one end of a pair has to tell the other, which may be slower."""
+        self._notes[attempt, key] = content
 
-    def note(self, reader: int, key: str) -> bytes | None:
+    def note(self, attempt: str, key: str) -> bytes | None:
         """Return what was kept."""
-        return self._notes.get((reader, key))
+        return self._notes.get((attempt, key))
 
     def size(self, name: str) -> tuple[int, torch.dtype]:
         """Return number and dtype of a block's values."""

@@ -103,7 +103,15 @@ class BlockReader:
     def read(self) -> tuple[Tensor, int] | None:
         """Return a copy of the values, and their version; None where the server writes without a pause."""
         out = torch.empty_like(self._values)
-        return self._whole(lambda: out.copy_(self._values))
+        version = self.read_into(out.copy_)
+        return None if version is None else (out, version)
+
+    def read_into(self, take: Callable[[Tensor], object]) -> int | None:
+        """Let `take` copy the values, again where they were written meanwhile; returns their version, None as `read`."""
+        version = self._unchanged(lambda: take(self._values))
+        if version is not None:
+            self._count(self._values.nbytes)
+        return version
 
     def read_rows(self, rows: Tensor, width: int) -> Tensor | None:
         """Return a copy of some rows of `width` values; None where the server writes without a pause.
@@ -112,24 +120,28 @@ class BlockReader:
             IndexError: there is no such row.
         """
         table = self._values.view(-1, width)
-        found = self._whole(lambda: table[rows], bytes_in=rows.nbytes)
-        return None if found is None else found[0]
+        found: list[Tensor] = []
+        if self._unchanged(lambda: found.append(table[rows])) is None:
+            return None
+        self._count(found[-1].nbytes, rows.nbytes)
+        return found[-1]
 
-    def _whole(self, copy: Callable[[], Tensor], bytes_in: int = 0) -> tuple[Tensor, int] | None:
+    def _unchanged(self, copy: Callable[[], object]) -> int | None:
         head, until = self._head, None
         while True:
             before = head[_SEQUENCE]
             if not before & 1:
-                found = copy()
+                copy()
                 version = int(head[_VERSION])
                 if head[_SEQUENCE] == before:
-                    break
+                    return version
             now = time.perf_counter()
             until = until or now + BUSY_S
             if now > until:
                 return None
             time.sleep(2e-5)
+
+    def _count(self, bytes_out: int, bytes_in: int = 0) -> None:
         self._counts[_REQUESTS] += 1
-        self._counts[_BYTES_OUT] += found.nbytes
+        self._counts[_BYTES_OUT] += bytes_out
         self._counts[_BYTES_IN] += bytes_in
-        return found, version

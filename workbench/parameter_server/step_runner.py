@@ -16,7 +16,7 @@ from workbench.train.batches import to_device
 from workbench.train.evaluation import eval_mode
 from workbench.train.forward import autocast, per_example
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
+from workbench.workloads.checks import check_loss_shape, check_weights
 
 __all__ = ["Evaluable", "StepRunner", "Stepped", "TrainStep", "Trained", "evaluate_plan", "predict_plan", "train_plans", "train_step"]  # fmt: skip
 
@@ -78,6 +78,7 @@ def train_step(placed: PlacedModule, batch: Any, workload: Workload) -> Stepped:
         if stepped.weights is None:
             mean = stepped.losses.mean()
         else:
+            check_weights(stepped.weights, where="the batch of a step")
             mean = (stepped.losses * stepped.weights).sum() / stepped.weights.sum()
         mean.backward()  # type: ignore[no-untyped-call]
     return stepped

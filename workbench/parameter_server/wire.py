@@ -67,4 +67,6 @@ def _packed(leaf: Any) -> Any:
 def _unpacked(leaf: Any) -> Any:
     if not isinstance(leaf, Packed):
         return leaf
+    if not leaf.content.size:
+        return torch.empty(leaf.shape, dtype=leaf.dtype)
     return torch.from_numpy(leaf.content.copy()).view(leaf.dtype).reshape(leaf.shape)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.input_cause import find_cause
 from workbench.diagnostics.input_model import knee, step_time
@@ -17,21 +18,17 @@ from workbench.plots._style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, l
 __all__ = ["plot_input_pipeline", "plot_input_workers"]
 
 _FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
-        "persistent": "persistent workers", "no_sync": "no fetch in each step"}  # fmt: skip
+        "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 
-class _Facts(Protocol):
-    @property
-    def facts(self) -> dict[str, Any]: ...
-
-
-def plot_input_pipeline(record: _Facts, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw the time of a step as it is, split up, above the same step without loading and with the change that was tried.
 
     Healthy: hardly any of the first bar is waiting, and the second bar is as long.
     Sick: much of the first bar is waiting. The third and fourth bar say what the change was predicted to give and gave; the
-    last one what making a batch takes one process, and what it is spent on.
+    last one what making a batch takes one process, and what it is spent on. What other programs took of the first bar is no part of
+    the share in the title.
 
     Args:
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
@@ -74,8 +71,9 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
     now, fix = step_time(facts), facts.get("fix")
     restart = now.restart_s
     waits = [("waiting for data", now.wait_s - restart, BAD), ("workers starting", restart, PALETTE[7])]
-    rest = ("computing", max(0.0, now.period_s - now.wait_s), GOOD)
-    bars = [("as it is", [rest, *(part for part in waits if part[1] > 0)])]
+    rest = ("computing", now.own_s - now.wait_s, GOOD)
+    others = ("other programs", now.period_s - now.own_s, PALETTE[3])
+    bars = [("as it is", [rest, *(part for part in (*waits, others) if part[1] > 1e-9)])]
     if facts["step"] != "none":
         bars.append(("batch at hand", [("computing", now.compute_s, GOOD)]))
     if fix:
@@ -89,7 +87,7 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
     return bars
 
 
-def plot_input_workers(record: _Facts, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw batches per second against the number of worker processes, with the knee and what the step can use.
 
     Healthy: the curve is above the line of the step at the number of workers that are set.
@@ -106,14 +104,13 @@ def plot_input_workers(record: _Facts, diagnosis: Diagnosis | None = None, *, ax
     with drawing(ax, size=(5.8, 3.8)) as axes:
         facts = record.facts.get("input_pipeline") or {}
         rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
-        as_is = [r for r in facts.get("variants", ()) if r["change"] == "as_is"]
         if not rows:
             return not_measured(axes, "no worker processes were tried")
         count = np.array([r["workers"] for r in rows])
         rate = np.array([1 / max(r["batch_s"], 1e-9) for r in rows])
         bend = knee(rows)
         axes.plot(count, rate, "o-", color=GOOD, label="loader alone")
-        here = [r for r in as_is if r["workers"] == 0]
+        here = [r for r in facts.get("variants", ()) if r["change"] in ("as_is", "in_process") and r["workers"] == 0]
         if here:
             axes.axhline(1 / max(here[0]["batch_s"], 1e-9), color=BASELINE, linestyle=":", label="without workers")
         at = int(np.flatnonzero(count == bend)[0])

@@ -13,33 +13,63 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.diagnostics.batch_norm_merge import merge_statistics
+from workbench.hosts.batch_norm import statistic_processes
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.rng import isolated_rng
 
-__all__ = ["BatchStatistics", "batch_statistics", "running_statistics", "statistics_set", "tracking_layers"]
+__all__ = [
+    "BatchStatistics",
+    "batch_statistics",
+    "is_frozen",
+    "running_statistics",
+    "statistics_set",
+    "tracking_layers",
+]
+
+
+LEAST_CALLS = 8
+"""Calls from which their spread is estimated, at least (rule of thumb)."""
 
 
 class BatchStatistics(NamedTuple):
-    """The batches that one layer saw.
+    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared.
 
     Attributes:
-        mean: of each batch, shape (batches, channels).
+        mean: shape (calls, channels).
         variance: unbiased, the same shape.
-        examples: that the layer was given in each batch, shape (batches,).
-        values: per channel that make a statistic, shape (batches,): examples times places.
+        examples: that made the statistic, over all processes where it is synchronised, shape (calls,).
+        values: per channel, shape (calls,): examples times places.
+        batch: number of the batch, from 0, shape (calls,).
     """
 
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
     examples: NDArray[np.int64]
     values: NDArray[np.int64]
+    batch: NDArray[np.int64]
 
     @property
     def together(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance over all batches, each shape (channels,)."""
+        """Mean and variance over all calls, each shape (channels,)."""
         biased = self.variance * ((self.values - 1) / self.values)[:, None]
         merged = merge_statistics(self.mean, biased, self.values)
         return merged.mean, merged.variance
+
+    @property
+    def independent(self) -> float | None:
+        """Independent values that the statistics are as steady as, from call to call; None from fewer than 8 calls.
+
+        n normal values have a mean that varies by 1 / n of their variance, and a standard deviation that does by half as much. The
+        places of an image are values, too, so a few images may be steadier than as many rows of a table.
+        """
+        within = self.variance.mean(0)
+        alive = within > 0
+        if len(self.mean) < LEAST_CALLS or not alive.any():
+            return None
+        of_mean = self.mean.var(0, ddof=1)[alive] / within[alive]
+        of_deviation = self.variance.var(0, ddof=1)[alive] / (2 * within[alive]) ** 2
+        noise = float(np.mean(of_mean + of_deviation))
+        return 1.5 / noise if 0 < noise < np.inf else None
 
     def average(self, momentum: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return what running statistics are after these batches, were they warm, each shape (channels,)."""
@@ -62,36 +92,78 @@ def running_statistics(layer: _BatchNorm) -> tuple[NDArray[np.float64], NDArray[
     return _array(layer.running_mean), _array(layer.running_var), batches
 
 
+_Row = tuple[NDArray[np.float64], NDArray[np.float64], int, int, int]
+
+
 def batch_statistics(
-    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any],
+    *,
+    refused: list[int] | None = None,
 ) -> dict[str, BatchStatistics]:
     """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were.
 
     The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
-    out. A layer with a set number of statistic examples reports those of its subsample.
+    out, and so are those that do not look at the batch: frozen ones, in evaluation mode within a model that is in training mode. A layer
+    with a set number of statistic examples reports those of its subsample.
 
     Args:
-        model: whose weights are used; layers without running statistics are left out.
+        model: whose weights are used.
         batches: inputs, one after the other.
         forward: called with the model and a batch.
+        refused: takes the numbers of batches that batch norm refuses, because they give it a single value per channel; without it
+            that error is raised.
     """
-    layers = tracking_layers(model)
-    rows: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64], int, int]]] = {name: [] for name in layers}
-    given: dict[str, tuple[int, int]] = {}
-    handles = [layer.register_forward_pre_hook(_noting(given, name)) for name, layer in layers.items()]
+    layers = batch_norm_layers(model)
+    rows: dict[str, list[_Row]] = {name: [] for name in layers}
+    now: list[tuple[str, _Row]] = []
+    number = 0
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+            if layer.training:
+                x: Tensor = args[0] if args else kwargs["input"]
+                now.append((name, (*_made(layer, x), number)))
+
+        return note
+
+    handles = [layer.register_forward_hook(noting(name), with_kwargs=True) for name, layer in layers.items()]
     try:
-        with _probed(model, layers.values()), torch.no_grad(), isolated_rng():
-            for batch in batches:
-                given.clear()
-                forward(model, batch)
-                for name, (examples, places) in given.items():
-                    mean, variance, _ = running_statistics(layers[name])
-                    used = min(examples, int(getattr(layers[name], "stat_examples", None) or examples))
-                    rows[name].append((mean, variance, used, used * places))
+        with _probed(model, tracking_layers(model).values()), torch.no_grad(), isolated_rng():
+            for number, batch in enumerate(batches):
+                now.clear()
+                try:
+                    forward(model, batch)
+                except ValueError as error:
+                    if refused is None or "more than 1 value per channel" not in str(error):
+                        raise
+                    refused.append(number)
+                    continue
+                for name, row in now:
+                    rows[name].append(row)
     finally:
         for handle in handles:
             handle.remove()
     return {name: BatchStatistics(*map(np.array, zip(*seen, strict=True))) for name, seen in rows.items() if seen}
+
+
+def _made(layer: _BatchNorm, x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
+    """Return mean, unbiased variance, examples and values of the statistic that a layer has just made of `x`."""
+    examples, places = len(x) * statistic_processes(layer), x[:1, 0].numel() if len(x) else 0
+    used = min(examples, int(getattr(layer, "stat_examples", None) or examples))
+    if layer.running_mean is not None:
+        mean, variance, _ = running_statistics(layer)
+    else:  # its own are nowhere to be read
+        wide = x[:used].double()
+        found = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=int(used * places > 1))
+        variance, mean = (_array(each) for each in found)
+    return mean, variance, used, used * places
+
+
+def is_frozen(model: nn.Module, layer: nn.Module) -> bool:
+    """Tell whether a layer normalises with its stored statistics while the model trains."""
+    return model.training and not layer.training
 
 
 @contextmanager
@@ -114,13 +186,6 @@ def statistics_set(
             buffer.copy_(before)
 
 
-def _noting(given: dict[str, tuple[int, int]], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001
-        given[name] = (len(args[0]), int(args[0][0, 0].numel()) if len(args[0]) else 0)
-
-    return note
-
-
 @contextmanager
 def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
     """Let running statistics be those of the last batch inside the block, and put modes, buffers and momentum back after it."""
@@ -128,7 +193,8 @@ def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     momenta = [(layer, layer.momentum) for layer in layers]
     try:
-        model.train()
+        if not model.training:  # else what is frozen in training stays so
+            model.train()
         for layer, _ in momenta:
             layer.momentum = 1.0
         yield

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from workbench.diagnostics.batch_norm_merge import MergedStatistics, merge_statistics
-from workbench.studies.batch_norm_batches import batch_statistics, statistics_set, tracking_layers
+from workbench.studies.batch_norm_batches import BatchStatistics, batch_statistics, statistics_set, tracking_layers
 from workbench.studies.batch_norm_facts import forward_of, held_out, validation_loss
 from workbench.studies.data.rows import read_rows
 from workbench.studies.session import Session
@@ -62,7 +62,8 @@ def measure_devices(
                     assert order is not None
                     examples = batch_size // count
                     found = _split(session, model, order, kind=kind, count=count, examples=examples, batches=batches)
-                    rows.append({"shards": kind, **found})
+                    if found is not None:
+                        rows.append({"shards": kind, **found})
     return rows
 
 
@@ -85,43 +86,48 @@ def _split(
     count: int,
     examples: int,
     batches: int,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Return one row; None where no layer with running statistics looked at every device's batches."""
     layers = tracking_layers(model)
     steps = max(2, min(batches, len(order) // (count * examples)))
     places = _places(order, kind, count, examples, steps)
     forward = forward_of(session)
 
     def seen(batch_size: int) -> Any:
-        return batch_statistics(model, _batches(session, places, batch_size), forward)
+        found = batch_statistics(model, _batches(session, places, batch_size), forward)
+        return {name: each for name, each in found.items() if name in layers}
 
     parts, whole = seen(examples), seen(count * examples)
+    parts = {name: each for name, each in parts.items() if len(set(each.batch % count)) == count and name in whole}
+    if not parts:
+        return None
     own: list[dict[str, Any]] = [{} for _ in range(count)]
     merged: dict[str, MergedStatistics] = {}
     together: dict[str, Any] = {}
     step_apart = 0.0
     for name, each in parts.items():
         of_device = [
-            type(each)(*(column[device::count] for column in each)).average(layers[name].momentum)
+            type(each)(*(column[each.batch % count == device] for column in each)).average(layers[name].momentum)
             for device in range(count)
         ]
         for device, values in enumerate(of_device):
             own[device][name] = values
         merged[name] = merge_statistics([m for m, _ in of_device], [v for _, v in of_device])
         together[name] = whole[name].average(layers[name].momentum)
-        shape = (steps, count, -1)
-        spread = each.mean.reshape(shape).var(1) / np.maximum(together[name][1], 1e-12)
+        spread = _step_spread(each, count) / np.maximum(together[name][1], layers[name].eps)
         step_apart = max(step_apart, math.sqrt(float(spread.mean())))
+    missing = [float((m.spread / np.maximum(m.variance, layers[n].eps)).mean()) for n, m in merged.items()]
     loss = _losses(session, model)
     average = {name: (m.mean, m.average_variance) for name, m in merged.items()}
     return {
         "devices": count,
         "examples": examples,
         "batches": steps,
-        "apart": max(math.sqrt(float((m.spread / np.maximum(m.variance, 1e-12)).mean())) for m in merged.values()),
+        "apart": math.sqrt(max(missing)),
         "step_apart": step_apart,
-        "missing": max(float((m.spread / np.maximum(m.variance, 1e-12)).mean()) for m in merged.values()),
-        "average_error": max(_error(m.average_variance, together[name][1]) for name, m in merged.items()),
-        "merged_error": max(_error(m.variance, together[name][1]) for name, m in merged.items()),
+        "missing": max(missing),
+        "average_error": max(_error(m.average_variance, together[n][1], layers[n].eps) for n, m in merged.items()),
+        "merged_error": max(_error(m.variance, together[n][1], layers[n].eps) for n, m in merged.items()),
         "losses": {
             "own": [loss(each) for each in own],
             "average": loss(average),
@@ -129,6 +135,13 @@ def _split(
             "whole": loss(together),
         },
     }
+
+
+def _step_spread(each: BatchStatistics, count: int) -> NDArray[np.float64]:
+    """Return the variance of the devices' means within a step, averaged over the steps, shape (channels,)."""
+    means = {int(batch): each.mean[each.batch == batch].mean(0) for batch in set(each.batch)}
+    steps = [[means[b] for b in range(at, at + count) if b in means] for at in range(0, max(means) + 1, count)]
+    return np.asarray(np.mean([np.var(rows, axis=0) for rows in steps if rows], axis=0))
 
 
 def _places(order: NDArray[np.int64], kind: Shards, count: int, examples: int, steps: int) -> list[int]:
@@ -158,6 +171,6 @@ def _losses(session: Session, model: nn.Module) -> Callable[[_Statistics], float
     return loss
 
 
-def _error(found: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
-    """Return the root mean square over channels of the relative difference."""
-    return math.sqrt(float(np.square(found / np.maximum(truth, 1e-12) - 1).mean()))
+def _error(found: NDArray[np.float64], truth: NDArray[np.float64], eps: float) -> float:
+    """Return the root mean square over channels of the relative difference, of variances that count beside eps."""
+    return math.sqrt(float(np.square((found - truth) / np.maximum(truth, eps)).mean()))

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import Audit
@@ -19,11 +18,19 @@ from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
 from workbench.studies.batch_norm_batches import (
     BatchStatistics,
     batch_statistics,
+    is_frozen,
     running_statistics,
     statistics_set,
     tracking_layers,
 )
-from workbench.studies.batch_norm_states import State, checkpoint_facts, copies_first, replica_facts, stored_replicas
+from workbench.studies.batch_norm_states import (
+    State,
+    checkpoint_facts,
+    copies_first,
+    replica_facts,
+    stored_replicas,
+    unwrapped,
+)
 from workbench.studies.session import Session
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
@@ -31,7 +38,7 @@ from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
 from workbench.train.lanes import build_model
-from workbench.train.rng import isolated_rng
+from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload, first_of_batch
 from workbench.workloads.evaluation_sample import draw_sample
 
@@ -64,7 +71,7 @@ def audit_batch_norm(
     model: nn.Module,
     batches: Iterable[Any] | None = None,
     *,
-    forward: Forward = first_of_batch,
+    forward: Forward | None = None,
     checkpoint: State | str | Path | None = None,
     replicas: Sequence[State] | Mapping[str, LayerStatistics] | None = None,
     examples: Sequence[float] | None = None,
@@ -80,7 +87,8 @@ def audit_batch_norm(
     Args:
         model: with the weights and running statistics to look at; `DistributedDataParallel` may be around it.
         batches: training data as one process sees them, such as your loader; None leaves out what needs a forward pass.
-        forward: called with the model and a batch; the default is `model(batch[0])`.
+            Layers that are in evaluation mode while the model is in training mode count as frozen.
+        forward: called with the model and a batch; the default is `model(batch[0])`, and `model(batch)` where that is a tensor.
         checkpoint: what was written: a state dict, or the path of one (`torch.save`, safetensors, or a checkpoint of `Trainer`).
         replicas: running statistics of every process, in the order of the ranks: what `gather_running_statistics` returns,
             or their state dicts; None takes those that a checkpoint of `Trainer` on many hosts has beside its own.
@@ -88,7 +96,8 @@ def audit_batch_norm(
         max_batches: forward passes at most.
 
     Raises:
-        UsageError: `model` is no module, `max_batches` is below 1, or replicas and model do not fit each other.
+        UsageError: `model` is no module, `max_batches` is below 1, `batches` yields nothing, or replicas and model do not fit each other.
+        ConfigError: a layer does not know its channels yet.
         CheckpointError: the checkpoint cannot be read or holds no running statistics.
 
     Source: P6.3, P6.7, P6.8.
@@ -97,10 +106,14 @@ def audit_batch_norm(
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     if isinstance(max_batches, bool) or not isinstance(max_batches, int) or max_batches < 1:
         raise UsageError(f"max_batches={max_batches!r} must be an integer of at least 1.")
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    with isolated_rng():  # a loader draws its order
-        seen = {} if batches is None else batch_statistics(inner, itertools.islice(batches, max_batches), forward)
-    facts = model_facts(inner, seen)
+    inner, seen, refused = unwrapped(model), None, list[int]()
+    if batches is not None:
+        with isolated_rng():  # a loader draws its order
+            read = _Counted(itertools.islice(batches, max_batches))
+            seen = batch_statistics(inner, read, forward or _inputs, refused=refused)
+        if not read.count:
+            raise UsageError("batches yields nothing: give a loader that can be read again, with at least one batch.")
+    facts = model_facts(inner, seen, refused=len(refused))
     facts["copies_first"] = copies_first(model)
     replicas = stored_replicas(checkpoint) if replicas is None else replicas
     if replicas is not None:
@@ -108,6 +121,22 @@ def audit_batch_norm(
     if checkpoint is not None:
         facts["checkpoint"] = checkpoint_facts(inner, checkpoint)
     return BatchNormAudit(facts={"batch_norm": facts}, workload=type(inner).__name__)
+
+
+class _Counted(Iterator[Any]):
+    """Counts what is read of an iterator."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.count = items, 0
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self.count += 1
+        return item
+
+
+def _inputs(model: nn.Module, batch: Any) -> Any:
+    return model(batch) if isinstance(batch, Tensor) else first_of_batch(model, batch)
 
 
 def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> dict[str, Any]:
@@ -125,13 +154,16 @@ def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> d
         return {"layers": 0}
     known = {"asked": config.bn_stat_examples}
     if step is None:
-        return model_facts(model, {}) | known | {"reason": "the run has no selected checkpoint"}
+        return model_facts(model, None) | known | {"reason": "the run has no selected checkpoint"}
+    refused: list[int] = []
     with isolated_rng():
-        seen = batch_statistics(model, _training_batches(session, config, BATCHES), forward_of(session))
-    facts = model_facts(model, seen) | known | {"step": step}
+        seed_all(config.shared_seed, config.per_host_seed)  # asked again, the same digits
+        batches = _training_batches(session, config, BATCHES)
+        seen = batch_statistics(model, batches, forward_of(session), refused=refused)
+    facts = model_facts(model, seen, refused=len(refused)) | known | {"step": step}
     if facts["estimate"] is not None:
         held = held_out(workload)
-        anew = {name: each.together for name, each in seen.items()}
+        anew = {name: each.together for name, each in seen.items() if name in tracking_layers(model)}
         losses = {"stored": validation_loss(held, model, session)}
         with statistics_set(model, anew):
             losses["anew"] = validation_loss(held, model, session)
@@ -148,7 +180,7 @@ def selected_norm_model(session: Session, config: TrainConfig) -> tuple[nn.Modul
     best = session.trial(config, stage="baseline").best()
     if best.checkpoint is None:
         return model, None
-    return load_model(model, best.checkpoint), int(best.step)
+    return load_model(model, best.checkpoint).train(), int(best.step)  # as the trainer trains it
 
 
 def _training_batches(session: Session, config: TrainConfig, count: int) -> Iterator[Any]:
@@ -167,47 +199,69 @@ def forward_of(session: Session) -> Forward:
     return forward
 
 
-def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics]) -> dict[str, Any]:
+def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
     """Return what a model's layers are, how warm their running statistics are, and how far from those of the batches seen.
+
+    Layers that are frozen, or that no forward pass reached, are counted and otherwise left out.
 
     Args:
         model: to look at.
-        seen: what `batch_statistics` found on training data; {} leaves the comparison out.
+        seen: what `batch_statistics` found on training data; None leaves the comparison out.
+        refused: batches that had a single value per channel.
     """
     layers = batch_norm_layers(model)
-    asked = [int(n) for layer in layers.values() if (n := getattr(layer, "stat_examples", None))]
+    blind = seen is None or (refused > 0 and not seen)
+    seen = seen or {}
+    used = {n: layer for n, layer in layers.items() if not is_frozen(model, layer) and (blind or n in seen)}
+    tracking = {name: layer for name, layer in used.items() if layer.running_mean is not None}
+    asked = [int(n) for layer in used.values() if (n := getattr(layer, "stat_examples", None))]
     facts: dict[str, Any] = {
         "layers": len(layers),
+        "unused": len(layers) - len(used),
+        "refused": refused,
         "synchronised": sum(isinstance(m, (SynchronisedBatchNorm, nn.SyncBatchNorm)) for m in layers.values()),
         "asked": max(asked, default=None),
-        "examples": min((int(each.examples.min()) for each in seen.values()), default=None),
-        "values": min((int(each.values.min()) for each in seen.values()), default=None),
-        "ema": [_ema(name, layer) for name, layer in tracking_layers(model).items()],
+        "examples": min((_usual(each.examples) for each in seen.values()), default=None),
+        "independent": min((n for each in seen.values() if (n := each.independent) is not None), default=None),
+        "values": min((_usual(each.values) for each in seen.values()), default=None),
+        "ema": [_ema(name, layer) for name, layer in tracking.items()],
         "estimate": None,
     }
-    rows = [_shift(name, layer, seen[name]) for name, layer in tracking_layers(model).items() if name in seen]
+    rows = [_shift(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
     known = [row for row in rows if row is not None]
     if known:
-        facts["estimate"] = {"batches": min(len(each.mean) for each in seen.values()), "layers": known, "loss": None}
+        facts["estimate"] = {
+            "batches": min(len(set(seen[row["layer"]].batch)) for row in known),
+            "layers": known,
+            "loss": None,
+        }
     return facts
+
+
+def _usual(counts: Any) -> int:
+    """Return the median, so that the last and incomplete batch of an epoch does not stand for all of them."""
+    return int(np.quantile(counts, 0.5, method="higher"))
 
 
 def _ema(name: str, layer: nn.Module) -> dict[str, Any]:
     momentum: float | None = layer.momentum  # type: ignore[assignment]
-    batches = running_statistics(layer)[2]  # type: ignore[arg-type]
-    return {"layer": name, "momentum": momentum, "batches": batches, "warm": _warm(momentum, batches)}
+    return {"layer": name, "momentum": momentum, "batches": running_statistics(layer)[2], "warm": _warm(layer)}  # type: ignore[arg-type]
 
 
-def _warm(momentum: float | None, batches: int) -> float:
-    if momentum is None:
+def _warm(layer: Any) -> float:
+    """Return the share of what running statistics average that they hold; all of it where they came without a count."""
+    mean, variance, batches = running_statistics(layer)
+    if batches == 0 and ((mean != 0).any() or (variance != 1).any()):
+        return 1.0  # as in weights that were converted, or stored by an old release
+    if layer.momentum is None:
         return float(batches > 0)
-    return 1 - (1 - momentum) ** batches
+    return float(1 - (1 - layer.momentum) ** batches)
 
 
 def _shift(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | None:
     """Return how far stored statistics lie from those of training data now, in standard deviations; what is cold is left out."""
     mean, variance, batches = running_statistics(layer)
-    warm = _warm(layer.momentum, batches)
+    warm = _warm(layer)
     if warm < LEAST_WARM or len(seen.mean) < 2:
         return None
     mean, variance = mean / warm, np.maximum((variance - (1 - warm)) / warm, 0.0)

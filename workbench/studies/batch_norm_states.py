@@ -14,21 +14,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.errors import CheckpointError, UsageError
 from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
-from workbench.studies.batch_norm_batches import tracking_layers
+from workbench.studies.batch_norm_batches import is_frozen, tracking_layers
+from workbench.train.batch_norm import plain_name
 from workbench.train.checkpoint import load_checkpoint
 
-__all__ = ["State", "checkpoint_facts", "copies_first", "replica_facts", "stored_replicas"]
+__all__ = ["State", "checkpoint_facts", "copies_first", "replica_facts", "stored_replicas", "unwrapped"]
 
 State = Mapping[str, Any]
 
 
 def copies_first(model: nn.Module) -> bool:
     """Tell whether the first process's running statistics are copied over all others' at every forward pass."""
+    model = getattr(model, "_orig_mod", model)
     if not isinstance(model, DistributedDataParallel) or not model.broadcast_buffers:
         return False
     kinds = (SynchronisedBatchNorm, nn.SyncBatchNorm)
-    apart = any(not isinstance(layer, kinds) for layer in tracking_layers(model.module).values())
+    inner = unwrapped(model)
+    apart = any(
+        not isinstance(layer, kinds) and not is_frozen(inner, layer) for layer in tracking_layers(inner).values()
+    )
     return apart and model.process_group.size() > 1
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model within DistributedDataParallel and torch.compile, in whichever order they are around it."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+        if inner is model:
+            return model
+        model = inner
 
 
 def replica_facts(
@@ -39,7 +53,7 @@ def replica_facts(
     Raises:
         UsageError: they do not fit the model.
     """
-    names = list(tracking_layers(model))
+    names = [plain_name(name) for name in tracking_layers(model)]
     layers: dict[str, Any] = {}
     weights = examples
     if isinstance(replicas, Mapping):
@@ -77,7 +91,7 @@ def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[s
     state = _plain(_read(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
     found = {
         name: {kind: _values(state, name, kind).tolist() for kind in ("mean", "variance")}
-        for name in tracking_layers(model)
+        for name in map(plain_name, tracking_layers(model))
         if f"{name}.running_mean".lstrip(".") in state
     }
     if tracking_layers(model) and not found:
@@ -118,7 +132,7 @@ def _plain(state: Any, depth: int = 2) -> dict[str, Any]:
     """Return the state dict in what was given, without the prefixes of wrappers."""
     if isinstance(state, Mapping):
         if any(str(key).endswith("running_mean") for key in state):
-            return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in state.items()}
+            return {plain_name(str(key)): value for key, value in state.items()}
         for value in state.values() if depth else ():
             if found := _plain(value, depth - 1):
                 return found

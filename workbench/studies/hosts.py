@@ -202,7 +202,10 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
     print(
-        diagnosis, *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()), sep="\n", file=sys.stderr
+        diagnosis.brief,
+        *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()),
+        sep="\n",
+        file=sys.stderr,
     )
 
 

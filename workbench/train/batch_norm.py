@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from workbench.errors import ConfigError
 
@@ -22,6 +23,7 @@ __all__ = [
     "ghost_batch_norm",
     "like",
     "normalise",
+    "plain_name",
     "swap_batch_norm",
     "track",
 ]
@@ -131,8 +133,24 @@ def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Te
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the batch norm layers of a model by name, torch's, ours and the synchronised ones."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    """Return the batch norm layers of a model by name, torch's, ours and the synchronised ones.
+
+    Raises:
+        ConfigError: one does not know its number of channels yet.
+    """
+    found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    for name, layer in found.items():
+        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+            raise ConfigError(
+                f"batch norm layer {name!r} ({type(layer).__name__}) does not know its channels yet: pass one batch through the "
+                "model first."
+            )
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a layer or tensor without what DistributedDataParallel and torch.compile put into it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def ghost_batch_norm(model: nn.Module, stat_examples: int) -> nn.Module:
@@ -181,8 +199,19 @@ def like(layer: _BatchNorm, kind: type[Layer], **attributes: object) -> Layer:
 
 
 def swap_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    """Return the model with every batch norm layer exchanged for what `make` returns; a layer in two places stays one."""
-    made = {id(layer): make(layer) for layer in batch_norm_layers(model).values()}
+    """Return the model with every batch norm layer exchanged for what `make` returns; a layer in two places stays one.
+
+    Raises:
+        ConfigError: a layer's `forward` does more than batch norm, such as an activation, which would be lost.
+    """
+    layers = batch_norm_layers(model)
+    for name, layer in layers.items():
+        if not type(layer).forward.__module__.startswith(("torch.nn.modules.", "workbench.")):
+            raise ConfigError(
+                f"{type(layer).__name__} has a forward of its own (layer {name!r}), and what it does beside batch norm would be "
+                "lost. Build the model with nn.BatchNorm1d, 2d or 3d and the rest as modules of their own."
+            )
+    made = {id(layer): make(layer) for layer in layers.values()}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if id(child) in made:

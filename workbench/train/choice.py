@@ -105,6 +105,7 @@ def choose_gradients(
     watched: str | None,
     memory: int | None = None,
     before: Mapping[str, Any] | None = None,
+    share: bool = False,
 ) -> Chosen:
     """Return the way to the gradients for a stack that is about to train; the stack is left as it was.
 
@@ -119,11 +120,12 @@ def choose_gradients(
         memory: bytes that the stack may take in all; None is a share of what is free now.
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same way
             gives the same digits (P4.2).
+        share: batches are this host's share of those of many.
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
-    loop = LoopGradients(workload, stack)
+    loop = LoopGradients(workload, stack, share=share)
     if not steps:
         return Chosen(loop, Verdict(None, "no step is left", {}))
     vmap = partial(_vmap, workload, stack, room=room_for_calls(stack, bound=memory))

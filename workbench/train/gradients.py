@@ -65,12 +65,17 @@ class Gradients(Protocol):
 class LoopGradients:
     """Plain autograd, one lane after the other: for every model, and the measure of every other way.
 
+    Args:
+        workload: what is trained.
+        stack: the lanes.
+        share: batches are this host's share of those of many, in which no example need count.
+
     Attributes:
         lane: the lane in progress, to say where an error came from.
     """
 
-    def __init__(self, workload: Workload, stack: LaneStack) -> None:
-        self._workload, self._stack = workload, stack
+    def __init__(self, workload: Workload, stack: LaneStack, *, share: bool = False) -> None:
+        self._workload, self._stack, self._share = workload, stack, share
         self._weights_checked = False
         self.lane = 0
 
@@ -141,7 +146,8 @@ class LoopGradients:
             kept.append((losses.detach(), weights))
         losses, weights = (torch.cat(parts) for parts in zip(*kept, strict=True))
         if not self._weights_checked and self._workload.weights is not None:
-            check_weights(weights, where="the first batch of the train split")  # the values only once: it synchronises
+            # the values only once: it synchronises
+            check_weights(weights, where="the first batch of the train split", share=self._share)
             self._weights_checked = True
         total = weights.sum()
         self._stack.grad[self.lane].div_(total)

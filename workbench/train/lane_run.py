@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
 from workbench.hosts.batch_norm import merged_running_statistics, synchronise_batch_norm
-from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts
+from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts, exchange_room
 from workbench.hosts.process_group import ALONE, HostGroup
 from workbench.hosts.resume import gather_states, own_state, running_statistics
 from workbench.record import StudyRecord, TrialRecord
@@ -101,6 +101,7 @@ class LaneRun:
         if hosts.size > 1 and synchronised:
             self.stack.models[0] = synchronise_batch_norm(self.stack.models[0])
         check_same_weights(hosts, self.stack.values, self.stack.names)
+        self._exchanged = self.stack.make_room(exchange_room(hosts)) if hosts.size > 1 else self.stack.grad
         self.streams = [self._stream(seed) for seed in seeds]
         self._load()
         self._set_constants()
@@ -185,7 +186,7 @@ class LaneRun:
             values, grad, lr = self.stack.values, self.stack.grad, self._lr[step]
             if self.hosts.size > 1:
                 share = self.lanes[0].config.batch_size // self.hosts.size
-                batch = average_gradients(self.hosts, grad, batch, examples=share)
+                batch = average_gradients(self.hosts, self._exchanged, batch, examples=share)
             norm = global_norm(grad)
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
             if self._thresholds is not None:

@@ -122,6 +122,14 @@ class LaneStack:
         for lane, model in enumerate(self.models):
             self._bind(model, lane)
 
+    def make_room(self, numbers: int) -> Tensor:
+        """Put so many numbers behind the gradient in memory; return all of it, shape (lanes * parameters + numbers,)."""
+        whole = self.grad.new_zeros(self.grad.numel() + numbers)
+        self.grad = whole[: self.grad.numel()].view_as(self.grad)
+        for lane, model in enumerate(self.models):
+            self._bind(model, lane)
+        return whole
+
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Take buffers and random state back to what they were before the block; gradients are left as they are."""

@@ -32,6 +32,7 @@ def replace_batch_norm(model: nn.Module, norm: Norm, *, channels_per_group: int 
     Raises:
         UnknownNameError: `norm` is neither.
         UsageError: the model has no batch norm, or `channels_per_group` is below 1.
+        ConfigError: a layer has a `forward` of its own.
 
     Source: P6.1.
     """

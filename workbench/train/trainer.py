@@ -246,7 +246,7 @@ class Trainer:
                 device=device,
                 hooks=self._all_hooks(),
                 tracked=tracked,
-                choose=partial(choose_gradients, wanted=self._wanted(hosts), memory=self._memory),
+                choose=partial(choose_gradients, wanted=self._wanted(hosts), memory=self._memory, share=hosts.size > 1),
                 progress=progress,
                 splits=self.evaluate_also,
                 hosts=hosts,

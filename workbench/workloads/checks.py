@@ -137,12 +137,13 @@ def check_loss_shape(values: object, batch_examples: int, *, what: str = "the lo
     )
 
 
-def check_weights(weights: Tensor, *, where: str) -> None:
+def check_weights(weights: Tensor, *, where: str, share: bool = False) -> None:
     """Check the values of the weights that one mean is taken over; reads them from their device.
 
     Args:
         weights: of all its examples, shape (examples,).
         where: named in the error, for example "the first batch of the train split".
+        share: these are a part of the examples, and may all be zero.
 
     Raises:
         WorkloadError: one is negative or not finite, or all are zero.
@@ -153,7 +154,7 @@ def check_weights(weights: Tensor, *, where: str) -> None:
             f"weights(batch) gives {weights[bad[0]].item()} to example {int(bad[0])} of {where}, but a weight must be finite "
             "and at least 0. Clamp or repair it in the function, and give 0 to an example that shall not count."
         )
-    if not bool((weights > 0).any()):
+    if not share and not bool((weights > 0).any()):
         raise WorkloadError(
             f"weights(batch) gives 0 to all {weights.numel()} examples of {where}, so there is no mean to take. At least one "
             "weight must be above 0: look at what the function compares, such as a padding value."

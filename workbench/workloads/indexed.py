@@ -42,10 +42,12 @@ class IndexedDataset(Dataset[Any]):
         try:
             return self.data[index]
         except Exception as error:
-            if isinstance(error, IndexError) and not -len(self) <= index < len(self):
+            length = len(self) if hasattr(self.data, "__len__") else None
+            if isinstance(error, IndexError) and length is not None and not -length <= index < length:
                 raise
+            size = "" if length is None else f", {length} examples"
             raise DataError(
-                f"item {index} of the {self.split} split ({type(self.data).__name__}, {len(self)} examples) raised "
+                f"item {index} of the {self.split} split ({type(self.data).__name__}{size}) raised "
                 f"{type(error).__name__}: {error}. Look at it alone: {self.split}_data[{index}]."
             ) from error
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["content_hash", "example_hashes", "leaf_bytes", "leaves", "without"]
+__all__ = ["content_hash", "example_hashes", "fresh_containers", "leaf_bytes", "leaves", "without"]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -26,6 +27,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, part in parts:
         yield from leaves(part, f"{path}/{name}" if path else name)
+
+
+def fresh_containers(value: Any) -> Any:
+    """Return the same leaves in dicts, lists and containers of their own: who takes one out leaves the given ones whole."""
+    if isinstance(value, dict) and type(value) is dict:
+        return {key: fresh_containers(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return value if _is_column(value) else type(value)(fresh_containers(part) for part in value)
+    return copy.copy(value) if isinstance(value, MutableMapping) else value
 
 
 def _is_column(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,8 @@ def load_named(name: str, *, what: str, call: bool = True) -> Any:
     """
 
     def made(value: Any, full: str) -> Any:
-        if call and callable(value) and not isinstance(value, Workload) and not hasattr(value, "__iter__"):
+        given = isinstance(value, Workload) or hasattr(value, "__iter__") or inspect.isgeneratorfunction(value)
+        if call and callable(value) and not given:
             value = _called(value, full, what)
         return value.replace(source=name) if isinstance(value, Workload) else value
 

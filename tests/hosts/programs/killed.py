@@ -1,4 +1,4 @@
-"""A training in which host 1 is killed once: `... -m tests.hosts.programs.killed OUT MARKER STEP`, a STEP of -1 kills nobody."""
+"""A training in which host 1 is killed once: `... -m tests.hosts.programs.killed OUT MARKER STEP [CASE]`, a STEP of -1 kills nobody."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tests.hosts.programs.together import drawing
+from tests.hosts.programs.together import cases, drawing
 from workbench.train import checkpoint_store
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
@@ -31,4 +31,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     checkpoint_store.WRITE_SECONDS = 0.0  # every checkpoint reaches the disk
     out, marker, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    Trainer(device="cpu", hooks=[Kill(marker, step)]).run(drawing(), out=out)
+    workload = cases()[sys.argv[4]] if len(sys.argv) > 4 else drawing()
+    Trainer(device="cpu", hooks=[Kill(marker, step)]).run(workload, out=out)

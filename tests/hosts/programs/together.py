@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from tests.helpers.workloads import small_net, small_workload
-from workbench.errors import WorkbenchError
-from workbench.hosts.process_group import host_group
+from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.hosts.process_group import HostGroup, host_group
 from workbench.studies.lr_sweep import LRSweep
+from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -52,6 +54,20 @@ class Stream(IterableDataset[Any]):
             yield tuple(tensor[index] for tensor in TENSORS)
 
 
+class Masked(Stream):
+    """Only the second half of every batch counts: the first host's share weighs nothing."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for index, example in enumerate(super().__iter__()):
+            yield *example, torch.tensor(float(index // 5 % 2))
+
+
+def counted(batch: Any) -> Tensor:
+    """All examples of the validation split, which has no third column, count."""
+    weights: Tensor = batch[2] if len(batch) > 2 else torch.ones(len(batch[1]))
+    return weights
+
+
 def cases() -> dict[str, Workload]:
     """Workloads for which it makes no difference how many hosts train them."""
     clipped = {"max_grad_norm": 0.3, "warmup_steps": 5, "optimizer": "adam", "peak_lr": 0.01}
@@ -60,6 +76,7 @@ def cases() -> dict[str, Workload]:
         "weighted": small_workload(
             train_data=Items(), weights=lambda batch: batch[0].abs().sum(1), config={"accumulate_steps": 2}
         ),
+        "masked": small_workload(train_data=Masked(), weights=counted, config={"batch_size": 10}),
         "stream": small_workload(train_data=Stream(), config={"batch_size": 10}),
     }
 
@@ -91,6 +108,36 @@ def differing() -> Workload:
     return small_workload(build_model=build)
 
 
+def exchanges(hosts: HostGroup) -> dict[str, Any]:
+    """What an exchange makes of numbers that few digits cannot hold, by the type of the gradient."""
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        told = torch.tensor([(hosts.rank + 1) / 3, -1e-300, float("inf")], dtype=torch.float64)
+        summed = torch.full((5 + hosts.room(told),), 2.0 + hosts.rank, dtype=dtype)
+        rows = hosts.sum_and_gather(summed, told)
+        found[str(dtype)] = {"sum": summed[:5].tolist(), "rows": rows.tolist()}
+    return found
+
+
+class Interrupts(Hook):
+    """Ctrl-C that reaches one host alone."""
+
+    def on_step(self, step: Step) -> None:
+        if step.index == 10 and dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+def interrupted(folder: Path) -> str:
+    """Stop in mid-run and go on; return what this host heard."""
+    workload, said = cases()["tensors"], ""
+    try:
+        Trainer(device="cpu", hooks=[Interrupts()]).run(workload, out=folder / "interrupted")
+    except StudyInterrupted as error:
+        said = str(error)
+    Trainer(device="cpu").run(workload, out=folder / "interrupted")
+    return said
+
+
 def refusals(folder: Path) -> dict[str, str]:
     """What this host says to things that many hosts cannot do."""
     attempts = {
@@ -118,6 +165,8 @@ def main(folder: Path) -> None:
         Trainer(device="cpu").run(drawing(), out=folder / "drawing")
         again = Trainer(device="cpu").run(drawing(), out=folder / "drawing")
         seen = {"rank": hosts.rank, "size": hosts.size, "refused": refusals(folder), "steps": len(again.steps)}
+        seen["exchanged"] = exchanges(hosts)
+        seen["interrupted"] = interrupted(folder)
         (folder / f"seen-{hosts.rank}.json").write_text(json.dumps(seen))
 
 

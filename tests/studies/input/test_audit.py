@@ -143,7 +143,9 @@ def test_a_generator_made_once_in_init() -> None:
 def test_loading_that_is_hidden_behind_the_step_raises_no_alarm() -> None:
     diagnosis = said(loader(Items(sleep_s=0.004), num_workers=2), TrainStep(0.06), seconds=8.0)
     bound = diagnosis["input.bound"]
-    assert bound.status == "ok", bound
+    assert bound.status in ("ok", "not_measured"), (
+        bound
+    )  # not judged where other programs keep even ready batches waiting
     assert bound.evidence["step_time"]["hidden_s"] == pytest.approx(0.032, rel=0.4)
     assert bound.evidence["fix"] is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,23 @@ def test_every_number_of_workers_gives_the_same_multiset_of_examples(workers: in
             return Counter(int(i) for batch in batches_of(made, timeout_s=20) for i in batch.data[1])
 
     assert examples(workers) == examples(0) == Counter(range(20))
+
+
+def test_each_batch_of_a_stream_is_timed_by_itself() -> None:
+    def slow(index: int) -> tuple[float, int]:
+        time.sleep(0.001)
+        return float(index), 0
+
+    class Slow(Stream):
+        def __iter__(self) -> Any:
+            return map(slow, range(24))
+
+    start = time.perf_counter()
+    made = [batch.items.wall_s for batch in batches_of(timed_loader(DataLoader(Slow(24), batch_size=4)), timeout_s=20)]
+    took = time.perf_counter() - start
+    assert len(made) == 6
+    assert min(made) > 0.004
+    assert sum(made) < took
 
 
 class Part(Dataset[Any]):

@@ -108,6 +108,8 @@ def trained(fetch: Any) -> Any:
         (lambda loss, k: loss.item() if k % 10 == 0 else None, 0.1, 0.1),
         (lambda loss, k: bool(loss > 0), 1.0, 1.0),
         (lambda loss, k: BATCH["y"].tolist(), 0.0, 0.0),
+        (lambda loss, k: (BATCH["mask"].sum(1).max() + 1).item(), 0.0, 0.0),  # the longest text of the batch
+        (lambda loss, k: torch.add(BATCH["x"].max(), other=loss).item(), 1.0, 1.0),
     ],
 )
 def test_fetches_are_counted_with_their_place(fetch: Any, share: float, per_step: float) -> None:

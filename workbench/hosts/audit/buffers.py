@@ -15,6 +15,8 @@ __all__ = ["BufferWatch"]
 CHANNELS = 8
 """Of a layer whose statistics are written down (rule of thumb: ranks differ in all of them)."""
 MAX_NUMBERS = 200_000
+MAX_ROWS = 20_000
+"""That are written down (rule of thumb: a rehearsal is far shorter, and a job that goes on for days costs nothing more)."""
 
 
 class BufferWatch:
@@ -42,7 +44,7 @@ class BufferWatch:
         return {"buffers": self._rows}
 
     def _on_train_call(self, model: nn.Module) -> None:
-        if self._state.step != self._boundary:
+        if self._state.step != self._boundary and len(self._rows) < MAX_ROWS:
             self._boundary = self._state.step
             self._note(model, "training")
 

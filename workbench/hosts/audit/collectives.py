@@ -16,7 +16,7 @@ __all__ = ["CollectiveWatch"]
 
 _JOINING = (
     "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object", "gather_object",
-    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
 )  # fmt: skip
 _OTHERS = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier")
 
@@ -35,6 +35,7 @@ class CollectiveWatch:
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
         self._depth = 0
+        state.on_train_call.append(self._on_train_call)
         self.on_group: list[Callable[[], None]] = []
         self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
         if dist.is_available() and dist.is_initialized():
@@ -53,6 +54,11 @@ class CollectiveWatch:
         state.initialised, state.rank, state.world = True, dist.get_rank(), dist.get_world_size()
         state.backend = str(dist.get_backend())
 
+    def _on_train_call(self, _: Any) -> None:
+        """Notice a group that something else has begun, as `init_device_mesh` may."""
+        if not self._state.initialised and dist.is_available() and dist.is_initialized():
+            self._begun()
+
     def _on_init(self, original: Any) -> Callable[..., Any]:
         def init(*args: Any, **kwargs: Any) -> Any:
             self._state.tick("waiting in init_process_group")
@@ -69,7 +75,9 @@ class CollectiveWatch:
         def collective(*args: Any, **kwargs: Any) -> Any:
             state = self._state
             if name in _JOINING and not self._depth:
-                self._joined["evaluation" if state.evaluating else "training"].append(state.step)
+                self._joined["evaluation" if state.looking else "training"].append(state.step)
+                for heard in () if state.looking else state.on_joining:
+                    heard()
             self._depth += 1  # all_gather_object is made of others
             try:
                 with state.waiting(name):

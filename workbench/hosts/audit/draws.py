@@ -52,6 +52,7 @@ class DrawWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             worker = get_worker_info()
             if (worker is None and not self._state.here) or self._looked >= FETCHES:
+                self._after_fetch = None  # of an earlier batch, which is not the one that comes now
                 return original(fetcher, index)
             self._looked += 1
             before = _states(fetcher.dataset)

@@ -89,6 +89,8 @@ class FileWatch:
             if len(self._files) >= MAX_FILES:
                 return
             guessed = "checkpoint" if _CHECKPOINT.search(full) else "log"
+            if os.path.isdir(full):  # where a temporary file is made
+                return
             found = self._files[full] = {"path": full, "kind": guessed, "times": 0, "step": self._state.step}
             if guessed == "checkpoint" and kind is None:
                 self._checkpoint()

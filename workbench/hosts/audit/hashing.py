@@ -31,10 +31,13 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    local = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    flat = local.detach().reshape(-1)
-    if flat.is_sparse or flat.numel() == 0:
+    local = (tensor.to_local() if is_sharded(tensor) else tensor).detach()  # type: ignore[attr-defined]
+    if local.is_sparse:
+        joined = local.coalesce()
+        return _bytes(joined.indices()) + _bytes(joined.values())
+    if local.layout is not torch.strided or local.is_meta or local.is_quantized or local.numel() == 0:
         return str(tuple(local.shape)).encode()
+    flat = local.reshape(-1)
     kept = flat[:: max(1, flat.numel() // MAX_ELEMENTS)].cpu().contiguous()
     found: bytes = kept.view(torch.uint8).numpy().tobytes()
     return found

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from workbench.hosts.audit.hashing import row_hashes
+from workbench.hosts.audit.hashing import hash_of, row_hashes
 from workbench.hosts.audit.patches import Patches
 from workbench.hosts.audit.state import State
 from workbench.workloads.indexed import IndexedDataset
@@ -124,7 +124,7 @@ class LoaderWatch:
             "shuffles": _shuffles(sampler), "epoch": getattr(sampler, "epoch", None),
             "set_epoch_calls": self._sampler_calls.get(id(sampler), 0), "planned": None,
             "batch_size": getattr(loader, "batch_size", None), "levels": _levels(loader.dataset),
-            "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step],
+            "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step], "optimizers": len(self._state.optimizers),
             "exhausted": False, "grad": None, "indices": [], "contents": [],
         }  # fmt: skip
         if type(sampler) is DistributedSampler and sampler.total_size <= MAX_INDICES:  # has a generator of its own
@@ -193,9 +193,7 @@ def _shuffles(sampler: Any) -> bool | None:
 
 def _base_indices(dataset: Any, indices: list[Any]) -> list[Any]:
     """Return positions in the dataset that the parts were taken from."""
-    while hasattr(dataset, "indices") and hasattr(
-        dataset, "dataset"
-    ):  # torch.utils.data.Subset, and what is built like it
+    while _is_part(dataset):
         part = dataset.indices
         indices, dataset = [part[int(i)] for i in indices], dataset.dataset
     return [int(i) if isinstance(i, (int, np.integer, torch.Tensor)) else str(i) for i in indices]
@@ -208,10 +206,23 @@ def _plain(dataset: Any) -> Any:
     return dataset
 
 
+def _is_part(dataset: Any) -> bool:
+    """Tell whether a dataset is a `Subset`, or built like it: one position in another data set for each of its examples."""
+    positions = getattr(dataset, "indices", None)
+    if not hasattr(dataset, "dataset") or not isinstance(positions, (list, tuple, range, np.ndarray, torch.Tensor)):
+        return False
+    return all(_is_position(one) for one in (*positions[:1], *positions[-1:]))
+
+
+def _is_position(one: Any) -> bool:
+    """Tell whether an entry of `indices` is the number of an example, and no window or name."""
+    return isinstance(one, (int, np.integer)) or (isinstance(one, torch.Tensor) and one.ndim == 0)
+
+
 def _parts(dataset: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each part with what it was taken from, the outermost first: `torch.utils.data.Subset`, and what is built like it."""
     dataset = _plain(dataset)
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+    while _is_part(dataset):
         yield dataset, _plain(dataset.dataset)
         dataset = _plain(dataset.dataset)
 
@@ -221,7 +232,7 @@ def _dataset(dataset: Any) -> dict[str, Any]:
     dataset = next((inner for _, inner in reversed(list(_parts(dataset)))), _plain(dataset))
     try:
         length = len(dataset)
-    except (TypeError, NotImplementedError):
+    except Exception:  # whatever it raises is the script's to meet, where it asks for the length
         length = None
     stream = isinstance(dataset, IterableDataset)
     return {
@@ -252,12 +263,9 @@ def _fingerprint(dataset: Any) -> str | None:
 
 def _held(value: Any, *, depth: int) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
-        value = (
-            value.detach().cpu().numpy()
-            if value.dtype not in (torch.bfloat16,)
-            else value.detach().cpu().float().numpy()
-        )
-    if isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "biufUS":
+        if value.numel() > 1:
+            yield f"{tuple(value.shape)} {hash_of([value])}".encode()
+    elif isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "biufUS":
         flat = value.reshape(-1)
         yield str(value.shape).encode() + np.ascontiguousarray(flat[:: max(1, flat.size // 4096)]).tobytes()
     elif isinstance(value, (list, tuple)) and len(value) > 1 and isinstance(value[0], (str, int, float)):

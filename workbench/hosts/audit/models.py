@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class ModelWatch:
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
         self._depth = 0
+        self._backward = False
         self._inside: dict[int, int] = {}  # of wrapped models and of their parts: which model
         self._wrappers: dict[int, int] = {}  # of wrappers: which model
         self._kept: list[Any] = []  # ids stay unique while the objects live
@@ -72,6 +74,15 @@ class ModelWatch:
 
         return init
 
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """A backward pass, in which checkpointed parts are called once more: calls of the script are none of these."""
+        was, self._backward = self._backward, True
+        try:
+            yield
+        finally:
+            self._backward = was
+
     def _on_gradient(self, _: Tensor) -> None:
         self.last_gradient = time.perf_counter()
 
@@ -93,7 +104,7 @@ class ModelWatch:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
-        if self._depth > 1:
+        if self._depth > 1 or self._backward:
             return
         self._state.tick("forward")
         number = self._wrappers.get(id(module))
@@ -107,13 +118,15 @@ class ModelWatch:
             self._calls["wrapped"] += 1
         if number is None:
             number = self._unwrapped(module, trains)
+        if not trains and next(module.parameters(), None) is not None:
+            self._state.looking = True
         if number is None:
             return
         root = self._state.models[number]
         if trains:
             for heard in self._state.on_train_call:
                 heard(root)
-            self._state.evaluating = False
+            self._state.evaluating = self._state.looking = False
             return
         self._state.other_calls += 1
         if not module.training and not torch.is_grad_enabled():
@@ -148,10 +161,11 @@ class ModelWatch:
         if self._depth == 0 and model and self._state.evaluating and self._evaluations and isinstance(first, Tensor):
             self._evaluations[-1]["calls"] += 1
             if first.is_floating_point():
-                self._evaluations[-1]["sums"].append(first.detach().double().sum())
+                values = first.detach().double()
+                self._evaluations[-1]["sums"].append(torch.stack([values.sum(), values.abs().sum()]))
 
 
 def _summed(found: dict[str, Any]) -> dict[str, Any]:
     """Return an evaluation with the sum over all outputs in the place of those of its batches."""
-    total = float(sum((float(part) for part in found["sums"]), 0.0)) if found["sums"] else None
-    return {"step": found["step"], "calls": found["calls"], "output_sum": total}
+    total, size = torch.stack(found["sums"]).sum(0).tolist() if found["sums"] else (None, None)
+    return {"step": found["step"], "calls": found["calls"], "output_sum": total, "output_size": size}

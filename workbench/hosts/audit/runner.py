@@ -31,7 +31,8 @@ def main(words: list[str]) -> None:
             name of the module behind "-m", and the script's own arguments.
     """
     folder, timeout_s, steps, target, *rest = words
-    watch = HostsWatch(Path(folder), timeout_s=float(timeout_s), stop_after=None if steps == "-" else int(steps))
+    most = None if steps == "-" else int(steps)
+    watch = HostsWatch(Path(folder), timeout_s=float(timeout_s), stop_after=most, launched=True)
     try:
         if target == "-m":
             sys.argv = rest

@@ -28,17 +28,19 @@ class State:
         world: processes in the job.
         initialised: whether `init_process_group` was called.
         backend: of the process group.
-        step: updates that the first optimizer has made.
+        step: updates that have been made, counted by one optimizer where several take turns.
         phase: what the rank does now.
         progress: rises with everything that is seen, so that standing still shows.
         waited_s: time spent waiting for other ranks since the last update.
-        evaluating: whether a model was called in evaluation mode since it was last trained.
+        evaluating: whether a model that trains was called in evaluation mode since it was last trained.
+        looking: whether any model was called without being trained since one was: a copy with averaged weights, for example.
         other_calls: of models, in anything but training.
         optimizers: in the order in which they were made.
         models: the models that train, without their wrappers.
         on_train_call: called before a model is called in training.
         on_evaluation: called before a model is called in evaluation mode for the first time since training.
         on_checkpoint: called before a checkpoint is written.
+        on_joining: called before a collective of the script's own joins what ranks hold, in training.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class State:
     progress: int = 0
     waited_s: float = 0.0
     evaluating: bool = False
+    looking: bool = False
     other_calls: int = 0
     _waits: bool = False
     started: float = field(default_factory=time.time)
@@ -60,6 +63,7 @@ class State:
     on_train_call: list[Callable[[Any], None]] = field(default_factory=list)
     on_evaluation: list[Callable[[Any], None]] = field(default_factory=list)
     on_checkpoint: list[Callable[[], None]] = field(default_factory=list)
+    on_joining: list[Callable[[], None]] = field(default_factory=list)
 
     def tick(self, phase: str) -> None:
         """Say what the rank does now."""
@@ -68,7 +72,10 @@ class State:
 
     @contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
-        """Count the time of the block as waiting for other ranks; a block inside another one counts once."""
+        """Count the time of the block as waiting for other ranks; a block inside another one counts once.
+
+        Where the block fails, that is where the rank was.
+        """
         if self._waits:
             yield
             return
@@ -79,7 +86,7 @@ class State:
         finally:
             self._waits = False
             self.waited_s += time.perf_counter() - before
-            self.tick(came_from)
+        self.tick(came_from)
 
     @property
     def here(self) -> bool:

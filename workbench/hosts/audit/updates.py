@@ -18,6 +18,7 @@ from workbench.hosts.audit.state import State, looked_at
 
 __all__ = ["StopAfterSteps", "UpdateWatch"]
 
+_CLIPPING = (("clip_grad_norm_", "max_norm"), ("clip_grads_with_norm_", "max_norm"), ("clip_grad_value_", "clip_value"))
 MAX_ROWS = 20_000
 """Of steps and of clippings that are written down (rule of thumb: a rehearsal is far shorter)."""
 
@@ -39,9 +40,14 @@ class UpdateWatch:
     def __init__(self, state: State, patches: Patches, models: ModelWatch, stop_after: int | None = None) -> None:
         self._state, self._models, self._stop_after = state, models, stop_after
         self._updates: list[int] = []
+        self._inside: Any = None  # the optimizer that makes an update; those that it is made of are none of their own
+        self._counts: int | None = None  # the optimizer by whose updates steps are counted
+        self._once: set[int] = set()  # those that have made one since then
         self._parameters: list[dict[str, Any]] = []
         self._gradients: list[dict[str, Any]] = []
         self._before_clip: dict[int, str] = {}
+        self._after_backward: dict[int, str] = {}
+        self._at_joining: dict[int, str] = {}
         self._clips: list[dict[str, Any]] = []
         self._times: dict[str, list[float]] = {"step_s": [], "busy_s": []}
         self._last: float | None = None
@@ -49,7 +55,8 @@ class UpdateWatch:
         patches.handle(register_optimizer_step_pre_hook(self._before))
         patches.handle(register_optimizer_step_post_hook(self._after))
         patches.wrap(torch.autograd, "backward", self._on_backward)
-        for name, limit in (("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "clip_value")):
+        state.on_joining.append(self._on_joining)
+        for name, limit in _CLIPPING:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.wrap(module, name, functools.partial(self._on_clip, name, limit))
 
@@ -80,21 +87,43 @@ class UpdateWatch:
         return len(self._updates) - 1
 
     def _before(self, optimizer: Any, *_: Any) -> None:
+        if self._inside is not None and self._inside is not optimizer:
+            return
+        self._inside = optimizer
         number = self._number(optimizer)
         step = self._updates[number]
         self._state.tick("update")
         if looked_at(step):
             parameters = _parameters(optimizer)
             used = hash_of(p.grad for p in parameters)
-            self.begin(number, step, parameters, used=used, before_clip=self._before_clip.pop(number, used))
+            self.begin(
+                number, step, parameters, used=used, before_clip=self._before_clip.pop(number, used),
+                after_backward=self._after_backward.pop(number, None), at_joining=self._at_joining.pop(number, None),
+            )  # fmt: skip
 
     def _after(self, optimizer: Any, *_: Any) -> None:
+        if self._inside is not optimizer:
+            return
+        self._inside = None
         number = self._number(optimizer)
         self._updates[number] += 1
-        if not number:
+        if self._is_counted(number):
             self.end()
 
-    def begin(self, number: int, step: int, parameters: Sequence[Any], *, used: str, before_clip: str) -> None:
+    def _is_counted(self, number: int) -> bool:
+        """Tell whether this update is a step: one optimizer counts, until another has made two updates and it none."""
+        if self._counts is None or number in self._once:
+            self._counts = number
+        if self._counts == number:
+            self._once.clear()
+            return True
+        self._once.add(number)
+        return False
+
+    def begin(
+        self, number: int, step: int, parameters: Sequence[Any], *, used: str, before_clip: str,
+        after_backward: str | None = None, at_joining: str | None = None,
+    ) -> None:  # fmt: skip
         """Write down what an update starts from.
 
         Args:
@@ -103,11 +132,15 @@ class UpdateWatch:
             parameters: before it.
             used: hash of the gradient that it uses.
             before_clip: hash of the gradient, or of its norm, before it was clipped.
+            after_backward: hash of the gradient when its backward pass was over; None where that was not to be seen.
+            at_joining: the same before the script's own collectives; None where there were none.
         """
         row = {"optimizer": number, "step": step}
         sharded = any(is_sharded(p) for p in parameters)
         self._parameters.append(row | {"hash": hash_of(parameters), "sharded": sharded})
-        self._gradients.append(row | {"before_clip": before_clip, "at_step": used})
+        self._gradients.append(row | {
+            "after_backward": after_backward, "at_joining": at_joining, "before_clip": before_clip, "at_step": used,
+        })  # fmt: skip
 
     def clipped(self, by: str, limit: Any, norm: torch.Tensor | None, *, number: int | None = 0) -> None:
         """Write down that gradients were clipped."""
@@ -116,7 +149,7 @@ class UpdateWatch:
             self._clips.append({"step": step, "optimizer": number, "by": by, "limit": _plain(limit), "norm": norm})
 
     def end(self) -> None:
-        """Write down that the first optimizer has made an update."""
+        """Write down that an update has been made."""
         now, state = time.perf_counter(), self._state
         if self._last is not None and len(self._times["step_s"]) < MAX_ROWS:
             self._times["step_s"].append(round(now - self._last, 7))
@@ -131,13 +164,27 @@ class UpdateWatch:
         def backward(*args: Any, **kwargs: Any) -> Any:
             self._state.tick("backward, where gradients are averaged")
             before = time.perf_counter()
-            found = original(*args, **kwargs)
+            with self._models.backward():
+                found = original(*args, **kwargs)
             if self._models.last_gradient > before:  # the rest is waiting for the other ranks' gradients
                 self._state.waited_s += time.perf_counter() - self._models.last_gradient
+            self._at_joining.clear()
+            self._after_backward = self._hashes()
             self._state.tick("after backward")
             return found
 
         return backward
+
+    def _on_joining(self) -> None:
+        if self._after_backward and not self._at_joining:
+            self._at_joining = self._hashes()
+
+    def _hashes(self) -> dict[int, str]:
+        """Return hashes of the gradients that are looked at, by optimizer."""
+        return {
+            number: hash_of(p.grad for p in _parameters(optimizer))
+            for number, optimizer in enumerate(self._state.optimizers) if looked_at(self._updates[number])
+        }  # fmt: skip
 
     def _on_clip(self, name: str, limit: str, original: Any) -> Callable[..., Any]:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from workbench.hosts.audit.files import FileWatch
 from workbench.hosts.audit.loaders import LoaderWatch
 from workbench.hosts.audit.models import ModelWatch
 from workbench.hosts.audit.patches import Patches
+from workbench.hosts.audit.spawned import SpawnWatch
 from workbench.hosts.audit.state import State
 from workbench.hosts.audit.trainer import TrainerWatch
 from workbench.hosts.audit.updates import UpdateWatch
@@ -52,9 +53,17 @@ class HostsWatch:
         folder: where the facts go; the same for all ranks.
         timeout_s: without progress, until the stack of this rank is written; None is never.
         stop_after: updates after which this rank ends; None is never.
+        launched: whether this process is one of the ranks already, and must not start any itself.
     """
 
-    def __init__(self, folder: Path, *, timeout_s: float | None = None, stop_after: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        timeout_s: float | None = None,
+        stop_after: int | None = None,
+        launched: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.state = State(folder.resolve())
         facts_path(self.state.folder, self.state.rank).unlink(missing_ok=True)
@@ -66,7 +75,8 @@ class HostsWatch:
         trainer = TrainerWatch(self.state, self._patches, updates, loaders, buffers)
         collectives.on_group.append(trainer.install)
         draws, files = DrawWatch(self.state, self._patches), FileWatch(self.state, self._patches)
-        self._watches: list[Any] = [models, updates, buffers, collectives, loaders, draws, files]
+        spawned = SpawnWatch(self.state, self._patches, refused=launched)
+        self._watches: list[Any] = [models, updates, buffers, collectives, loaders, draws, files, spawned]
         self._began = time.perf_counter()
         self._open = True
         self._dog = None if timeout_s is None else Watchdog(self.state, timeout_s)
@@ -92,7 +102,7 @@ class HostsWatch:
             return path
         self._open = False
         self._patches.undo()
-        for heard in (state.on_train_call, state.on_evaluation, state.on_checkpoint):
+        for heard in (state.on_train_call, state.on_evaluation, state.on_checkpoint, state.on_joining):
             heard.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),

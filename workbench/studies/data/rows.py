@@ -78,6 +78,8 @@ def split_item(item: Any) -> tuple[Any, Any]:
 
 def _tensors(data: Any, indices: Sequence[int]) -> tuple[tuple[Tensor, ...] | None, Any]:
     """Return the tensors behind a dataset and what selects the rows in them; None where it is no `TensorDataset`."""
+    if type(data) not in (Subset, TensorDataset):  # its indices may be keys
+        return None, None
     where: Any = slice(indices[0], indices[-1] + 1) if isinstance(indices, range) else torch.as_tensor(list(indices))
     while type(data) is Subset:
         chosen = data.indices[where] if isinstance(where, slice) else [data.indices[int(i)] for i in where]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,13 @@ VISITS = 5
 
 
 def probe_workers(
-    data: Any, *, num_workers: int, worker_init_fn: Any = None, context: Any = None, timeout_s: float = 60.0
+    data: Any,
+    *,
+    num_workers: int,
+    indices: Sequence[Any] | None = None,
+    worker_init_fn: Any = None,
+    context: Any = None,
+    timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """Return JSON facts on the random draws of worker processes; nothing is started where there are none.
 
@@ -33,6 +40,7 @@ def probe_workers(
     Args:
         data: a map-style dataset.
         num_workers: of the loader.
+        indices: that its sampler gives, the first few of which are asked for; None is spread over 0 to the length.
         worker_init_fn: of the loader.
         context: its multiprocessing context.
         timeout_s: for a batch.
@@ -44,7 +52,10 @@ def probe_workers(
     if num_workers < 1:
         return {"workers": 0, "random": None, "same_in_workers": None, "same_in_epochs": None, "p": None, "visits": 0}
     used = min(WORKERS, num_workers)
-    examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
+    if indices:
+        examples = [k for place, k in enumerate(indices[: 8 * EXAMPLES]) if k not in indices[:place]][:EXAMPLES]
+    else:
+        examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
     asked = [index for _ in range(VISITS) for index in examples]
     settings = {"worker_init_fn": worker_init_fn, "multiprocessing_context": context, "timeout": timeout_s}
     with isolated_rng():
@@ -64,7 +75,7 @@ def probe_workers(
     }
 
 
-def _draws(data: Any, asked: list[int], workers: int, settings: dict[str, Any]) -> NDArray[np.int64]:
+def _draws(data: Any, asked: list[Any], workers: int, settings: dict[str, Any]) -> NDArray[np.int64]:
     """Return hashes of what each worker drew, shape (workers, visits)."""
     loader: DataLoader[Any] = DataLoader(
         _Hashed(data),
@@ -85,5 +96,5 @@ class _Hashed(torch.utils.data.Dataset[int]):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> int:
         return int(exact_hashes(fetch_rows(self.data, [index]).inputs).view(np.int64)[0])

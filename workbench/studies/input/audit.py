@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def audit_input(
     random state is put back. A `step` makes real updates, several hundred of them: give it a model that may be spoilt.
 
     Args:
-        loader: the `DataLoader` that you train with. Anything else that gives batches is timed, but cannot be taken apart.
+        loader: the `DataLoader` that you train with. Anything else that gives batches is timed, but cannot be taken apart: a
+            subclass that iterates in its own way, a list, an iterator, a generator function, which is called anew for each epoch.
         step: takes one batch and makes one update; or the seconds of one; None looks at the loader alone, and nobody can say then
             whether that is too slow.
         name: for the report; None is the dataset's class.
@@ -64,6 +66,8 @@ def audit_input(
             f"loader is a dataset ({type(loader).__name__}); give the loader that you train with, "
             "for example DataLoader(dataset, batch_size=..., num_workers=...)."
         )
+    if inspect.isgeneratorfunction(loader):
+        loader = _Generated(loader)
     if not hasattr(loader, "__iter__") or isinstance(loader, (str, bytes, dict)):
         raise UsageError(f"loader must be a DataLoader, not {type(loader).__name__} ({str(loader)[:60]}).")
     budget = checked_budget(seconds=seconds, max_workers=max_workers, timeout_s=timeout_s)
@@ -72,6 +76,22 @@ def audit_input(
     if trace is not None:
         facts["input_pipeline"]["trace"] = write_trace(loader, stepping, trace, timeout_s=timeout_s)
     return InputAudit(facts=facts, workload=name or type(getattr(loader, "dataset", loader)).__name__)
+
+
+class _Generated:
+    """A generator function as a loader: each epoch is a call."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise UsageError(
+                f"the generator function {function.__name__} needs arguments; give one without, such as lambda or functools.partial."
+            ) from error
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.function()
 
 
 def checked_budget(*, seconds: float, max_workers: int, timeout_s: float) -> Budget:

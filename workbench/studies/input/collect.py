@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,23 +18,21 @@ from workbench.diagnostics.input_cause import find_cause
 from workbench.diagnostics.input_model import loop_period, predictions, step_time
 from workbench.errors import DataError
 from workbench.studies.data.order import untouched
-from workbench.studies.data.workers import probe_workers
 from workbench.studies.input.described import as_round, cores, describe, fetch_parts, no_batch
-from workbench.studies.input.loaders import closed, is_stream
+from workbench.studies.input.loaders import closed, is_stream, reads_all, torch_loader
 from workbench.studies.input.loop import Device, Loop, Step, run_cached, run_loop
 from workbench.studies.input.reads import observe_reads
 from workbench.studies.input.syncs import StaleFetches, count_syncs
-from workbench.studies.input.variants import cached_items, drain, null_transform, spec_loader
+from workbench.studies.input.variants import cached_items, drain, draws_alike, null_transform, spec_loader
+from workbench.studies.input.workers import stream_epochs, worker_draws
 from workbench.train.rng import isolated_rng
 from workbench.workloads.indexed import IndexedDataset
-from workbench.workloads.leaves import example_hashes, leaf_bytes, leaves
+from workbench.workloads.leaves import leaf_bytes, leaves
 
 __all__ = ["Budget", "Stepping", "collect_input"]
 
 ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
-_VISITS = 4 * 20
-"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
 _SECONDS = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")
 SLICES = 26
 """Parts that the budget is cut into; about so many pieces are timed."""
@@ -93,9 +90,8 @@ def collect_input(loader: Any, stepping: Stepping, budget: Budget) -> dict[str, 
     Raises:
         DataError: the loader gives nothing, an item raised, or no batch came in time.
     """
-    own = loader if isinstance(loader, DataLoader) else None
-    with untouched(own) if own is not None else isolated_rng():
-        return _Audit(loader, own, stepping, budget).run()
+    with untouched(loader) if isinstance(loader, DataLoader) else isolated_rng():
+        return _Audit(loader, torch_loader(loader), stepping, budget).run()
 
 
 class _Audit:
@@ -103,6 +99,7 @@ class _Audit:
         self.loader, self.own, self.stepping, self.budget = loader, own, stepping, budget
         self.kept: list[Any] = []
         self.order: list[Any] = []
+        self.repeats = False
         self.facts: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
@@ -117,8 +114,7 @@ class _Audit:
             self._watch()
         if self.own is not None:
             self._variants(self.own)
-            self.facts["draws"] = self._draws(self.own)
-            self.facts["epochs"] = self._epochs(self.own)
+            self._workers(self.own)
         cause = find_cause(self.facts)
         bound = self.stepping.step is None or step_time(self.facts).wait_share >= self.budget.worth
         self.facts["fix"] = None
@@ -135,7 +131,6 @@ class _Audit:
                 loops.append(self._loop(timed, keep=self.kept if not loops else None))
                 if not len(loops[0]):
                     raise DataError(no_batch(self.loader, self.own))
-                del self.kept[4:]
                 rounds.append(self._round(loops[-1]) | self._cached())
         self.facts |= {"rounds": rounds, "cold_s": loops[0].wait_s[0]}
         fetched = [pair for loop in loops for pair in loop.fetched[1 if len(loop.fetched) > 1 else 0 :]]
@@ -144,10 +139,14 @@ class _Audit:
         described = self.facts["loader"]
         if loops[0].indices:
             described["examples_per_batch"] = float(np.mean([len(i) for i in loops[0].indices]))
-        ended = [count for loop in loops for count in loop.ended]
-        self.facts["length"] = {"claimed": described.pop("examples"), "yielded": ended[0] if ended else None}
-        if described["batches"] is None and ended:
-            described["batches"] = max(1, round(ended[0] / described.get("examples_per_batch", 1)))
+        batches, examples = next((ended for loop in loops for ended in loop.ended), (None, None))
+        claimed, counted = described.pop("examples"), described["batches"]
+        if self.own is None or is_stream(self.own):
+            self.facts["length"] = {"of": "examples", "claimed": claimed, "yielded": examples}
+        else:  # the sampler says how long an epoch is, and may leave examples out or repeat some
+            self.facts["length"] = {"of": "batches", "claimed": counted, "yielded": batches}
+        if counted is None and batches is not None:
+            described["batches"] = max(1, batches)
 
     def _own_loader(self) -> Any:
         return self.loader if self.own is None else spec_loader(self.own, {}, None)
@@ -163,11 +162,11 @@ class _Audit:
 
     def _cached(self) -> dict[str, float]:
         if self.stepping.step is None:
-            return {"cached_s": 0.0, "cached_cpu_s": 0.0}
+            return {"cached_s": 0.0, "cached_cpu_s": 0.0, "cached_queued_s": 0.0}
         spent = run_cached(
             self.kept, self.stepping.step, self.stepping.device, seconds=self.budget.slice_s, least=4, most=400
         )
-        return {"cached_s": spent.wall_s, "cached_cpu_s": spent.cpu_s}
+        return {"cached_s": spent.wall_s, "cached_cpu_s": spent.cpu_s, "cached_queued_s": spent.queued_s}
 
     def _watch(self) -> None:
         """What the step reads of a batch, and where it fetches numbers from the device."""
@@ -177,51 +176,28 @@ class _Audit:
         self.facts["syncs"] = count_syncs(self.kept, step)
 
     def _parts(self, loader: DataLoader[Any]) -> None:
-        if not is_stream(loader) and loader.batch_sampler is not None and self.facts["length"]["claimed"]:
-            IndexedDataset(loader.dataset)[
-                self.facts["length"]["claimed"] - 1
-            ]  # a length that is too long ends in an error
+        if reads_all(loader) and len(loader.dataset):  # type: ignore[arg-type]
+            IndexedDataset(loader.dataset)[len(loader.dataset) - 1]  # type: ignore[arg-type]  # a length that is too long ends in an error
         self.data = cached_items(loader, seconds=self.budget.slice_s)
         self.facts["item_bytes"] = {path: leaf_bytes(leaf) for path, leaf in leaves(self.data.items[0])}
 
-    def _draws(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
-        """Whether workers draw random numbers of their own; None where that would take too long, or cannot be asked."""
+    def _workers(self, loader: DataLoader[Any]) -> None:
+        """What worker processes change besides speed."""
+        seconds, timeout_s = self.budget.seconds, self.budget.timeout_s
         item_s = self.facts["fetch"]["items_s"] / max(1.0, self.facts["loader"]["examples_per_batch"])
-        if (
-            is_stream(loader)
-            or loader.batch_sampler is None
-            or (loader.num_workers and item_s * _VISITS > self.budget.seconds)
-        ):
-            return None
-        how = {"worker_init_fn": loader.worker_init_fn, "context": loader.multiprocessing_context}
-        return probe_workers(loader.dataset, num_workers=loader.num_workers, timeout_s=self.budget.timeout_s, **how)
-
-    def _epochs(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
-        """Whether a stream gives the same examples without workers and with several; None where an epoch takes too long."""
-        if not is_stream(loader) or not self.budget.max_workers:
-            return None
-        workers = max(2, loader.num_workers)
-        found: dict[int, Counter[str]] = {}
-        for count in (0, workers):
-            kept: list[Any] = []
-            with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
-                epoch = run_loop(
-                    timed, None, Device(lambda: None, ahead=False), seconds=max(1.0, self.budget.seconds / 8), least=1, most=10_000,
-                    timeout_s=self.budget.timeout_s, epochs=1, keep=kept,
-                )  # fmt: skip
-            if not epoch.ended:
-                return None
-            found[count] = Counter(digest for batch in kept for digest in example_hashes(batch))
-        one, more = found[0].total(), found[workers].total()
-        lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
-        return {
-            "workers": workers, "without": one, "with_workers": more, "same": more == one or 0 < one - more <= lost,
-            "same_contents": found[0] == found[workers],
-        }  # fmt: skip
+        drawn = [index for batch in self.order for index in batch]
+        self.facts["draws"] = worker_draws(loader, drawn, item_s=item_s, seconds=seconds, timeout_s=timeout_s)
+        tried = self.budget.max_workers > 0
+        self.facts["epochs"] = (
+            stream_epochs(loader, seconds=max(1.0, seconds / 8), timeout_s=timeout_s) if tried else None
+        )
 
     def _variants(self, loader: DataLoader[Any]) -> None:
         workers = loader.num_workers
+        self.repeats = not is_stream(loader) and draws_alike(loader)
         self._drain(loader, {"change": "as_is", "value": workers, "workers": workers})
+        if workers:
+            self._drain(loader, {"change": "in_process", "value": 0, "workers": 0})
         plain, names = null_transform(loader.dataset)
         self.facts["loader"]["transforms"] = names
         if names:
@@ -249,7 +225,8 @@ class _Audit:
         indices = row.pop("indices")
         if not is_stream(loader) and data is None:
             self.order = self.order or indices
-            row["same_order"] = all(list(a) == list(b) for a, b in zip(self.order, indices, strict=False))  # P1.7
+            if self.repeats:
+                row["same_order"] = all(list(a) == list(b) for a, b in zip(self.order, indices, strict=False))  # P1.7
         self.facts["variants"].append(row)
         return row
 
@@ -272,12 +249,26 @@ class _Audit:
                 with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
                     after.append(self._round(self._loop(other)))
         row = [{**rows[0], **{k: float(np.median([r[k] for r in rows])) for k in _SECONDS}}] if rows else []
-        as_is = [r for r in self.facts["variants"] if r["change"] == "as_is"]
-        again = {**self.facts, "rounds": before, "variants": [*as_is, *row]}
-        predicted = [p.period_s for p in predictions(again) if (p.change, p.value) == (change, value)]
         batches = self.facts["loader"]["batches"]
+        starts = [s for one in before for s in one["starts"]]
+        alone = [{**one, "starts": [math.nan, *(starts[1:] or starts)]} for one in before]  # the first is left out
+        each = [self._again(change, value, [one], rows[k : k + 1]) for k, one in enumerate(alone)]
+        starts = [s for one in after for s in one["starts"]]
+        then = [{**one, "starts": [math.nan, *(starts[1:] or starts)]} for one in after]
+        periods, changed_s = ([loop_period([one], batches)[0] for one in found] for found in (alone, then))
         self.facts["fix"] = {
-            "change": change, "value": value, "predicted_s": predicted[0] if predicted else math.nan,
+            "change": change, "value": value, "predicted_s": self._again(change, value, before, row)[0],
             "before_s": loop_period(before, batches)[0], "after_s": loop_period(after, batches)[0],
+            "rounds": [{"before_s": b, "predicted_s": list(p), "after_s": a} for b, p, a in zip(periods, each, changed_s, strict=True)],
             "before": before, "after": after,
         }  # fmt: skip
+
+    def _again(
+        self, change: str, value: Any, rounds: list[dict[str, Any]], rows: list[dict[str, Any]]
+    ) -> tuple[float, float]:
+        """What a change is predicted to make of a step in these rounds: as ever, and with a step as quick as a batch at hand allows."""
+        as_is = [r for r in self.facts["variants"] if r["change"] == "as_is"]
+        facts = {**self.facts, "rounds": rounds, "variants": [*as_is, *rows]}
+        quick = {**facts, "rounds": [{**one, "step_s": one["cached_s"]} for one in rounds]}
+        found = [[p.period_s for p in predictions(f) if (p.change, p.value) == (change, value)] for f in (facts, quick)]
+        return (found[0] or [math.nan])[0], (found[1] or [math.nan])[0]

@@ -14,7 +14,7 @@ from workbench.studies.input.clock import Spent
 from workbench.studies.input.loaders import is_stream
 from workbench.studies.input.loop import Loop
 
-__all__ = ["as_round", "cores", "describe", "fetch_parts", "no_batch"]
+__all__ = ["as_round", "cores", "dataset_length", "describe", "fetch_parts", "no_batch"]
 
 
 def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
@@ -23,8 +23,9 @@ def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
         return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None, "examples": None}
     return {
         "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
-        "batch_size": own.batch_size, "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
-        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": _length(own.dataset), "drop_last": own.drop_last,
+        "batch_size": own.batch_size, "sampler": type(own.sampler if own.batch_size is not None or own.batch_sampler is None else own.batch_sampler).__name__,
+        "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
+        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": dataset_length(own.dataset), "drop_last": own.drop_last,
     }  # fmt: skip
 
 
@@ -53,10 +54,12 @@ def as_round(loop: Loop, *, ahead: bool) -> dict[str, Any]:
         inner = loop.total_s - float((waits + steps)[first].sum())
         steady = inner / int((~first).sum()) if (~first).any() else math.nan
     waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
+    lost = np.array(loop.queued_s) + np.array(loop.step_queued_s)
     return {
         "steps": len(loop),
         "steady_s": steady,
         "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
+        "queued_s": float(lost[~first].mean()) if (~first).any() and not ahead else 0.0,
         "step_s": float(steps.mean()) if len(steps) else math.nan,
         "starts": waits[first].tolist(),
     }
@@ -85,14 +88,19 @@ def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
     """Return what to say of a loader that gives nothing."""
     if own is None:
         return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
-    claimed = f", which says it has {_length(own.dataset)} examples," if _length(own.dataset) is not None else ""
+    claimed = (
+        f", which says it has {dataset_length(own.dataset)} examples,"
+        if dataset_length(own.dataset) is not None
+        else ""
+    )
     return (
         f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
         f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
     )
 
 
-def _length(data: Any) -> int | None:
+def dataset_length(data: Any) -> int | None:
+    """Return the length of a dataset, None where it has none."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):

@@ -8,14 +8,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from workbench.errors import DataError
 from workbench.studies.input.limit import TimedOut, time_limit
 from workbench.studies.input.timed import TimedCollate, TimedDataset, TimedStream
 from workbench.workloads.indexed import item_error
 
-__all__ = ["batches_of", "closed", "is_stream", "timed_loader"]
+__all__ = ["batches_of", "closed", "is_stream", "reads_all", "timed_loader", "torch_loader"]
+
+
+def torch_loader(loader: Any) -> DataLoader[Any] | None:
+    """Return a loader that can be made again with something changed; None for what iterates in a way of its own."""
+    plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    return loader if plain else None
+
+
+def reads_all(loader: DataLoader[Any]) -> bool:
+    """Tell whether an epoch is all of a map-style dataset, by torch's own samplers: theirs go by its length."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    whole: Any = sampler.data_source if isinstance(sampler, (SequentialSampler, RandomSampler)) else None
+    return not is_stream(loader) and whole is loader.dataset and (batches is None or loader.batch_size is not None)
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:
@@ -58,6 +71,7 @@ def timed_loader(
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": keep,
             "multiprocessing_context": loader.multiprocessing_context,
+            "in_order": loader.in_order,
         }
     if is_stream(loader):
         settings |= {"batch_size": loader.batch_size}
@@ -135,8 +149,10 @@ def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
+        lines = str(error).splitlines()
+        what = f"raised: {lines[-1]}." if lines[0].startswith("Caught") else f"ended: {lines[0]}"
         raise DataError(
-            f"a worker process of the loader ended: {str(error).splitlines()[0]} Try num_workers=0, which shows the error itself."
+            f"a worker process of the loader {what} Try num_workers=0, which shows the error itself."
         ) from error
     finally:
         if not getattr(loader, "persistent_workers", False):

@@ -11,12 +11,15 @@ from typing import Any
 from workbench.studies.input.clock import Spent, now, queued_s
 from workbench.studies.input.loaders import batches_of
 from workbench.studies.input.timed import TimedBatch
+from workbench.workloads.leaves import fresh_containers
 
 __all__ = ["Device", "Loop", "Step", "run_cached", "run_loop"]
 
 Step = Callable[[Any], Any]
 _CATCH_UP = 16
 """Steps after which a device that lags behind is waited for (rule of thumb)."""
+_KEPT = 4
+"""Batches that are kept: large ones would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,22 @@ class Loop:
         wait_s: waited for the batch.
         queued_s: of that, the loop was ready to go on, and other programs had the processors.
         step_s: spent in the step, on the host.
+        step_queued_s: of that, other programs had the processors.
         first: the batch was the first of an epoch.
         fetched: what its making took, where the loader is timed.
         indices: of the examples of each batch, where known.
-        ended: examples of each epoch that was read to its end, batches where examples cannot be counted.
+        ended: (batches, examples) of each epoch that was read to its end; examples are batches where they cannot be counted.
         total_s: of the whole loop, the device's work included.
     """
 
     wait_s: list[float] = field(default_factory=list)
     queued_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    step_queued_s: list[float] = field(default_factory=list)
     first: list[bool] = field(default_factory=list)
     fetched: list[tuple[Spent, Spent]] = field(default_factory=list)
     indices: list[Sequence[Any]] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)
     total_s: float = 0.0
 
     def __len__(self) -> int:
@@ -83,7 +88,7 @@ def run_loop(
         most: batches to take.
         timeout_s: for a batch.
         epochs: to stop after; None is none.
-        keep: batches are appended to it.
+        keep: the first few batches are appended to it, as they are before the step.
     """
     found = Loop()
     device.wait()
@@ -92,16 +97,17 @@ def run_loop(
     for epoch in itertools.count():
         taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
-            came, lost = time.perf_counter(), queued_s() - queued
+            came, then = time.perf_counter(), queued_s()
             batch = _noted(found, timed)
+            if keep is not None and len(keep) < _KEPT:
+                keep.append(fresh_containers(batch))
             if step is not None:
                 step(batch)
-            if keep is not None:
-                keep.append(batch)
             done = time.perf_counter()
             found.wait_s.append(came - before)
-            found.queued_s.append(min(lost, came - before))
+            found.queued_s.append(min(then - queued, came - before))
             found.step_s.append(done - came)
+            found.step_queued_s.append(min(queued_s() - then, done - came))
             found.first.append(taken == 0)
             if device.ahead and len(found) % _CATCH_UP == 0:
                 device.wait()  # or the host would hand over more work than the time allows
@@ -112,7 +118,7 @@ def run_loop(
                 device.wait()
                 found.total_s = time.perf_counter() - began
                 return found
-        found.ended.append(examples)
+        found.ended.append((taken, examples))
         if taken == 0 or (epochs is not None and epoch + 1 >= epochs):
             break
     device.wait()
@@ -133,7 +139,7 @@ def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: f
     device.wait()
     began, count = now(), 0
     while count < most:
-        step(batches[count % len(batches)])
+        step(fresh_containers(batches[count % len(batches)]))  # a step may take parts out of its batch
         count += 1
         if device.ahead and count % _CATCH_UP == 0:
             device.wait()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from workbench.studies.input.loop import Step
-from workbench.workloads.leaves import leaves
+from workbench.workloads.leaves import fresh_containers, leaves
 
 __all__ = ["StaleFetches", "count_syncs"]
 
@@ -69,12 +69,12 @@ def _fetches(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
     batch = batches[k % len(batches)]
     counter = _Counter(leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor))
     with counter:
-        step(batch)
+        step(fresh_containers(batch))
     return counter.places
 
 
 class _Counter(TorchFunctionMode):
-    """Counts the calls that fetch values of tensors which are no part of the batch."""
+    """Counts the calls that fetch values of tensors which are no part of the batch, nor computed from it alone."""
 
     def __init__(self, given: Any) -> None:
         super().__init__()
@@ -87,7 +87,12 @@ class _Counter(TorchFunctionMode):
             place = _asking(sys._getframe(1))
             if place is not None:
                 self.places[place] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            asked = [leaf for _, leaf in leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+            if asked and all(id(t) in self._given for t in asked):  # such as the longest text, which the host knows
+                self._given[id(result)] = result
+        return result
 
 
 class StaleFetches(TorchFunctionMode):
@@ -131,7 +136,7 @@ def _cuda_syncs(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            step(batches[k % len(batches)])
+            step(fresh_containers(batches[k % len(batches)]))
         finally:
             torch.cuda.set_sync_debug_mode(before)
     places = (f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in said if "synchroniz" in str(w.message))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from workbench.errors import UsageError
 from workbench.studies.data.order import untouched
-from workbench.studies.input.loaders import batches_of, closed, timed_loader
+from workbench.studies.input.loaders import batches_of, closed, timed_loader, torch_loader
 from workbench.studies.input.timed import TimedBatch
 from workbench.train.rng import isolated_rng
 
@@ -42,9 +42,9 @@ def write_trace(
         raise UsageError(f"trace={str(path)!r} must end in .json or .json.gz: it is a Chrome trace.")
     file.parent.mkdir(parents=True, exist_ok=True)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    own = loader if isinstance(loader, DataLoader) else None
+    own = torch_loader(loader)
     with (
-        untouched(own) if own is not None else isolated_rng(),
+        untouched(loader) if isinstance(loader, DataLoader) else isolated_rng(),
         closed(timed_loader(own) if own is not None else loader) as timed,
     ):
         batches = iter(batches_of(timed, timeout_s=timeout_s))

@@ -12,11 +12,21 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from workbench.studies.data.order import untouched
+from workbench.studies.input.described import dataset_length
 from workbench.studies.input.loaders import closed, is_stream, timed_loader
 from workbench.studies.input.loop import Device, run_loop
 from workbench.workloads.leaves import without
 
-__all__ = ["CachedItems", "CachedStream", "Dropping", "cached_items", "drain", "null_transform", "spec_loader"]
+__all__ = [
+    "CachedItems",
+    "CachedStream",
+    "Dropping",
+    "cached_items",
+    "drain",
+    "draws_alike",
+    "null_transform",
+    "spec_loader",
+]
 
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 _IDLE = Device(wait=lambda: None, ahead=False)
@@ -162,13 +172,23 @@ def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> 
         items.append(item)
         if time.perf_counter() - began > seconds:
             break
-    return CachedStream(items, 100_000) if is_stream(loader) else CachedItems(items, len(data))
+    return CachedStream(items, 100_000) if is_stream(loader) else CachedItems(items, dataset_length(data) or len(items))
 
 
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader.batch_sampler is None:
         return iter(loader.sampler)
     return itertools.chain.from_iterable(loader.batch_sampler)
+
+
+def draws_alike(loader: DataLoader[Any], *, most: int = 64) -> bool:
+    """Tell whether a sampler gives the same order again from the same random state: some have a state of their own."""
+    drawn = []
+    for _ in range(2):
+        with untouched(loader):
+            source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            drawn.append([list(d) if isinstance(d, (list, tuple)) else d for d in itertools.islice(source, most)])
+    return len(drawn[0]) == len(drawn[1]) and all(bool(np.all(a == b)) for a, b in zip(*drawn, strict=True))
 
 
 def null_transform(data: Any) -> tuple[Any, list[str]]:

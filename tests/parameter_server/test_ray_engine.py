@@ -1,0 +1,371 @@
+"""What is true of the Ray engine alone: processes that are killed from outside, ways to the servers, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import ClusterError, UsageError
+from workbench.parameter_server.cluster import Cluster
+from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
+from workbench.parameter_server.plane import Place
+from workbench.parameter_server.server import Push
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+pytest.importorskip("ray")
+from workbench.parameter_server import ray_engine
+from workbench.parameter_server.ray_engine import RayEngine
+
+pytestmark = pytest.mark.slow
+ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do
+
+
+class PlantedError(Exception):
+    """What a user's function raises."""
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = ALIVE) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    return ray_engine._lives(pid)
+
+
+@pytest.fixture
+def engine(cluster: Cluster) -> RayEngine:
+    assert isinstance(cluster.engine, RayEngine)
+    return cluster.engine
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_up: Callable[[], None]) -> Iterator[Cluster]:
+    """Two workers, one server; tests may kill workers, which come back."""
+    ray_up()
+    with Cluster(RayEngine(2, 1, cluster="test-ray-engine", grace_s=0.3), "test-ray-engine") as made:
+        yield made
+
+
+def test_values_travel_by_shared_memory_on_one_machine(cluster: Cluster) -> None:
+    assert cluster.engine.plane.name == "shm"
+    assert "one machine" in cluster.engine.plane.why
+    assert "data plane shm: both ends are on one machine" in repr(cluster)
+
+
+def test_an_error_keeps_its_type_and_tells_where_it_was_raised(coordinator: ClusterCoordinator) -> None:
+    class LocalError(ValueError):
+        def __init__(self, code: int, text: str) -> None:
+            super().__init__(text)
+            self.code = code
+
+        def __reduce__(self) -> Any:
+            return LocalError, (self.code, str(self))
+
+    def deep_inside() -> None:
+        raise LocalError(7, "planted")
+
+    coordinator.schedule(deep_inside)
+    with pytest.raises(LocalError, match="planted") as caught:
+        coordinator.join()
+    assert caught.value.code == 7
+    (note,) = caught.value.__notes__
+    assert note.startswith("On worker ")
+    assert "in deep_inside" in note
+
+
+def test_an_error_that_cannot_be_sent_is_told_by_its_name(coordinator: ClusterCoordinator) -> None:
+    class HoldsALock(Exception):
+        def __init__(self) -> None:
+            super().__init__("planted")
+            self.lock = threading.Lock()
+
+    def fails() -> None:
+        raise HoldsALock
+
+    coordinator.schedule(fails)
+    with pytest.raises(RuntimeError, match="HoldsALock: planted"):
+        coordinator.join()
+
+
+def test_what_cannot_be_sent_is_refused_when_it_is_scheduled(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 20."""
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to a worker"):
+        coordinator.schedule(lambda: lock)
+    assert coordinator.schedule(int).fetch() == 0
+
+
+def test_a_dataset_that_cannot_be_sent_is_told_by_who_needs_it(coordinator: ClusterCoordinator) -> None:
+    lock = threading.Lock()
+
+    def source() -> Any:
+        return [lock]
+
+    iterators = iter(coordinator.create_per_worker_dataset(source))
+    coordinator.schedule(next, args=(iterators,))
+    with pytest.raises(ClosureInputError, match="cannot be sent to a worker"):
+        coordinator.join()
+
+
+def busy() -> None:
+    while True:
+        sum(range(1000))
+
+
+@pytest.mark.parametrize(("stubborn", "args", "started_anew"), [(busy, (), 0), (time.sleep, (600,), 1)])
+def test_a_function_that_does_not_look_up_is_ended(
+    coordinator: ClusterCoordinator, engine: RayEngine, stubborn: Any, args: Any, started_anew: int
+) -> None:
+    """Behaviour 45: Python code by an exception inside it, what hangs elsewhere with its worker; both without a hang."""
+
+    def lives_seen() -> int:
+        for worker in range(2):
+            engine.check("worker", worker)
+        return sum(engine.incarnation("worker", worker) for worker in range(2))
+
+    before = lives_seen()
+    value = coordinator.schedule(stubborn, args=args)
+    time.sleep(0.3)
+    begun = time.monotonic()
+    coordinator.schedule(_raise)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    assert time.monotonic() - begun < 10.0
+    with pytest.raises(CancelledError):
+        value.fetch(0)
+    assert coordinator.fetch([coordinator.schedule(int) for _ in range(4)]) == [0] * 4
+    coordinator.join()
+    wait_until(lambda: lives_seen() == before + started_anew)
+
+
+def _raise() -> None:
+    raise PlantedError("planted")
+
+
+def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, engine: RayEngine
+) -> None:
+    """Behaviours 47, 48, 50, T10.1: its closure runs elsewhere, its dataset is built again, writes count once."""
+    total = strategy.variable(0.0)
+    before = engine.incarnation("worker", 0), engine.pid("worker", 0)
+
+    def numbers() -> Iterator[int]:
+        yield from range(10**9)
+
+    def draw(iterator: Iterator[int]) -> int:
+        total.assign_add(1.0)
+        time.sleep(0.02)
+        return next(iterator)
+
+    iterators = iter(coordinator.create_per_worker_dataset(numbers))
+    values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(60)]
+    wait_until(lambda: float(total) > 5)
+    os.kill(before[1], signal.SIGKILL)
+    coordinator.join()
+    assert len(coordinator.fetch(values)) == 60
+    assert float(total) == 60.0
+    wait_until(lambda: engine.check("worker", 0) is None and engine.incarnation("worker", 0) > before[0])
+    assert engine.pid("worker", 0) != before[1]
+    assert coordinator.metrics()["worker_failures"] >= 1
+
+
+def test_what_was_drawn_before_is_not_mistaken_for_what_is_there(
+    coordinator: ClusterCoordinator, engine: RayEngine
+) -> None:
+    """A worker that died between two closures holds nothing: it is told, not asked for what it cannot have."""
+    iterators = iter(coordinator.create_per_worker_dataset(lambda: iter(range(1000))))
+    coordinator.fetch([coordinator.schedule(next, args=(iterators,)) for _ in range(4)])
+    for worker in range(2):
+        os.kill(engine.pid("worker", worker), signal.SIGKILL)
+    assert len(coordinator.fetch([coordinator.schedule(next, args=(iterators,)) for _ in range(4)])) == 4
+
+
+def test_looking_rows_up_moves_little_more_than_the_rows(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """T3.7: 64 of a million rows, at most twice their bytes, asked from a worker."""
+    table = strategy.variable(torch.arange(8_000_000, dtype=torch.float32).reshape(-1, 8))
+    rows = torch.randint(1_000_000, (64,), generator=torch.Generator().manual_seed(0))
+    plane = strategy.cluster.engine.plane
+
+    def moved() -> int:
+        (shard,) = table.variables
+        report = plane.ask(shard.server, "load_report")[shard.name]
+        return int(report["bytes_in"] + report["bytes_out"])
+
+    before = moved()
+    found = coordinator.schedule(table.gather, args=(rows,)).fetch()
+    assert torch.equal(found, torch.arange(8_000_000, dtype=torch.float32).reshape(-1, 8)[rows])
+    assert 64 * 32 <= moved() - before <= 2 * 64 * 32
+    for shard in table.variables:
+        plane.ask(shard.server, "delete", shard.name)
+
+
+def _step(placed: Any, x: Tensor) -> float:
+    with placed.step() as model:
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+    return float(loss)
+
+
+@pytest.mark.parametrize("data_plane", ["shm", "plasma", "gloo"])
+def test_every_way_gives_the_same(ray_up: Callable[[], None], data_plane: Any) -> None:
+    """Values, versions, rows, counts and errors, against a plain torch loop."""
+    ray_up()
+    torch.manual_seed(0)
+    net = nn.Linear(30, 40)
+    x = torch.randn(8, 30)
+    with Cluster(RayEngine(1, 2, cluster=f"ways-{data_plane}", data_plane=data_plane), f"ways-{data_plane}") as cluster:
+        plane = cluster.engine.plane
+        assert plane.name == data_plane
+        assert plane.why
+        strategy = ParameterServerStrategy(cluster)
+        coordinator = ClusterCoordinator(strategy)
+        placed = strategy.place(net, TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8, optimizer="sgd"))
+        ours = [coordinator.schedule(_step, args=(placed, x)).fetch() for _ in range(5)]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        theirs = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = (net(x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            theirs.append(loss.item())
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert torch.allclose(placed.module().weight, net.weight, atol=1e-6)  # type: ignore[union-attr]
+        held = strategy.variable(torch.arange(12.0).reshape(4, 3))
+        place = held.place  # type: ignore[union-attr]
+        assert plane.pull_rows(place, torch.tensor([3, 1]), 3).tolist() == [[9, 10, 11], [3, 4, 5]]
+        (values, version), (again, _) = plane.pull([place, place])
+        assert torch.equal(values, again)
+        assert version == 0
+        held.assign_add(1.0)
+        assert plane.pull([place])[0][1] == 1
+        assert held.read()[0].tolist() == [1, 2, 3]
+        report = plane.ask(place.server, "load_report")[place.block]
+        assert (report["requests"], report["bytes_out"]) == (6, 24 + 4 * 48)
+        (pulled,) = plane.push_pull([placed.places[0]], [torch.zeros(placed.parts[0][0].size)], [Push(5)])
+        assert pulled[1] == 6
+        with pytest.raises(UsageError, match="without an optimizer"):
+            plane.push([place], [torch.zeros(12)], [Push(1)])
+        with pytest.raises(UnavailableError, match="ps 0.*holds no 'nothing'"):
+            plane.pull([Place(0, "nothing")])
+        assert plane.pull([place])[0][1] == 1, "an error breaks nothing"
+        plane.ask(place.server, "delete", place.block)
+        with pytest.raises(UnavailableError, match="holds no"):
+            plane.pull([place])
+        coordinator.shutdown()
+
+
+def test_nothing_is_left(ray_up: Callable[[], None]) -> None:
+    """No process, and no file of shared memory, also after an error."""
+    ray_up()
+    shared = set(os.listdir("/dev/shm"))
+    cluster = Cluster(RayEngine(1, 1, cluster="left"), "left")
+    assert isinstance(cluster.engine, RayEngine)
+    engine = cluster.engine
+    strategy = ParameterServerStrategy(cluster)
+    coordinator = ClusterCoordinator(strategy)
+    strategy.variable(torch.zeros(100_000))
+    coordinator.schedule(_raise)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    coordinator.shutdown()
+    pids = [engine.pid("worker", 0), engine.pid("ps", 0)]
+    assert all(lives(pid) for pid in pids)
+    cluster.shutdown()
+    assert not any(lives(pid) for pid in pids)
+    assert set(os.listdir("/dev/shm")) == shared
+    cluster.shutdown()
+    with pytest.raises(UnavailableError, match="shut down"):
+        engine.execute(0, ray_engine.Call(int), threading.Event())
+
+
+def test_another_version_of_the_package_is_named(ray_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_up()
+    monkeypatch.setattr(ray_engine, "__version__", "99.0")
+    with pytest.raises(ClusterError, match=r"ps 0 runs workbench .*, and this process 99\.0: install the same"):
+        RayEngine(1, 1, cluster="versions")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_workers": 0}, "num_workers=0 must be"),
+        ({"num_ps": True}, "num_ps=True must be"),
+        ({"data_plane": "rpc"}, "data_plane='rpc' is not known. Allowed: 'auto', 'shm'"),
+    ],
+)
+def test_what_is_not_allowed_is_said_before_anything_starts(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RayEngine(**{"num_workers": 1, "num_ps": 1, "cluster": "x"} | fields)
+
+
+def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callable[[], None]) -> None:
+    """A block for which there is no room is served all the same, and the plane says so."""
+    import resource
+
+    ray_up()
+    with Cluster(RayEngine(1, 1, cluster="small"), "small") as cluster:
+        assert isinstance(cluster.engine, RayEngine)
+        resource.prlimit(cluster.engine.pid("ps", 0), resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        strategy = ParameterServerStrategy(cluster)
+        large, small = strategy.variable(torch.ones(1 << 20)), strategy.variable(torch.ones(4))
+        assert float(large.read().sum()) == 1 << 20
+        assert large.gather(torch.tensor([3])).tolist() == [1.0]
+        assert small.read().tolist() == [1, 1, 1, 1]
+        assert cluster.engine.plane.name == "shm"
+        assert "1 blocks of ps 0 travel by calls, because there was no memory left to share" in cluster.engine.plane.why
+
+
+def test_random_kills(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, engine: RayEngine) -> None:
+    """T10: worker processes are killed at random moments; each write counts once, and nothing hangs."""
+    total = strategy.variable(0.0)
+
+    def add() -> None:
+        total.assign_add(1.0)
+        time.sleep(0.005)
+
+    ended = threading.Event()
+    kills = 0
+
+    def killer() -> None:
+        nonlocal kills
+        dice = random.Random(0)
+        while not ended.wait(dice.uniform(0.1, 0.5)) and kills < 10:
+            try:
+                os.kill(engine.pid("worker", dice.randrange(2)), signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        scheduled = 0
+        until = time.monotonic() + 240
+        while thread.is_alive():
+            assert time.monotonic() < until
+            for _ in range(20):
+                coordinator.schedule(add)
+            scheduled += 20
+            coordinator.join(timeout_s=120)
+    finally:
+        ended.set()
+        thread.join()
+    assert kills == 10
+    assert float(total) == scheduled

@@ -1,0 +1,289 @@
+"""Loaders as people write them: audited without an error, and nothing said of them that is not so; each with a faulty twin.
+
+What depends on how busy the machine is stands elsewhere: here are the findings that time has no part in.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.input_pipeline import diagnose_input_pipeline
+from workbench.errors import DataError, UsageError
+from workbench.studies.input.audit import audit_input
+
+QUICK: dict[str, Any] = {"seconds": 0.6, "max_workers": 0}
+X, Y = torch.randn(96, 16, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 4
+DATA = TensorDataset(X, Y)
+MODEL = nn.Linear(16, 4)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.01)
+
+
+def update(x: Any, y: Any) -> None:
+    OPTIMIZER.zero_grad()
+    nn.functional.cross_entropy(MODEL(x), y).backward()
+    OPTIMIZER.step()
+
+
+def pair(batch: Any) -> None:
+    update(*batch)
+
+
+def named(batch: Any) -> None:
+    update(batch["x"], batch["y"])
+
+
+def taking(batch: Any) -> None:
+    """As in many a Hugging Face loop: the labels leave the batch before the model gets it."""
+    labels = batch.pop("y")
+    update(y=labels, **batch)
+
+
+class Named(Dataset[Any]):
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": X[index], "y": Y[index]}
+
+
+class Described(Named):
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "index": index, "file": f"images/{index}.png"}
+
+
+class Keyed(Dataset[Any]):
+    """Items by name, as in a key-value store."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, key: str) -> Any:
+        return X[int(key.removeprefix("k"))], Y[0]
+
+
+class Sized(Dataset[Any]):
+    """An index is an example and its size; and there is no length."""
+
+    def __getitem__(self, index: Any) -> Any:
+        place, scale = index
+        return X[place] * scale, Y[place]
+
+
+class Batches:
+    """A batch sampler with what its `__len__` says, and the order that it makes.
+
+    Args:
+        order: a new order of 8 batches.
+        says: their number.
+        make: an index of a number.
+    """
+
+    def __init__(
+        self, order: Callable[[], list[int]], *, says: int = 8, make: Callable[[int], Any] = lambda k: k
+    ) -> None:
+        self.order, self.says, self.make = order, says, make
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.order():
+            yield [self.make(8 * batch + k) for k in range(8)]
+
+
+def columns(items: Any) -> Any:
+    return {name: torch.stack([item[name] for item in items]) for name in ("x", "y")}
+
+
+class Table:
+    """Columns as lists, and rows by a list of indices: a Hugging Face dataset from outside."""
+
+    def __init__(self) -> None:
+        self.columns = {"x": X.tolist(), "y": Y.tolist()}
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: column[index] for name, column in self.columns.items()}
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
+
+
+def of_table(items: Any) -> Any:
+    return {name: torch.tensor([item[name] for item in items]) for name in ("x", "y")}
+
+
+class Shared(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for index in range(0 if info is None else info.id, 96, 1 if info is None else info.num_workers):
+            yield X[index], Y[index]
+
+
+def generated() -> Iterator[Any]:
+    for first in range(0, 96, 32):  # fewer batches than a round has at least
+        yield X[first : first + 32], Y[first : first + 32]
+
+
+class Renaming(DataLoader[Any]):
+    """A loader of somebody's own, which iterates in its own way."""
+
+    def __iter__(self) -> Any:
+        for x, y in super().__iter__():
+            yield {"x": x, "y": y}
+
+
+numbers = np.random.default_rng(0)  # of a sampler that goes on from epoch to epoch
+ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
+    "tensors": (lambda: DataLoader(DATA, batch_size=8, shuffle=True), pair),
+    "pinned": (lambda: DataLoader(DATA, batch_size=8, pin_memory=True), pair),
+    "dicts": (lambda: DataLoader(Named(), batch_size=8, shuffle=True), named),
+    "an index and a file name": (lambda: DataLoader(Described(), batch_size=8), named),
+    "labels that are taken out": (lambda: DataLoader(Named(), batch_size=8), taking),
+    "own collate": (lambda: DataLoader(Named(), batch_size=8, collate_fn=columns), named),
+    "a table": (lambda: DataLoader(Table(), batch_size=8, collate_fn=of_table, shuffle=True), named),  # type: ignore[arg-type]
+    "a stream": (lambda: DataLoader(Shared(), batch_size=32), pair),
+    "weighted": (lambda: DataLoader(DATA, batch_size=8, sampler=WeightedRandomSampler(torch.ones(96), 40)), pair),
+    "a part": (lambda: DataLoader(DATA, batch_size=8, sampler=SubsetRandomSampler(range(40))), pair),
+    "subset of two": (lambda: DataLoader(Subset(ConcatDataset([DATA, DATA]), range(50, 130)), batch_size=8), pair),
+    "a dropping batch sampler": (
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 10, drop_last=True)), pair
+    ),
+    "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(8)))), pair),
+    "python's shuffle": (
+        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: random.sample(range(8), 8))), pair
+    ),
+    "a sampler with a generator": (
+        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(8).tolist())), pair
+    ),
+    "keys": (lambda: DataLoader(Keyed(), batch_sampler=Batches(lambda: list(range(8)), make=lambda k: f"k{k}")), pair),
+    "pairs as indices, no length": (
+        lambda: DataLoader(Sized(), batch_sampler=Batches(lambda: list(range(8)), make=lambda k: (k, 2.0))), pair
+    ),
+    "whole batches": (lambda: DataLoader(TensorDataset(X.view(12, 8, 16), Y.view(12, 8)), batch_size=None), pair),
+    "a subclass": (lambda: Renaming(DATA, batch_size=8), named),
+    "a generator function": (lambda: generated, pair),
+    "a generator": (generated, pair),
+    "a list": (lambda: list(generated()), pair),
+}  # fmt: skip
+
+
+def said(loader: Any, step: Any = pair, **options: Any) -> Diagnosis:
+    return diagnose_input_pipeline(audit_input(loader, step, **(QUICK | options)))
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_loader_is_not_accused(name: str) -> None:
+    make, step = ORDINARY[name]
+    found = said(make(), step)
+    accused = [f for f in found if f.code != "input.bound" and f.status in ("warn", "fail")]
+    assert not accused, accused
+    assert found["input.example_count"].status == "ok"
+    unjudged = {f.code for f in found if f.status == "not_measured"}
+    assert unjudged <= ({"data.worker_rng"} if name == "a stream" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keys", "pairs as indices, no length", "whole batches", "a sampler with a generator", "a table"])  # fmt: skip
+def test_nor_is_it_with_workers(name: str) -> None:
+    made, step = ORDINARY[name]
+    plain = made()
+    settings = {"collate_fn": plain.collate_fn, "num_workers": 2, "persistent_workers": True}
+    batches = {"batch_size": None} if plain.batch_sampler is None else {"batch_sampler": plain.batch_sampler}
+    found = said(DataLoader(plain.dataset, **settings, **batches), step, max_workers=1)
+    accused = [f for f in found if f.code != "input.bound" and f.status != "ok"]
+    assert not accused, accused
+
+
+def test_a_generator_function_is_called_for_each_epoch_and_needs_no_arguments() -> None:
+    calls: list[int] = []
+
+    def epoch() -> Iterator[Any]:
+        calls.append(1)
+        yield from generated()
+
+    facts = audit_input(epoch, pair, **QUICK).facts["input_pipeline"]
+    assert len(calls) > 3
+    assert facts["loader"]["batches"] == 3
+
+    def of_size(size: int) -> Iterator[Any]:
+        yield from generated()
+
+    with pytest.raises(UsageError, match="of_size needs arguments"):
+        audit_input(of_size, pair, **QUICK)
+
+
+def test_a_sampler_whose_length_lies() -> None:
+    sampler = Batches(lambda: list(range(3)), says=4)
+    finding = said(DataLoader(DATA, batch_sampler=sampler))["input.example_count"]
+    assert finding.status == "warn"
+    assert "The sampler (Batches) says that an epoch has 4 batches, and it gives 3." in finding.summary
+
+
+class Uneven(Named):
+    """Every second batch takes long to make."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.004 if index // 8 % 2 == 0 else 0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("in_order", "status"), [(True, "ok"), (False, "warn")])
+def test_batches_in_the_order_in_which_workers_are_ready(in_order: bool, status: str) -> None:
+    training = DataLoader(Uneven(), batch_size=8, num_workers=2, persistent_workers=True, in_order=in_order)
+    finding = said(training, named, seconds=3.0)["input.example_count"]
+    assert finding.status == status
+    assert bool(finding.advice) == (not in_order)
+
+
+def test_few_batches_are_kept() -> None:
+    class Counted(Dataset[Any]):
+        def __len__(self) -> int:
+            return 400
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index % 96], Y[0]
+
+    from workbench.studies.input.loop import Device, run_loop
+
+    kept: list[Any] = []
+    found = run_loop(
+        DataLoader(Counted()), None, Device(lambda: None, ahead=False), seconds=9.0, least=1, most=500, timeout_s=9.0,
+        epochs=1, keep=kept,
+    )  # fmt: skip
+    assert (len(found), len(kept)) == (400, 4)
+    assert found.ended == [(400, 400)]
+
+
+def refuse(items: Any) -> Any:
+    raise RuntimeError(f"{len(items)} images of different sizes")
+
+
+def test_a_collate_function_that_raises_in_a_worker_is_quoted() -> None:
+    with pytest.raises(DataError, match="a worker process of the loader raised: RuntimeError: 8 images of different"):
+        said(DataLoader(DATA, batch_size=8, collate_fn=refuse, num_workers=1))

@@ -1,0 +1,70 @@
+"""What worker processes change: whether they draw random numbers of their own, and whether they share a stream out (P1.9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from workbench.studies.data.order import untouched
+from workbench.studies.data.workers import probe_workers
+from workbench.studies.input.loaders import closed, is_stream
+from workbench.studies.input.loop import Device, run_loop
+from workbench.studies.input.variants import spec_loader
+from workbench.workloads.leaves import example_hashes
+
+__all__ = ["stream_epochs", "worker_draws"]
+
+_VISITS = 4 * 20
+"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
+
+
+def worker_draws(
+    loader: DataLoader[Any], indices: Sequence[Any], *, item_s: float, seconds: float, timeout_s: float
+) -> dict[str, Any] | None:
+    """Return whether workers draw random numbers of their own; None where that would take too long, or cannot be asked.
+
+    Args:
+        loader: the person's own.
+        indices: some that its sampler gives.
+        item_s: that an item takes.
+        seconds: that asking may take.
+        timeout_s: for a batch.
+    """
+    if is_stream(loader) or (loader.num_workers and item_s * _VISITS > seconds):
+        return None
+    how = {"worker_init_fn": loader.worker_init_fn, "context": loader.multiprocessing_context}
+    return probe_workers(loader.dataset, indices=indices, num_workers=loader.num_workers, timeout_s=timeout_s, **how)
+
+
+def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) -> dict[str, Any] | None:
+    """Return whether a stream gives the same examples without workers and with several; None where an epoch takes too long.
+
+    Args:
+        loader: the person's own.
+        seconds: that an epoch may take.
+        timeout_s: for a batch.
+    """
+    if not is_stream(loader):
+        return None
+    workers = max(2, loader.num_workers)
+    counts: dict[int, int] = {}
+    contents: dict[int, Counter[str]] = {}
+    for count in (0, workers):
+        hashes: Counter[str] = Counter()
+        with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
+            epoch = run_loop(
+                timed, lambda batch, into=hashes: into.update(example_hashes(batch)), Device(lambda: None, ahead=False),  # type: ignore[misc]
+                seconds=seconds, least=1, most=10_000, timeout_s=timeout_s, epochs=1,
+            )  # fmt: skip
+        if not epoch.ended:
+            return None
+        counts[count], contents[count] = epoch.ended[0][1], hashes
+    one, more = counts[0], counts[workers]
+    lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
+    return {
+        "workers": workers, "without": one, "with_workers": more, "same": more == one or 0 < one - more <= lost,
+        "same_contents": contents[0] == contents[workers],
+    }  # fmt: skip
