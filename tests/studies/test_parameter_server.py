@@ -113,6 +113,16 @@ def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path:
     assert before
 
 
+@pytest.mark.slow
+def test_the_study_runs_on_actors(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    study = ParameterServerStudy(workers=(2,), closures=(), engine="ray", steps=40, remedies=False)
+    record = study.run(wb.load_workload("digits_mlp"), out=tmp_path / "study")
+    assert [row["engine"] for row in record.facts["parameter_server_runs"]] == ["ray"] * 2
+    found = diagnose_parameter_server(record)
+    assert {f.status for f in found} <= {"ok", "warn"}, found
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
