@@ -10,7 +10,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.parameter_server import diagnose_parameter_server
+from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
 from workbench.diagnostics.server_load import load_ratios, server_load
 from workbench.diagnostics.server_remedies import server_remedies
 from workbench.diagnostics.server_throughput import server_throughput
@@ -21,6 +21,8 @@ from workbench.parameter_server.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.playbook import diagnose_record
+from workbench.report_figures import draw_figures
 from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
 from workbench.studies.parameter_server_remedies import lr_load, return_values, vocabulary_load, zipf_shares
 
@@ -62,6 +64,17 @@ def test_a_planted_bottleneck_is_named(
     found = diagnose_parameter_server(trained(tmp_path / "run"))["ps.bound"]
     assert found.evidence["cause"] == cause, found
     assert found.status == ("ok" if cause == "worker" else "warn")
+
+
+def test_the_walk_and_its_report_have_verdicts_and_figures_of_the_servers(tmp_path: Path) -> None:
+    trainer = ParameterServerTrainer(workers=2)
+    record = wb.LRSweep(lrs=(0.01, 0.1)).run(small_workload(), trainer=trainer, out=tmp_path / "sweep")
+    found = diagnose_record(record)
+    assert [f.code for f in found if f.code.startswith("ps.")] == list(CODES)
+    drawn = {each.figure.name: each for each in draw_figures(record, found)}
+    assert drawn["server-load"].svg
+    assert drawn["staleness"].svg
+    assert "throughput" not in drawn
 
 
 def test_the_record_says_how_time_and_loads_were_spent(tmp_path: Path) -> None:
