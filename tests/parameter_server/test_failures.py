@@ -97,6 +97,21 @@ def test_a_worker_that_died_between_closures_is_back_for_the_next(up: Up) -> Non
     assert cluster.engine.check("worker", 0) is None
 
 
+def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: Up) -> None:
+    """Behaviours 47, 50, 58, T7.7: nobody was there to see it die; what it lost is made before it is used."""
+    cluster, _, coordinator = up(1, 1)
+    batches = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
+    counts = coordinator.per_worker_variable(5.0)
+    assert [coordinator.schedule(next, args=(batches,)).fetch() for _ in range(2)] == [1, 2]
+    coordinator.join()
+    for _ in range(2):
+        cluster.engine.kill("worker", 0)
+        cluster.engine.restart("worker", 0)
+        assert [float(each) for each in counts.read_all()] == [5.0]
+        assert [coordinator.schedule(next, args=(batches,)).fetch() for _ in range(2)] == [1, 2]
+        coordinator.join()
+
+
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_worker_that_dies_inside_a_closure(up: Up, exactly_once: bool) -> None:
     """Behaviour 48, T6.3, T6.4: it runs elsewhere; its writes count once, or at least once where that was asked for."""

@@ -13,7 +13,7 @@ from workbench.parameter_server.closure import Closure, map_structure
 from workbench.parameter_server.closure_queue import ClosureQueue
 from workbench.parameter_server.datasets import captured_iterators
 from workbench.parameter_server.engine import Engine
-from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
+from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
 from workbench.parameter_server.metrics import CoordinatorMetrics
 from workbench.parameter_server.resources import PerWorkerValues, ResourceTable
 from workbench.parameter_server.watchdog import WatchDog
@@ -132,6 +132,10 @@ class Dispatcher:
                 if error.job == "worker" and self._recover(worker):
                     continue
                 closure.output.set_error(error)
+            except NotHeldError as error:
+                if error.resource in self.resources and self._recover(worker):
+                    continue
+                closure.output.set_error(error)
             except Exception as error:
                 closure.output.set_error(error)
             return
@@ -145,6 +149,13 @@ class Dispatcher:
             value = self.engine.execute(worker, self._call(closure), closure.cancel)
         except UnavailableError as error:
             self._task_gone(worker, closure, error)
+        except NotHeldError as error:
+            if error.resource in self.resources:  # started anew while nobody asked it anything
+                self.queue.put_back(closure)
+                self._recover(worker)
+                return
+            self._ended(worker, time.perf_counter() - begun, failed=True)
+            self.queue.mark_failed(closure, error)
         except BaseException as error:
             self._ended(worker, time.perf_counter() - begun, failed=True)
             self.queue.mark_failed(closure, error)

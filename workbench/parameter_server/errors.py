@@ -6,7 +6,7 @@ from typing import Literal
 
 from workbench.errors import ClusterError, WorkbenchError
 
-__all__ = ["CancelledError", "ClosureInputError", "Job", "OutOfRangeError", "UnavailableError"]
+__all__ = ["CancelledError", "ClosureInputError", "Job", "NotHeldError", "OutOfRangeError", "UnavailableError"]
 
 Job = Literal["worker", "ps"]
 
@@ -22,6 +22,24 @@ class CancelledError(WorkbenchError):
 
 class ClosureInputError(WorkbenchError):
     """An argument of a closure could not be built on its worker, such as a per-worker dataset; `__cause__` says why."""
+
+
+class NotHeldError(ClosureInputError):
+    """A worker does not hold what a closure needs.
+
+    Attributes:
+        worker: its index.
+        resource: id of what it should hold.
+    """
+
+    def __init__(self, worker: int, resource: int) -> None:
+        super().__init__(worker, resource)  # these two make it again where it was pickled
+        self.worker = worker
+        self.resource = resource
+
+    def __str__(self) -> str:
+        """Say what is missing, and why."""
+        return f"Worker {self.worker} does not hold resource {self.resource}: its container was deleted on the coordinator."
 
 
 class OutOfRangeError(WorkbenchError):

@@ -11,7 +11,7 @@ import torch
 
 from workbench.parameter_server.closure import map_structure
 from workbench.parameter_server.context import Flag, WorkerContext, building_dataset, check_cancelled, on_worker
-from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
+from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
 
 __all__ = ["Call", "ResourceRef", "WorkerIterator", "WorkerRuntime", "to_host"]
 
@@ -50,6 +50,7 @@ class WorkerRuntime:
 
         Raises:
             ClosureInputError: a resource that it needs could not be built here.
+            NotHeldError: it was not asked to build it, or is not the worker that was asked, but a new one in its place.
             Exception: what the function raises.
         """
         context = WorkerContext(self.index, cancel or threading.Event(), closure=call.number)
@@ -94,9 +95,7 @@ class WorkerRuntime:
                 f"A per-worker dataset or value could not be built on worker {self.index}: {type(error).__name__}: {error}"
             ) from error
         if value.resource not in self._resources:
-            raise ClosureInputError(
-                f"Worker {self.index} does not hold resource {value.resource}: its container was deleted on the coordinator."
-            )
+            raise NotHeldError(self.index, value.resource)
         return self._resources[value.resource]
 
 
