@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
+from workbench.config import TrainConfig
 from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
 from workbench.diagnostics.server_load import load_ratios, server_load
 from workbench.diagnostics.server_remedies import server_remedies
@@ -195,6 +198,28 @@ def test_a_loop_of_ones_own_is_audited() -> None:
     assert found.workload == "mine"
     assert found["ps.hotspot"].value == pytest.approx(2.0)  # the write, and a read of the variable that it returns
     assert found["ps.bound"].status == found["ps.staleness"].status == "not_measured"
+
+
+def test_steps_are_those_that_were_made_here_and_not_a_checkpoint_s() -> None:
+    with create_in_process_cluster(1, 2) as cluster:
+        strategy = ParameterServerStrategy(cluster)
+        coordinator = ClusterCoordinator(strategy)
+        placed = strategy.place(nn.Linear(2, 2), TrainConfig(peak_lr=0.1, total_steps=9, batch_size=1, optimizer="sgd"))
+        placed.load_state_dict(placed.state_dict() | {"steps": 100})
+
+        def push() -> None:
+            with placed.step() as module:
+                module(torch.ones(1, 2)).sum().backward()
+
+        for _ in range(5):
+            coordinator.schedule(push)
+        coordinator.join()
+        audit = audit_parameter_server(coordinator, placed)
+        assert audit_parameter_server(coordinator, placed, steps=7).facts["parameter_server"]["0"]["steps"] == 7
+        coordinator.shutdown()
+    facts = audit.facts["parameter_server"]["0"]
+    assert facts["steps"] == 5
+    assert [block["version"] for load in facts["servers"] for block in load["blocks"].values()] == [105, 105]
 
 
 def _audit(facts: dict[str, Any]) -> Any:
