@@ -149,11 +149,10 @@ def ours(plane: str) -> Iterator[Measure]:
 
 
 def alone() -> Iterator[Measure]:
-    """One process, no server."""
+    """One process, no server, at the better of one thread and as many as there are processors."""
     import torch
     from torch.nn import functional
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = module()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     x, y = batch()
@@ -165,8 +164,15 @@ def alone() -> Iterator[Measure]:
             optimizer.step()
         return WARMING
 
-    steps()
-    yield lambda seconds: {"steps/s, 1 a closure": for_seconds(seconds, steps)}
+    def measure(seconds: float) -> dict[str, float]:
+        found = []
+        for threads in (1, len(os.sched_getaffinity(0))):
+            torch.set_num_threads(threads)
+            steps()
+            found.append(for_seconds(seconds / 2, steps))
+        return {"steps/s, 1 a closure": max(found)}
+
+    yield measure
 
 
 def tensorflow() -> Iterator[Measure]:

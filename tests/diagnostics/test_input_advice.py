@@ -132,3 +132,10 @@ def test_a_small_batch_is_not_made_smaller() -> None:
     assert "Hand over less" not in advice(facts), "576 bytes"
     facts["batch_bytes"] = {"x": 10**6}
     assert "Hand over less" in advice(facts)
+
+
+def test_time_that_other_programs_took_from_collating_is_no_collating() -> None:
+    facts = pipeline(fetch_s=0.03, collate=0.9)
+    assert find_cause(facts).parts["collate"] == pytest.approx(0.027)
+    facts["fetch"]["collate_queued_s"] = 0.012
+    assert find_cause(facts).parts["collate"] == pytest.approx(0.015)

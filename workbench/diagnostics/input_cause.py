@@ -129,7 +129,7 @@ def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
     return {
         "latency": fetch["items_blocked_s"],
         "preprocessing": work,
-        "collate": max(0.0, fetch["collate_s"] - unused),
+        "collate": max(0.0, fetch["collate_s"] - unused - fetch.get("collate_queued_s", 0.0)),
         "unused_features": unused,
     }
 

@@ -189,6 +189,10 @@ class Dispatcher:
             if isinstance(error, UnavailableError):
                 self._task_gone(worker, closure, error)
                 continue
+            if isinstance(error, NotHeldError) and error.resource in self.resources:
+                self.queue.put_back(closure)
+                self._recover(worker)
+                continue
             self._ended(worker, seconds, failed=error is not None)
             if error is not None:
                 self.queue.mark_failed(closure, error)

@@ -76,6 +76,7 @@ def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | No
         "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
         "items_queued_s": float(np.mean([s.others_s for s in items])),
         "collate_s": float(np.mean([s.wall_s for s in collate])),
+        "collate_queued_s": float(np.mean([s.others_s for s in collate])),
         "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
     }
 
