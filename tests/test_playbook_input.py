@@ -15,6 +15,7 @@ from workbench.playbook_input import examine_input
 ROOT = Path(__file__).parents[1]
 MINE = f"""
 import sys
+from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests.helpers.input_loaders import Items, TrainStep, loader as make
 from tests.helpers.workloads import small_workload as workload
@@ -26,6 +27,10 @@ nothing = 3
 
 def fresh():
     return make(Items())
+
+
+with Path(__file__).with_name("imports.txt").open("a") as file:
+    file.write("x")
 
 
 def batches():
@@ -45,12 +50,13 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
     out = tmp_path / "deep" / "out"
     words = ["input", f"{mine}:loader", "--step", f"{mine}:step", "--out", str(out), *QUICK, "--fail-on", "warn"]
     assert cli.main(words) == VERDICT
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "latency in Items.__getitem__" in shown
     assert "- Copy the data next to the training process" in shown
     assert f"Folder: {out}" in shown
     said = json.loads((out / "diagnosis.json").read_text())
     assert (said["verdict"], said["command"].startswith("workbench input")) == ("warn", True)
+    assert (tmp_path / "imports.txt").read_text() == "x", "loader and step are of one and the same module"
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
     assert json.loads((out / "facts.json").read_text())["input_pipeline"]["step"] == "function"
     assert (out / "figures" / "input_pipeline.svg").read_text().startswith("<svg")
@@ -89,7 +95,7 @@ def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["{mine}:nothing"], USAGE, "must be a DataLoader, not int"),
-        (["{mine}:lodaer"], USAGE, "no attribute 'lodaer'"),
+        (["{mine}:lodaer"], USAGE, "no attribute 'lodaer'. Did you mean 'loader'?"),
         (["no_such"], USAGE, "'no_such' is not known"),
         (["{mine}:workload", "--step-s", "1"], USAGE, "a workload has its own step"),
         (["{mine}:fresh", "--step", "{mine}:nothing"], USAGE, "must be a function"),

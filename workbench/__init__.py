@@ -62,13 +62,13 @@ if TYPE_CHECKING:
         WorkbenchError,
         WorkloadError,
     )
-    from workbench.hosts.batch_norm import (
+    from workbench.hosts.batch_norm import synchronise_batch_norm
+    from workbench.hosts.file_shards import measure_file_shards, shard_files
+    from workbench.hosts.running_statistics import (
         gather_running_statistics,
         merge_running_statistics,
         merged_running_statistics,
-        synchronise_batch_norm,
     )
-    from workbench.hosts.file_shards import measure_file_shards, shard_files
     from workbench.ledger import list_studies
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
@@ -429,15 +429,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "WorkbenchError",
         "WorkloadError",
     ),
-    "hosts.batch_norm": (
-        "gather_running_statistics",
-        "merge_running_statistics",
-        "merged_running_statistics",
-        "synchronise_batch_norm",
-    ),
+    "hosts.batch_norm": ("synchronise_batch_norm",),
     "hosts.file_shards": (
         "measure_file_shards",
         "shard_files",
+    ),
+    "hosts.running_statistics": (
+        "gather_running_statistics",
+        "merge_running_statistics",
+        "merged_running_statistics",
     ),
     "ledger": ("list_studies",),
     "ledger_export": ("export_studies",),

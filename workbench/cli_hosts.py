@@ -21,7 +21,9 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         help="as for diagnose; with --script, behind --, the script's own arguments",
     )
     parser.add_argument("--script", metavar="FILE", help="a training script of your own, as torchrun would start it")
-    parser.add_argument("--hosts", metavar="N", type=int, default=4, help="processes that train together (default: 4)")
+    parser.add_argument(
+        "--hosts", metavar="N", type=int, default=4, help="processes that train together, 2 or more (default: 4)"
+    )
     parser.add_argument("--steps", metavar="N", type=int, help="updates (default: 50; a script runs to its end)")
     parser.add_argument("--out", metavar="DIR", help="folder of the study (default: runs/<name>-hosts-<time>)")
     parser.add_argument("--port", metavar="P", type=int, help="on which the ranks meet (default: a free one)")
@@ -59,6 +61,9 @@ def _hosts(args: argparse.Namespace) -> int:
         command=command_line(args),
     )
     print(diagnosis.brief)
+    advice = diagnosis.advised()
+    if advice:
+        print(advice)
     print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
     print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
     print(f"Reproduce: {diagnosis.command}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 
 from workbench.cli_verdict import add_fail_on, command_line, exit_code
 
@@ -41,10 +40,9 @@ def _input(args: argparse.Namespace) -> int:
         command=command_line(args),
     )
     print(diagnosis.brief)
-    for finding in diagnosis:
-        if finding.status == "warn" or finding.code == "input.bound":
-            for line in finding.advice:
-                print(textwrap.fill(f"- {line}", width=100, subsequent_indent="  "))
+    advice = diagnosis.advised("input.bound")
+    if advice:
+        print(advice)
     if diagnosis.path is not None:
         print(f"Folder: {diagnosis.path}")
     return exit_code(diagnosis, args.fail_on)

@@ -45,7 +45,7 @@ class TrainConfig:
         warmup_steps: length of a linear ramp from 0 at step 0 to peak_lr; the schedule has the remaining steps to itself.
         total_steps: every update, warmup included.
         batch_size: examples that one update sees in all, however they are split.
-        accumulate_steps: micro-batches per update.
+        accumulate_steps: micro-batches per update; batch norm's running statistics forget by updates, not by micro-batches.
         max_grad_norm: clipping threshold on the global L2 norm; None is off.
         precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast).
         eval_every_steps: evaluation interval in steps, never seconds (P2.8); None is ten evaluations a run.

@@ -22,6 +22,7 @@ from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
+from workbench.diagnostics.parameter_server import diagnose_parameter_server
 from workbench.diagnostics.periodicity import diagnose_periodicity
 from workbench.diagnostics.preflight import diagnose_preflight
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
@@ -237,6 +238,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after += diagnose_noise_scale(record)
     if "batch_norm" in record.facts:
         after += diagnose_batch_norm(record)
+    if "parameter_server" in record.facts:
+        after += diagnose_parameter_server(record)
     checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
     after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
     if "evaluation" in record.facts:

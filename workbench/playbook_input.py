@@ -75,7 +75,7 @@ def examine_input(
 
 
 def _step(name: str) -> Callable[[Any], Any]:
-    found = load_named(name, what="a step", call=False)
+    found = load_named(name, what="a step", call=False, anew=False)
     if not callable(found):
         raise UsageError(f"--step {name} must be a function of one batch, not {type(found).__name__}.")
     return found  # type: ignore[no-any-return]

@@ -25,7 +25,10 @@ from workbench.plots import (
     plot_probe,
     plot_proof,
     plot_schedule,
+    plot_server_load,
     plot_shards,
+    plot_staleness,
+    plot_throughput,
     plot_warmup,
 )
 from workbench.plots.render import inline_svg, standalone_svg
@@ -204,6 +207,33 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("batch_norm.rank_local", "batch_norm.variance_of_means"),
         lambda record, diagnosis, ax: plot_batch_norm_devices(record, diagnosis, ax=ax),
         facts="batch_norm_devices",
+    ),
+    ReportFigure(
+        "server-load",
+        "Kilobytes of a step that each parameter server sends and receives, by the variables that cause them.",
+        "Bars that end at the dashed line are healthy; one far beyond it decides how fast all are, and its longest part is the "
+        "variable to split.",
+        ("ps.imbalance", "ps.hotspot"),
+        lambda record, diagnosis, ax: plot_server_load(record, diagnosis, ax=ax),
+        facts="parameter_server",
+        size=(6.8, 3.6),
+    ),
+    ReportFigure(
+        "staleness",
+        "Updates of others between reading the parameters and applying the gradient.",
+        "Most of the mass up to the number of other workers is healthy; a tail beyond the dotted line comes from a worker that is "
+        "slower than the others.",
+        ("ps.staleness",),
+        lambda record, diagnosis, ax: plot_staleness(record, diagnosis, ax=ax),
+        facts="parameter_server",
+    ),
+    ReportFigure(
+        "throughput",
+        "Updates per second against the number of workers.",
+        "Points near the dotted line are healthy; where a line turns flat, more workers bring nothing.",
+        ("ps.bound",),
+        lambda record, _, ax: plot_throughput(record, ax=ax),
+        facts="parameter_server_runs",
     ),
 )
 """The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why, or left out where it

@@ -32,3 +32,37 @@ def test_nothing_to_fold_is_the_whole_diagnosis() -> None:
     made = diagnosis(("lr.best", "ok"), ("lr.at_edge", "fail"))
     assert made.brief == repr(made)
     assert diagnosis().brief == repr(diagnosis())
+
+
+def test_what_is_said_alike_is_said_once_with_all_its_codes() -> None:
+    codes = [f"hosts.code_{k}" for k in range(9)]
+    alone = Finding(code="hosts.wrapped", status="fail", summary="Nobody was called.")
+    alike = [Finding(code=code, status="not_measured", summary="Not measured: nobody was called.") for code in codes]
+    head, first, *lines = Diagnosis(findings=(*alike[:4], alone, *alike[4:])).brief.splitlines()
+    assert "1 fail, 9 not_measured" in head
+    assert "hosts.wrapped" in first
+    text = " ".join(" ".join(lines).split())
+    assert text == f"? not_measured 9 alike: {', '.join(codes)}. Not measured: nobody was called."
+    assert max(map(len, lines)) <= 110
+    other = Finding(code="a.b", status="warn", summary=alike[0].summary)
+    assert len(Diagnosis(findings=(other, alike[0])).brief.splitlines()) == 3, "another status is another thing"
+
+
+def test_the_advice_of_what_is_not_well_comes_worst_first_and_once() -> None:
+    def finding(code: str, status: str, *advice: str) -> Finding:
+        return Finding(code=code, status=status, summary="", advice=advice)  # type: ignore[arg-type]
+
+    made = Diagnosis(
+        findings=(
+            finding("a.a", "ok", "Rest."),
+            finding("a.b", "warn", "Sleep.", "Eat."),
+            finding("a.c", "fail", "Run " * 40, "Eat."),
+        )
+    )
+    lines = made.advised().splitlines()
+    assert lines[0].startswith("- Run Run")
+    assert lines[1].startswith("  Run")
+    assert lines[2:] == ["- Eat.", "- Sleep."]
+    assert max(map(len, lines)) <= 100
+    assert made.advised("a.a").splitlines()[-1] == "- Rest."
+    assert Diagnosis(findings=made.findings[:1]).advised() == ""

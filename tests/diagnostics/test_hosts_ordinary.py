@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.diagnostics.test_hosts import OK, edited, passes_of, statuses
+from tests.diagnostics.test_hosts import OK, edited, logs, padded, passes_of, statuses
 from tests.helpers.host_facts import EXAMPLES
 from workbench.diagnostics.hosts import diagnose_hosts
 from workbench.plain import to_json
@@ -297,3 +297,97 @@ def test_a_host_that_stays_out_of_the_group_is_named_and_the_rest_is_judged() ->
     seen = edited(lambda r: r[1].update(initialised=False))
     assert statuses(seen) == OK | {"not_wrapped": "fail"}
     assert "init_process_group was never called on rank 1" in diagnose_hosts(seen)["hosts.not_wrapped"].summary
+
+
+@pytest.mark.parametrize(
+    ("paths", "status"),
+    [
+        (("/runs/rank0.log", "/runs/rank1.log"), "ok"),
+        (("/runs/7/log0.csv", "/runs/7/log1.csv"), "ok"),
+        (("/runs/host-00/7.csv", "/runs/host-01/7.csv"), "ok"),
+        (("/runs/version_0/log.csv", "/runs/version_1/log.csv"), "warn"),  # counted up by a program, and not by rank
+        (("/runs/rank1.log", "/runs/rank0.log"), "warn"),
+        (("/runs/events.1718.40", "/runs/events.1718.41"), "warn"),
+        (("/runs/rank0.log", "/runs/rank0.log"), "fail"),
+    ],
+)
+def test_logs_named_by_the_rank_are_deliberate_and_those_of_a_time_or_a_process_are_not(
+    paths: tuple[str, str], status: str
+) -> None:
+    seen = edited(logs(*paths))
+    assert statuses(seen) == OK | {"writers": status}
+    found = diagnose_hosts(seen)["hosts.writers"]
+    assert ("named by the rank" in found.summary) == (status == "ok")
+    assert (found.value == 1) == (status == "ok")
+
+
+def test_checkpoints_named_by_the_rank_are_copies_of_one_model() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found:
+            rank["files"] = [{"path": f"/runs/last{rank['rank']}.pt", "kind": "checkpoint", "times": 1, "step": 20}]
+
+    assert statuses(edited(edit)) == OK | {"checkpoint_writers": "warn"}
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_parts_that_nobody_joins_are_named_before_a_padding_that_matters_less(padding: bool) -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        if padding:
+            padded(found)
+        for rank in found:
+            rank["joined"]["evaluation"] = []
+
+    found = diagnose_hosts(edited(edit))["hosts.evaluation"]
+    assert found.status == "warn"
+    assert found.summary.startswith("Each host evaluates its own part, and no collective joins them")
+    assert ("1 of 10 are on two hosts" in found.summary) == padding
+    assert [line.split()[0] for line in found.advice] == [
+        "Join",
+        *(["Evaluate", "DistributedSampler"] if padding else []),
+    ]
+
+
+def timed(*busy: list[float]) -> Edit:
+    """What each host is busy in each step, in seconds."""
+
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank, times in zip(found, busy, strict=True):
+            rank["times"] = {"busy_s": times, "step_s": [max(step) for step in zip(*busy, strict=True)]}
+
+    return edit
+
+
+@pytest.mark.parametrize(("slow_steps", "status"), [(0, "ok"), (7, "ok"), (14, "ok"), (15, "warn"), (20, "warn")])
+def test_a_straggler_is_busy_half_as_long_again_in_three_of_four_steps_and_that_is_all_that_is_said(
+    slow_steps: int, status: str
+) -> None:
+    """A moment in which the whole machine is slow, the same step on all hosts, makes none of them a straggler."""
+    machine = [0.01 * (1 + 5 * (k % 3 == 0)) for k in range(20)]
+    late = [t * (2.0 if k < slow_steps else 0.9) for k, t in enumerate(machine)]
+    found = diagnose_hosts(edited(timed(machine, late)))["hosts.straggler"]
+    assert (found.status, found.value) == (status, slow_steps / 20)
+    assert found.evidence["late_share"] == {0: 0.0, 1: slow_steps / 20}
+    assert f"in {slow_steps / 20:.0%} of the steps" in found.summary or (
+        slow_steps == 0 and "in no step" in found.summary
+    )
+    assert bool(found.advice) == (status == "warn")
+
+
+def test_two_of_four_hosts_are_slow_by_turns_and_each_is_late_in_all_steps() -> None:
+    first = [0.030 if k % 2 else 0.025 for k in range(20)]
+    found = diagnose_hosts(edited(timed([0.01] * 20, [0.01] * 20, first, first[::-1]), world=4))["hosts.straggler"]
+    assert (found.status, found.value) == ("warn", 1.0)
+    assert found.evidence["late_share"] == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
+
+
+def test_an_incomplete_last_batch_is_said_though_every_example_comes_in_some_epoch() -> None:
+    def edit(found: list[dict[str, Any]]) -> None:
+        for rank in found:
+            for epoch, one in enumerate(passes_of(rank, True)):
+                one["indices"] = [i for i in one["indices"] if i not in ((0, 1), (2, 3))[epoch]]
+
+    seen = edited(edit)
+    assert statuses(seen) == OK
+    said = diagnose_hosts(seen)["hosts.sharding"].summary
+    assert said.endswith(f"together they are all {EXAMPLES} examples, in 2 epochs of which one leaves out 2.")
+    assert diagnose_hosts(edited(lambda _: None))["hosts.sharding"].summary.endswith(f"all {EXAMPLES} examples.")

@@ -252,6 +252,21 @@ def test_time_that_nobody_took_is_not_measured(changes: dict[str, Any]) -> None:
     assert statuses(**changes)["ps.bound"] == "not_measured"
 
 
+@pytest.mark.parametrize(
+    ("updates", "flat", "said"), [((100, 190, 280), None, "more were faster"), ((100, 190, 191), 2, "more than 2 were not")]
+)  # fmt: skip
+def test_where_more_workers_stop_helping_is_said(updates: tuple[int, ...], flat: int | None, said: str) -> None:
+    record = served(facts())
+    record.facts["parameter_server_runs"] = [
+        {"name": f"{k} workers"} | facts(workers=k, updates=made) for k, made in enumerate(updates, start=1)
+    ] + [{"name": "sharded"} | facts(workers=9, updates=900), {"name": "x"} | facts(workers=9, steps_per_closure=5)]
+    found = diagnose_parameter_server(record)["ps.bound"]
+    assert found.evidence["saturated_at_workers"] == flat
+    assert said in found.summary
+    assert found.evidence["updates_per_s_by_workers"] == {str(k): made / 4 for k, made in enumerate(updates, start=1)}
+    assert "saturated_at_workers" not in diagnose_parameter_server(served(facts()))["ps.bound"].evidence
+
+
 def test_clocks_that_disagree_do_not_give_more_than_the_whole() -> None:
     shares = time_shares(facts(work=[work(compute_s=9.0)] * WORKERS))
     assert sum(shares.values()) == pytest.approx(1.0)

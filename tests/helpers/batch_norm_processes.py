@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import UsageError
-from workbench.hosts.batch_norm import (
+from workbench.hosts.batch_norm import synchronise_batch_norm
+from workbench.hosts.running_statistics import (
     gather_running_statistics,
     merge_running_statistics,
     merged_running_statistics,
-    synchronise_batch_norm,
 )
 from workbench.studies.batch_norm_facts import audit_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm

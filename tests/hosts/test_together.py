@@ -106,7 +106,7 @@ def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Pa
     first = {n.removeprefix("statistics/"): t for n, t in stored.trainer.items() if n.startswith("statistics/")}
     planted = save_checkpoint(tmp_path, stored._replace(model=stored.model | first))
     found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=planted))
-    assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["fail", "fail"]
+    assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["warn", "warn"]
 
 
 def test_hosts_stop_together_where_one_is_interrupted_and_go_on(together: Path, seen: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from workbench.errors import UsageError
 from workbench.parameter_server.input_context import InputContext
-from workbench.parameter_server.visits import count_visits, shard_then_shuffle, shuffle_then_shard
+from workbench.parameter_server.visits import count_visits, endless_batches, shard_then_shuffle, shuffle_then_shard
 
 IDS = range(10)
 
@@ -42,6 +42,14 @@ def test_batches_and_endless_datasets_of_your_own_are_counted() -> None:
 
     assert count_visits(batches, 3) == dict.fromkeys(range(12), 1)
     assert count_visits(lambda _: itertools.cycle([(0, 1), (2, 3)]), 2, take=3) == {0: 4, 1: 4, 2: 2, 3: 2}
+
+
+def test_random_batches_of_endless_data_count_some_examples_twice_and_others_never() -> None:
+    """T8.5: 16 examples, two steps of 8 on two workers."""
+    visits = [count_visits(endless_batches(range(16), 8), 2, take=1) for _ in range(20)]
+    assert all(sum(each.values()) == 16 for each in visits)
+    assert sum(set(each.values()) != {1} for each in visits) >= 19  # two halves fit by luck once in 12,870
+    assert set(count_visits(endless_batches(range(16), 8), 1, take=4).values()) == {2}  # one worker alone goes round
 
 
 @pytest.mark.parametrize("workers", [0, True, 1.5])

@@ -79,6 +79,11 @@ def test_examples_on_two_hosts_are_red_and_those_on_none_have_a_row() -> None:
     assert found[2.0, BASELINE] == {1, 2}
 
 
+def test_the_legend_of_examples_is_no_hairline() -> None:
+    keys = plot_shards(job(), ax=blank()).get_legend().legend_handles  # type: ignore[union-attr]
+    assert [(k.get_marker(), k.get_color()) for k in keys] == [("s", GOOD), ("s", BAD)]  # type: ignore[union-attr]
+
+
 def test_data_sets_of_their_own_cannot_be_drawn() -> None:
     seen = job()
     for number in range(2):
@@ -109,6 +114,6 @@ def test_bytes_and_rates_are_those_of_the_table() -> None:
     ax = plot_bytes_read(table, ax=blank())
     assert widths(ax) == pytest.approx([1.0, 2.0, 3.0, 3.0])  # MB
     labels = [t.get_text() for t in ax.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert labels == ["each its own files: 15 examples/s", "every host all files: 5 examples/s"]
+    assert labels == ["each its own files: 3 MB together", "every host all files: 6 MB together"]
     assert why_not_measured(plot_bytes_read(table[:0], ax=blank()))
     assert EXAMPLES == 40

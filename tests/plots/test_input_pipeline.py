@@ -76,3 +76,22 @@ def test_the_knee_is_marked_where_the_table_has_it() -> None:
 def test_nothing_measured_is_said(draw: Any) -> None:
     assert why_not_measured(draw(Looked({}), ax=Figure().subplots()))
     assert why_not_measured(drawn(plot_input_workers, tried=())) if draw is plot_input_workers else True
+
+
+def labels(ax: Axes) -> set[str]:
+    return {text.get_text() for text in ax.get_legend().get_texts()}
+
+
+def test_the_number_of_workers_that_is_set_is_on_the_curve() -> None:
+    ax = drawn(plot_input_workers, workers=2, tried=(1,))
+    assert "as it is: 2" in labels(ax)
+    assert not any(label.startswith("knee") for label in labels(ax)), "one point has no bend"
+    (own,) = [line for line in ax.lines if line.get_label() == "as it is: 2"]
+    assert list(own.get_xdata()) == [2]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2"]
+    assert not any(label.startswith("as it is") for label in labels(drawn(plot_input_workers)))
+
+
+def test_a_part_too_small_to_be_seen_is_not_in_the_legend() -> None:
+    assert "latency" in labels(drawn(plot_input_pipeline, blocked=0.1))
+    assert "latency" not in labels(drawn(plot_input_pipeline, blocked=0.001))

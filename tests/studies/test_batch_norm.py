@@ -122,6 +122,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict
     with open_session(
         given, stem="x", settings={}, trainer=Trainer(), out=tmp_path_factory.mktemp("d") / "s"
     ) as session:
+        torch.manual_seed(0)
         model = given.build_model()
         before = {name: t.clone() for name, t in model.state_dict().items()}
         found = measure_devices(

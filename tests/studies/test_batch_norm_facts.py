@@ -226,7 +226,7 @@ PLANTED = {
     "average": ("ok", "ok", "fail"),
     "other": ("fail", "not_measured", "warn"),
 }
-"""What was written -> rank_local, first_device_ema, variance_of_means."""
+"""What was written, of replicas more than a standard deviation apart -> rank_local, first_device_ema, variance_of_means."""
 
 
 @pytest.mark.parametrize("how", PLANTED)
@@ -266,13 +266,51 @@ def test_the_six_that_averaging_turns_into_one() -> None:
     assert weighted.value == pytest.approx(6.75 / 7.75)
 
 
-@pytest.mark.parametrize(("factor", "status"), [(1.21, "fail"), (1.0, "ok")])
+@pytest.mark.parametrize(("factor", "status"), [(1.21, "warn"), (1.0, "ok")])
 def test_variances_may_differ_where_means_do_not(factor: float, status: str) -> None:
     states = [warmed().state_dict() for _ in range(2)]
     states[1]["0.running_var"][2] *= factor
     finding = audited(warmed(), replicas=states)["batch_norm.rank_local"]
     assert finding.status == status
     assert finding.value == pytest.approx((math.sqrt(factor) - 1) / math.sqrt((1 + factor) / 2), rel=1e-5)
+
+
+HARM: dict[str, tuple[float, list[float] | None, str]] = {
+    "nobody says": (0.1, None, "warn"),
+    "equal accuracies": (0.1, [0.983, 0.983], "warn"),
+    "within the threshold": (0.1, [0.50, 0.52], "warn"),
+    "beyond it": (0.1, [0.50, 0.54], "fail"),
+    "one is lost": (0.1, [0.5, math.nan], "fail"),
+    "all are lost": (0.1, [math.nan, math.inf], "warn"),
+    "the distance tells": (1.5, None, "fail"),
+    "far apart and alike": (1.5, [0.5, 0.5], "warn"),
+    "both are 0": (0.1, [0.0, 0.0], "warn"),
+    "about 0": (0.1, [-0.5, 0.5], "fail"),
+}
+"""Standard deviations of a channel that two processes are apart, and their metrics -> status."""
+
+
+@pytest.mark.parametrize("case", HARM)
+def test_statistics_of_one_process_fail_where_they_do_harm(case: str) -> None:
+    apart, metrics, status = HARM[case]
+    states = [warmed().state_dict() for _ in range(2)]
+    states[1]["0.running_mean"][2] += apart * states[0]["0.running_var"][2].sqrt()
+    given: dict[str, Any] = {"replicas": states, "checkpoint": states[0], "metrics": metrics}
+    found = audited(warmed(), **given)
+    assert found["batch_norm.rank_local"].status == found["batch_norm.first_device_ema"].status == status
+    assert found["batch_norm.first_device_ema"].value == pytest.approx(0, abs=1e-6), "it is the first one's"
+    equal = audited(warmed(), replicas=states[:1] * 2, checkpoint=states[0], metrics=metrics)
+    assert equal["batch_norm.rank_local"].status == equal["batch_norm.first_device_ema"].status == "ok"
+
+
+def test_what_counts_as_harm_is_an_argument() -> None:
+    states = [warmed().state_dict() for _ in range(2)]
+    states[1]["0.running_mean"][2] += states[0]["0.running_var"][2].sqrt()
+    for metrics, name, limits in (([1.0, 1.1], "harm", (0.09, 0.11)), (None, "large_shift", (0.5, 1.5))):
+        audit = audit_batch_norm(warmed(), replicas=states, checkpoint=states[0], metrics=metrics)
+        for limit, status in zip(limits, ("fail", "warn"), strict=True):
+            found = diagnose_batch_norm(audit, **{name: limit})
+            assert found["batch_norm.rank_local"].status == found["batch_norm.first_device_ema"].status == status
 
 
 def test_replicas_that_are_equal_raise_no_alarm() -> None:
@@ -315,6 +353,8 @@ def test_replicas_that_are_not_finite_are_not_measured() -> None:
         (lambda: audit_batch_norm(net(), replicas=[{}]), UsageError, r"replicas\[0\] has no running statistics of '0'"),
         (lambda: audit_batch_norm(net(), replicas={}), UsageError, "replicas has no layer '0'"),
         (lambda: audit_batch_norm(net(), replicas=replicas(2), examples=[1]), UsageError, "1 numbers for 2 replicas"),
+        (lambda: audit_batch_norm(net(), replicas=replicas(2), metrics=[1]), UsageError, "metrics has 1 numbers for 2"),
+        (lambda: audit_batch_norm(net(), metrics=[1, 1]), UsageError, "give replicas="),
         (lambda: audit_batch_norm(net(), checkpoint={}), CheckpointError, "holds no running statistics of Sequential"),
         (lambda: audit_batch_norm(net(), checkpoint="nowhere.pt"), CheckpointError, "nowhere.pt cannot be read"),
     ],

@@ -17,7 +17,8 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import ConfigError, UsageError
 from workbench.hosts import batch_norm as hosts_batch_norm
-from workbench.hosts.batch_norm import gather_running_statistics, synchronise_batch_norm
+from workbench.hosts.batch_norm import synchronise_batch_norm
+from workbench.hosts.running_statistics import gather_running_statistics
 from workbench.studies.batch_norm_batches import batch_statistics
 from workbench.studies.batch_norm_facts import audit_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
@@ -232,7 +233,7 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
 def test_statistics_of_one_process_are_those_of_layers_that_nobody_synchronised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosts_batch_norm, "_place", lambda _: (0, 4))
+    monkeypatch.setattr(hosts_batch_norm, "place", lambda _: (0, 4))
     layer = nn.BatchNorm1d(4)
     assert hosts_batch_norm.statistic_processes(layer) == 1
     assert hosts_batch_norm.statistic_processes(nn.SyncBatchNorm(4)) == 1, "no process group"
@@ -294,7 +295,7 @@ def replicas(model: nn.Module, shift: float, scale: float) -> Iterator[dict[str,
         yield state
 
 
-@pytest.mark.parametrize(("shift", "scale", "status"), [(1e-9, 1e-20, "ok"), (0.0, 1e-30, "ok"), (1e-3, 1e-20, "fail")])
+@pytest.mark.parametrize(("shift", "scale", "status"), [(1e-9, 1e-20, "ok"), (0.0, 1e-30, "ok"), (1e-3, 1e-20, "warn")])
 def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float, status: str) -> None:
     model = warmed(nn.Sequential(nn.BatchNorm1d(4)), loader(60)).double()
     states = list(replicas(model, shift, scale))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -10,13 +11,15 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import workbench as wb
+from tests.helpers.host_facts import job
 from tests.helpers.workloads import small_workload
-from workbench import cli
+from workbench import cli, playbook_hosts
 from workbench.diagnostics.hosts_area import CLAUSE
 from workbench.errors import ClusterError, ConfigError, UsageError
 from workbench.hosts.launch import launch
@@ -205,7 +208,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"hosts": 0}, "hosts=0 must be an integer of at least 1"),
+        ({"hosts": 0}, "hosts=0 must be an integer of at least 2"),
         ({"hosts": True}, "hosts=True"),
         ({"timeout_s": 0}, "timeout_s=0 must be above 0"),
         ({"port": 70_000}, "port=70000 must be an integer from 1 to 65535"),
@@ -239,6 +242,28 @@ def test_workloads_that_cannot_be_rehearsed_say_why(tmp_path: Path) -> None:
 def test_the_command_needs_one_workload(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["hosts", *words]) == 2
     assert "needs one WORKLOAD, or --script FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", [["digits_mlp"], ["--script", str(SCRIPT)]])
+def test_one_host_is_no_rehearsal(target: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["hosts", *target, "--hosts", "1", "--out", str(tmp_path / "study")]) == 2
+    assert "hosts=1 must be an integer of at least 2" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_the_command_prints_what_to_do_about_what_is_wrong(
+    good: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = copy.deepcopy(job())
+    if not good:
+        for rank in seen.facts["hosts"]["ranks"]:
+            rank["joined"]["evaluation"] = []
+    found = replace(wb.diagnose_hosts(seen), path=tmp_path, cost={"hosts": 2, "seconds": 1.0})
+    monkeypatch.setattr(playbook_hosts, "rehearse", lambda *_, **__: (found, wb.host_areas(found)))
+    assert cli.main(["hosts", "mine", "--hosts", "2", "--fail-on", "warn"]) == (0 if good else 3)
+    said = capsys.readouterr().out
+    assert ("\n- Join sums and counts of all hosts with all_reduce" in said) != good
 
 
 STACK = """Timeout (0:00:08)!

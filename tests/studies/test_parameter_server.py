@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.parameter_server import diagnose_parameter_server
+from workbench.config import TrainConfig
+from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
 from workbench.diagnostics.server_load import load_ratios, server_load
 from workbench.diagnostics.server_remedies import server_remedies
 from workbench.diagnostics.server_throughput import server_throughput
@@ -21,6 +24,8 @@ from workbench.parameter_server.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.playbook import diagnose_record
+from workbench.report_figures import draw_figures
 from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
 from workbench.studies.parameter_server_remedies import lr_load, return_values, vocabulary_load, zipf_shares
 
@@ -62,6 +67,17 @@ def test_a_planted_bottleneck_is_named(
     found = diagnose_parameter_server(trained(tmp_path / "run"))["ps.bound"]
     assert found.evidence["cause"] == cause, found
     assert found.status == ("ok" if cause == "worker" else "warn")
+
+
+def test_the_walk_and_its_report_have_verdicts_and_figures_of_the_servers(tmp_path: Path) -> None:
+    trainer = ParameterServerTrainer(workers=2)
+    record = wb.LRSweep(lrs=(0.01, 0.1)).run(small_workload(), trainer=trainer, out=tmp_path / "sweep")
+    found = diagnose_record(record)
+    assert [f.code for f in found if f.code.startswith("ps.")] == list(CODES)
+    drawn = {each.figure.name: each for each in draw_figures(record, found)}
+    assert drawn["server-load"].svg
+    assert drawn["staleness"].svg
+    assert "throughput" not in drawn
 
 
 def test_the_record_says_how_time_and_loads_were_spent(tmp_path: Path) -> None:
@@ -111,6 +127,16 @@ def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path:
     before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
     assert study.run(small_workload(), out=tmp_path / "study").facts["parameter_server_runs"] == runs
     assert before
+
+
+@pytest.mark.slow
+def test_the_study_runs_on_actors(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    study = ParameterServerStudy(workers=(2,), closures=(), engine="ray", steps=40, remedies=False)
+    record = study.run(wb.load_workload("digits_mlp"), out=tmp_path / "study")
+    assert [row["engine"] for row in record.facts["parameter_server_runs"]] == ["ray"] * 2
+    found = diagnose_parameter_server(record)
+    assert {f.status for f in found} <= {"ok", "warn"}, found
 
 
 @pytest.mark.parametrize(
@@ -172,6 +198,28 @@ def test_a_loop_of_ones_own_is_audited() -> None:
     assert found.workload == "mine"
     assert found["ps.hotspot"].value == pytest.approx(2.0)  # the write, and a read of the variable that it returns
     assert found["ps.bound"].status == found["ps.staleness"].status == "not_measured"
+
+
+def test_steps_are_those_that_were_made_here_and_not_a_checkpoint_s() -> None:
+    with create_in_process_cluster(1, 2) as cluster:
+        strategy = ParameterServerStrategy(cluster)
+        coordinator = ClusterCoordinator(strategy)
+        placed = strategy.place(nn.Linear(2, 2), TrainConfig(peak_lr=0.1, total_steps=9, batch_size=1, optimizer="sgd"))
+        placed.load_state_dict(placed.state_dict() | {"steps": 100})
+
+        def push() -> None:
+            with placed.step() as module:
+                module(torch.ones(1, 2)).sum().backward()
+
+        for _ in range(5):
+            coordinator.schedule(push)
+        coordinator.join()
+        audit = audit_parameter_server(coordinator, placed)
+        assert audit_parameter_server(coordinator, placed, steps=7).facts["parameter_server"]["0"]["steps"] == 7
+        coordinator.shutdown()
+    facts = audit.facts["parameter_server"]["0"]
+    assert facts["steps"] == 5
+    assert [block["version"] for load in facts["servers"] for block in load["blocks"].values()] == [105, 105]
 
 
 def _audit(facts: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError
 from workbench.record_writer import StudyWriter
 from workbench.studies.audit.collect import collect_architecture
-from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm
+from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, remember_updates
+from workbench.train.checkpoint import load_checkpoint
 from workbench.train.device import resolve_device
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.lane_groups import group_lanes
@@ -298,3 +300,37 @@ def test_the_audit_of_the_architecture_sees_the_layers_as_they_were_built() -> N
     plain = collect_architecture(workload, workload.config, device)
     assert plain["norms"]
     assert collect_architecture(workload, workload.config.replace(bn_stat_examples=3), device) == plain
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+@pytest.mark.parametrize("stat_examples", [None, 5])
+def test_running_statistics_are_as_warm_whatever_a_batch_is_cut_into(
+    way: Any, stat_examples: int | None, tmp_path: Path
+) -> None:
+    """A feature that is always 2 has a running mean of 2 (1 - 0.9^n) and a variance of 0.9^n after n updates."""
+    steps = 5
+    given = small_workload(build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    data: Any = given.train_data
+    data.tensors[0][:, 0] = 2.0
+    seen = {}
+    for pieces in (1, 4):
+        config = given.config.replace(batch_size=48, total_steps=steps, eval_every_steps=steps, checkpoint_every_steps=steps, accumulate_steps=pieces, bn_stat_examples=stat_examples)  # fmt: skip
+        Trainer(gradients=way).run(given, config, out=tmp_path / str(pieces))
+        seen[pieces] = load_checkpoint(tmp_path / str(pieces) / "trials/0/checkpoints/step-00000005").model
+        cold = 0.9**steps
+        assert float(seen[pieces]["0.running_mean"][0]) == pytest.approx(2 * (1 - cold), rel=1e-6)
+        assert float(seen[pieces]["0.running_var"][0]) == pytest.approx(cold, rel=1e-6)
+        assert int(seen[pieces]["0.num_batches_tracked"]) == pieces * steps
+    if stat_examples is None:
+        variances = [seen[pieces]["0.running_var"][1:] for pieces in (1, 4)]
+        torch.testing.assert_close(variances[1], variances[0], rtol=0.05, atol=0)
+
+
+def test_only_a_moving_average_of_several_pieces_forgets_more_slowly() -> None:
+    model = nn.Sequential(*(nn.BatchNorm1d(2, momentum=m) for m in (0.1, None, 0.0, 1.0)))
+    model.append(model[0])
+    remember_updates(model, 1)
+    assert [layer.momentum for layer in model] == [0.1, None, 0.0, 1.0, 0.1]
+    remember_updates(model, 2)
+    assert [layer.momentum for layer in model] == [pytest.approx(1 - math.sqrt(0.9)), None, 0.0, 1.0, model[0].momentum]
+    remember_updates(nn.Linear(2, 2), 4)

@@ -21,12 +21,34 @@ def test_layer_norm_is_that_of_torch_over_each_example(layer: type[nn.Module], s
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"), [(64, 4), (32, 2), (48, 3), (40, 2), (16, 1), (8, 1), (17, 1), (34, 2)]
+    ("channels", "groups"),
+    [(256, 32), (128, 32), (64, 16), (48, 12), (40, 10), (34, 2), (32, 8), (24, 6), (16, 4), (15, 3), (8, 2)],
 )
-def test_groups_divide_the_channels_and_have_at_least_sixteen(channels: int, groups: int) -> None:
+def test_groups_are_as_many_as_divide_the_channels_and_leave_four_in_each(channels: int, groups: int) -> None:
     norm = replace_batch_norm(nn.BatchNorm2d(channels), "group")
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
+    x = torch.randn(3, channels, 2, 2)
+    assert not torch.allclose(norm(x), replace_batch_norm(nn.BatchNorm2d(channels), "layer")(x)), "no layer norm"
+
+
+@pytest.mark.parametrize("channels", [1, 4, 7, 17])
+def test_channels_that_cannot_be_grouped_make_one_group(channels: int) -> None:
+    norm = replace_batch_norm(nn.BatchNorm2d(channels), "group")
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == 1
+
+
+def test_groups_may_be_limited() -> None:
+    def groups(**limits: int) -> int:
+        norm = replace_batch_norm(nn.BatchNorm2d(64), "group", **limits)
+        assert isinstance(norm, nn.GroupNorm)
+        return norm.num_groups
+
+    assert groups(max_groups=8) == 8
+    assert groups(max_groups=7) == 4
+    assert groups(channels_per_group=16) == 4
+    assert groups(max_groups=64, channels_per_group=1) == 64
 
 
 def test_a_model_keeps_its_parameters_and_loses_its_running_statistics() -> None:
@@ -47,6 +69,7 @@ def test_a_model_keeps_its_parameters_and_loses_its_running_statistics() -> None
         (lambda: replace_batch_norm(nn.BatchNorm1d(2), "layr"), UnknownNameError, "norm='layr' is not known.*layer"),
         (lambda: replace_batch_norm(nn.Linear(2, 2), "layer"), UsageError, "Linear has no batch norm layer"),
         (lambda: replace_batch_norm(nn.BatchNorm1d(2), "group", channels_per_group=0), UsageError, "channels_per_group=0"),
+        (lambda: replace_batch_norm(nn.BatchNorm1d(2), "group", max_groups=True), UsageError, "max_groups=True"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_replaced_says_so(call: Callable[[], object], error: type[Exception], message: str) -> None:

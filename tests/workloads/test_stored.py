@@ -91,7 +91,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="holds something else"):
         cache_dataset(Listed(1, 2), tmp_path)
     cache_dataset(Listed(1, 2), tmp_path / "s")
-    with pytest.raises(UsageError, match="holds something else"):
+    with pytest.raises(UsageError, match="holds 2 items, not 3"):
         cache_dataset(Listed(1, 2, 3), tmp_path / "s")
 
 
@@ -123,3 +123,17 @@ def test_hashes_tell_values_shapes_types_and_names_apart() -> None:
     ]
     assert len({content_hash(value) for value in [one, *others]}) == 5
     assert content_hash({"x": torch.zeros(2, 3)}) == content_hash(one)
+
+
+def test_a_folder_of_another_dataset_is_refused_by_name(tmp_path: Path) -> None:
+    rows = torch.arange(10.0).view(5, 2)
+    cache_dataset(TensorDataset(rows), tmp_path / "s")
+    assert len(cache_dataset(TensorDataset(rows.clone()), tmp_path / "s")) == 5
+    for other, said in (
+        (TensorDataset(rows + 1), "other items: item 0 of it is not that of this TensorDataset"),
+        (TensorDataset(torch.cat([rows[:4], rows[4:] + 1])), "other items: item 4 "),
+        (TensorDataset(rows.double()), "other items: item 0 "),
+        (TensorDataset(rows[:3]), "5 items, not 3"),
+    ):
+        with pytest.raises(UsageError, match=f"holds {said}"):
+            cache_dataset(other, tmp_path / "s")

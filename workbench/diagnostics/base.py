@@ -129,15 +129,25 @@ class Diagnosis:
 
     @property
     def brief(self) -> str:
-        """The repr with what is well and measures nothing in one paragraph of codes, for a terminal."""
+        """The repr with what is well and measures nothing in one paragraph of codes, and what is said alike said once, for a terminal."""
         told = [f for f in self._worst_first if f.status != "ok" or f.code in MEASUREMENTS]
         rest = [f.code for f in self.findings if f not in told]
-        if not rest:
-            return repr(self)
-        well = f"  {_SYMBOL['ok']} {'ok':<12} {len(rest)} more: {', '.join(rest)}"
-        indent = " " * (len(f"  {_SYMBOL['ok']} {'ok':<12} ") + 2)
-        folded = textwrap.fill(well, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        return "\n".join([self._head, *(_wrapped(f) for f in told), folded])
+        said: dict[tuple[str, str], list[Finding]] = {}
+        for finding in told:
+            said.setdefault((finding.status, finding.summary), []).append(finding)
+        lines = [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in said.values()]
+        well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
+        return "\n".join([self._head, *lines, *well])
+
+    def advised(self, *also: str) -> str:
+        """Return the advice of what is not well, the worst first and each once, for a terminal; empty where there is none.
+
+        Args:
+            also: codes whose advice is worth reading where they are well.
+        """
+        told = [f for f in self._worst_first if f.status != "ok" or f.code in also]
+        lines = dict.fromkeys(line for finding in told for line in finding.advice)
+        return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
 
     @property
     def _worst_first(self) -> list[Finding]:
@@ -168,6 +178,20 @@ def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
     """Return a finding's line, its summary continued below itself where it is long."""
     indent = len(str(finding)) - len(finding.summary) + 2
     return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def _paragraph(status: Status, text: str) -> str:
+    """Return a line of one status and no code of its own, continued below its text where it is long."""
+    start = f"  {_SYMBOL[status]} {status:<12} "
+    return textwrap.fill(
+        start + text, WIDTH, subsequent_indent=" " * (len(start) + 2), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _alike(findings: Sequence[Finding]) -> str:
+    """Return findings that say the same: their codes, and the sentence once."""
+    codes = ", ".join(f.code for f in findings)
+    return _paragraph(findings[0].status, f"{len(findings)} alike: {codes}. {findings[0].summary}")
 
 
 def _six(value: Any) -> Any:

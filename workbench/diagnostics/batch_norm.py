@@ -25,6 +25,7 @@ def diagnose_batch_norm(
     shift: float = 0.25,
     harm: float = 0.05,
     missing_share: float = 0.05,
+    large_shift: float = 1.0,
     alpha: float = 0.05,
 ) -> Diagnosis:
     """Judge a model's batch norm by the facts that were collected about it, and a study's trials where there are some.
@@ -38,6 +39,8 @@ def diagnose_batch_norm(
             training data now (rule of thumb).
         harm: share by which a loss may depend on whose statistics are used (rule of thumb).
         missing_share: of a variance that averaging may leave out (rule of thumb).
+        large_shift: distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for
+            granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb).
         alpha: chance at which a virtual batch counts as better, over all that were tried (0.05 is usual).
 
     Returns:
@@ -55,8 +58,8 @@ def diagnose_batch_norm(
     else:
         devices = record.facts.get("batch_norm_devices") or []
         findings = (
-            rank_local(facts, devices, harm),
-            first_device_ema(facts),
+            rank_local(facts, devices, harm=harm, large_shift=large_shift),
+            first_device_ema(facts, harm=harm, large_shift=large_shift),
             variance_of_means(facts, devices, missing_share),
             *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift),
         )
@@ -210,7 +213,7 @@ def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
         return finding(
             "cold_ema", "not_measured", "Not measured: the momentum is not a number.", evidence={"layers": layers}
         )
-    said = f"After {batches:,} batches at momentum {momentum}, running statistics hold {value:.1%} of what they average"
+    said = f"After {batches:,} batches at momentum {_told(momentum)}, running statistics hold {value:.1%} of what they average"
     if value >= warm:
         return finding("cold_ema", "ok", f"{said}.", **numbers)
     if momentum is not None and 0 < momentum < 1:
@@ -223,6 +226,10 @@ def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
         f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.",
         advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
     )  # fmt: skip
+
+
+def _told(momentum: float | None) -> str:
+    return str(momentum) if momentum is None else f"{momentum:.3g}"
 
 
 def _stale(facts: Mapping[str, Any], limit: float) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.diagnostics.base import Finding
+from workbench.diagnostics.base import Finding, Status
 from workbench.diagnostics.batch_norm_finding import finding
 from workbench.diagnostics.batch_norm_merge import merge_statistics
 
@@ -22,7 +22,9 @@ SAME = 1e-5
 """Standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)."""
 
 
-def rank_local(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], harm: float) -> Finding:
+def rank_local(
+    facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], *, harm: float, large_shift: float
+) -> Finding:
     """Judge whether processes normalise with statistics of their own where a model is evaluated or written."""
     replicas = _stacks(facts)
     if replicas is None:
@@ -31,7 +33,12 @@ def rank_local(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], h
         return finding("rank_local", "not_measured", "Not measured: running statistics of some process are not finite.")
     count = int(facts["replicas"]["count"])
     name, value = max(((name, _apart(layer)) for name, layer in replicas.items()), key=lambda pair: pair[1])
-    evidence = {"processes": count, "layer": name, "apart": {n: _apart(layer) for n, layer in replicas.items()}}
+    evidence = {
+        "processes": count,
+        "layer": name,
+        "apart": {n: _apart(layer) for n, layer in replicas.items()},
+        "metrics": facts["replicas"].get("metrics"),
+    }
     numbers: dict[str, Any] = {"value": value, "unit": "standard deviations", "threshold": SAME, "evidence": evidence}
     if count < 2:
         return finding("rank_local", "ok", "One process: there is nobody to differ from.", **numbers)
@@ -43,14 +50,31 @@ def rank_local(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], h
     written = _written(facts, replicas)
     if written in ("merged", "average"):
         return finding("rank_local", "ok", f"{said}; the checkpoint holds them {_TOLD[written]}.", **numbers)
+    status, told = _judged(facts, value, harm=harm, large_shift=large_shift)
     return finding(
-        "rank_local", "fail", f"{said}: each evaluates another model, and a checkpoint depends on who writes it.",
+        "rank_local", status, f"{said}: each evaluates another model, and a checkpoint depends on who writes it.{told}",
         advice=["Call wb.merge_running_statistics(model) on every process before evaluating and before writing a checkpoint.",
                 "Or train with statistics of all processes: model = wb.synchronise_batch_norm(model)."], **numbers,
     )  # fmt: skip
 
 
 _TOLD = {"merged": "merged", "average": "averaged"}
+
+
+def _judged(facts: Mapping[str, Any], shift: float, *, harm: float, large_shift: float) -> tuple[Status, str]:
+    """Return "fail" where the processes' metrics show harm, or nobody gave them and the distance is large; and what tells."""
+    found = [float(value) for value in facts["replicas"].get("metrics") or ()]
+    finite = [value for value in found if math.isfinite(value)]
+    if not finite:
+        return ("fail", "") if shift > large_shift else ("warn", f" {_ASK}")
+    if len(finite) < len(found):
+        return "fail", f" The metric of {len(found) - len(finite)} of {len(found)} is not finite."
+    typical, span = abs(float(np.mean(finite))), max(finite) - min(finite)
+    differs = span / typical if typical else math.inf if span else 0.0
+    return "fail" if differs > harm else "warn", f" Their metrics differ by {differs:.2%}."
+
+
+_ASK = "Whether that does harm, the metric of each process shows: audit_batch_norm(..., metrics=...)."
 
 
 def _simulated(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], harm: float) -> Finding:
@@ -105,7 +129,7 @@ def _harm(row: Mapping[str, Any]) -> float:
     return (max(own) - min(own)) / abs(float(row["losses"]["whole"])) if len(own) > 1 else 0.0
 
 
-def first_device_ema(facts: Mapping[str, Any]) -> Finding:
+def first_device_ema(facts: Mapping[str, Any], *, harm: float, large_shift: float) -> Finding:
     """Judge whether a checkpoint, or a wrapper, keeps the running statistics of one process only."""
     replicas, code = _stacks(facts), "first_device_ema"
     copies = bool(facts.get("copies_first"))
@@ -113,7 +137,7 @@ def first_device_ema(facts: Mapping[str, Any]) -> Finding:
               "wb.synchronise_batch_norm(model)."]  # fmt: skip
     if copies:
         return finding(
-            code, "fail", "DistributedDataParallel copies the first process's running statistics over all others' at every forward "
+            code, "warn", "DistributedDataParallel copies the first process's running statistics over all others' at every forward "
             "pass, and batch norm is not synchronised: what the others saw is lost.",
             evidence={"copies_first": True}, advice=[*advice, "DistributedDataParallel(model, forward_sync_buffers=False), in older torch "
                                                         "broadcast_buffers=False, keeps each process's own."],
@@ -145,9 +169,10 @@ def first_device_ema(facts: Mapping[str, Any]) -> Finding:
     if min(near) <= SAME:
         rank = int(np.argmin(near))
         others = max(near)
+        status, told = _judged(facts, others, harm=harm, large_shift=large_shift)
         return finding(
-            code, "fail", f"The checkpoint holds the running statistics of process {rank} alone; those of the others lie up to "
-            f"{others:.3g} standard deviations away.", advice=advice, **numbers,
+            code, status, f"The checkpoint holds the running statistics of process {rank} alone; those of the others lie up to "
+            f"{others:.3g} standard deviations away.{told}", advice=advice, **numbers,
         )  # fmt: skip
     return finding(
         code, "not_measured", "Not measured: the checkpoint's running statistics are neither those of a process nor theirs together: "

@@ -22,22 +22,22 @@ def diagnose_hosts(
     record: Audited,
     *,
     straggler_ratio: float = 1.5,
-    straggler_share: float = 0.8,
+    straggler_share: float = 0.75,
     min_steps: int = 16,
     content_share: float = 0.02,
-    large_shift: float = 0.1,
+    large_shift: float = 1.0,
 ) -> Diagnosis:
     """Judge what was seen on every rank of a training on many hosts.
 
     Args:
         record: a study of `HostsStudy`, or what `audit_hosts` and `audit_script` return; its facts hold "hosts".
-        straggler_ratio: busy time of the slowest host over the others', where it makes them wait (rule of thumb).
-        straggler_share: of the steps in which that host has to be the slowest: no chance of the moment (rule of thumb).
+        straggler_ratio: busy time of a host over the others' in the same step, from which it makes them wait (rule of thumb).
+        straggler_share: of the steps in which it has to do so: slow in most of them, not in some (rule of thumb).
         min_steps: timed steps below which no host is called slow (rule of thumb).
         content_share: of examples that may be alike on two hosts where only their contents can be compared: data repeat
             themselves (rule of thumb).
-        large_shift: of batch norm's running statistics between hosts, in standard deviations of the channel, from which the
-            evaluation is wrong and not just imprecise (rule of thumb).
+        large_shift: of batch norm's running statistics between hosts, in standard deviations of the channel, from which harm
+            is taken for granted: a channel moves by as much as it varies (rule of thumb).
 
     Returns:
         `hosts.init_seed`, `.data_seed`, `.set_epoch`, `.sharding`, `.writers`, `.checkpoint_writers`, `.evaluation`, `.buffers`,

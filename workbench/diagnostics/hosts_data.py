@@ -80,7 +80,14 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
                 advice=("Look at how the shares are cut: their union has to be the data set, but for what was held out on purpose.",),
                 **(numbers | {"value": lost / max(1, worst.size or 1), "threshold": max(padding, dropped) / max(1, worst.size or 1)}),
             )  # fmt: skip
-        left = f" but for the {lost} of incomplete last batches" if lost else ""
+        once = max(shards.missing or 0 for shards in found) - held_out
+        left = (
+            f" but for the {lost} of incomplete last batches"
+            if lost
+            else f", in {len(found)} epochs of which one leaves out {once:,}"
+            if once > 0
+            else ""
+        )
         trained = (worst.size or seen) - min(held_out, missing)
         return host_finding(
             "sharding",

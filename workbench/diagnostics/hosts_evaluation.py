@@ -14,6 +14,10 @@ from workbench.diagnostics.hosts_shards import Shards, shards_of
 __all__ = ["evaluation"]
 
 Ranks = Sequence[Mapping[str, Any]]
+_PADDING = (
+    "Evaluate every world-th example on each host, Subset(data, range(rank, len(data), world)), and join sums and counts.",
+    "DistributedSampler repeats examples until all hosts have as many; leave the repeated ones out of the metric.",
+)
 
 
 def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
@@ -90,13 +94,16 @@ def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
         "missing": shards.missing, "joined": {r["rank"]: len(r["joined"]["evaluation"]) for r in ranks},
     }  # fmt: skip
     numbers: dict[str, Any] = {"value": float(extra), "unit": "examples", "threshold": 0, "evidence": evidence}
+    if len(who) > 1 and not everybody and not any(r["joined"]["evaluation"] for r in ranks):
+        twice = f" {extra} of {len(counted):,} are on two hosts, as a sampler's padding." if extra else ""
+        return host_finding(
+            "evaluation", "warn", f"Each host evaluates its own part, and no collective joins them: each reports another metric.{twice}",
+            advice=("Join sums and counts of all hosts with all_reduce, then divide.", *(_PADDING if extra else ())), **numbers,
+        )  # fmt: skip
     if extra:
         return host_finding(
             "evaluation", "warn", f"{extra} of {len(counted):,} examples are evaluated on two hosts, as a sampler's padding: where all count, the metric is biased.",
-            advice=(
-                "Evaluate every world-th example on each host, Subset(data, range(rank, len(data), world)), and join sums and counts.",
-                "DistributedSampler repeats examples until all hosts have as many; leave the repeated ones out of the metric.",
-            ),
+            advice=_PADDING,
             **numbers,
         )  # fmt: skip
     missing = max(0, (shards.size or 0) - len(seen | set(shards.holders))) if shards.missing else 0
@@ -105,12 +112,6 @@ def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
             "evaluation", "warn", f"{missing:,} of {shards.size:,} examples are evaluated by no host.",
             advice=("Evaluate all of them: no drop_last, and shares whose union is the split.",),
             **(numbers | {"value": float(missing)}),
-        )  # fmt: skip
-    shared_out = len(who) > 1 and not everybody
-    if shared_out and not any(r["joined"]["evaluation"] for r in ranks):
-        return host_finding(
-            "evaluation", "warn", "Each host evaluates its own part, and no collective joins them: each reports another metric.",
-            advice=("Join sums and counts of all hosts with all_reduce, then divide.",), **numbers,
         )  # fmt: skip
     how = (
         f"by {named(who)}"

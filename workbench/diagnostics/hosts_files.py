@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from workbench.diagnostics.base import Finding
@@ -14,6 +14,9 @@ __all__ = ["checkpoint_writers", "writers"]
 
 Ranks = Sequence[Mapping[str, Any]]
 _ADVICE = "Write on one host only: if torch.distributed.get_rank() == 0."
+_NUMBERS = re.compile(r"(\D*)(\d+)")
+_COUNTED = re.compile(r"(version|run|exp|experiment|trial|try|attempt)[-_ ]?$", re.IGNORECASE)
+"""Words before a number that a program counts up by itself: the second host to come gets 1, whoever it is."""
 _REPEATED = 3
 """Lines alike on all hosts from which they are a log (rule of thumb)."""
 
@@ -46,17 +49,22 @@ def checkpoint_writers(ranks: Ranks) -> Finding:
 def _judged(name: str, ranks: Ranks, kind: str, word: str) -> Finding:
     sharded = any(w.get("sharded") for r in ranks for w in r["wrappers"])
     by_path: dict[str, set[int]] = {}
-    by_form: dict[str, set[int]] = {}
+    by_form: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
     for rank in ranks:
         for file in rank["files"]:
             if file["kind"] == kind and not (sharded and kind == "checkpoint") and not file["path"].endswith(".distcp"):
                 by_path.setdefault(file["path"], set()).add(rank["rank"])
-                by_form.setdefault(re.sub(r"\d+", "#", file["path"]), set()).add(rank["rank"])
+                places = tuple(
+                    int(digits) for word, digits in _NUMBERS.findall(file["path"]) if not _COUNTED.search(word)
+                )
+                by_form.setdefault(re.sub(r"\d+", "#", file["path"]), set()).add((rank["rank"], places))
     evidence = {"files": {path: sorted(found) for path, found in list(by_path.items())[:50]}}
-    most = max((len(found) for found in by_form.values()), default=0)
+    forms = {form: {rank for rank, _ in found} for form, found in by_form.items()}
+    own = [form for form, found in by_form.items() if kind == "log" and len(forms[form]) > 1 and _by_rank(found)]
+    most = max((len(found) for form, found in forms.items() if form not in own), default=int(bool(own)))
     numbers: dict[str, Any] = {"value": float(most), "unit": "hosts", "threshold": 1, "evidence": evidence}
     same = [path for path, found in by_path.items() if len(found) > 1]
-    alike = [form for form, found in by_form.items() if len(found) > 1]
+    alike = [form for form, found in forms.items() if len(found) > 1 and form not in own]
     if same:
         path = same[0]
         return host_finding(
@@ -68,13 +76,22 @@ def _judged(name: str, ranks: Ranks, kind: str, word: str) -> Finding:
         return host_finding(
             name,
             "warn",
-            f"{_upper(named(by_form[form]))} write a {word} each, {_short(form)}.",
+            f"{_upper(named(forms[form]))} write a {word} each, {_short(form)}.",
             advice=(_ADVICE,),
             **numbers,
         )
+    if own:
+        said = f"{_upper(named(forms[own[0]]))} write a {word} each, named by the rank, {_short(own[0])}."
+        return host_finding(name, "ok", said, **numbers)
     who = sorted({rank for found in by_path.values() for rank in found})
     said = f"Each {word} is written by one host ({named(who)})." if who else f"No host writes a {word}."
     return host_finding(name, "ok", said, **numbers)
+
+
+def _by_rank(found: Set[tuple[int, tuple[int, ...]]]) -> bool:
+    """Tell whether one of the numbers in each file's path is the rank that writes it: that is deliberate, a time or an id is not."""
+    places = min(len(numbers) for _, numbers in found)
+    return any(all(numbers[place] == rank for rank, numbers in found) for place in range(places))
 
 
 def _upper(text: str) -> str:

@@ -111,7 +111,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
 
 
 def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores: int | None) -> Finding:
-    """Judge whether one host makes the others wait."""
+    """Judge whether one host makes the others wait: in how many steps it is busy so much longer than they are in the same step."""
     busy = {r["rank"]: np.asarray(r["times"]["busy_s"], dtype=np.float64) for r in ranks}
     if local_gradients(ranks):
         return host_finding("straggler", "ok", "No host waits for another: their gradients are not averaged.")
@@ -126,38 +126,38 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     if not np.isfinite(table).all():
         return host_finding("straggler", "not_measured", "Not measured: some times are no numbers.")
     names = list(busy)
+    others = np.stack([np.median(np.delete(table, k, axis=0), axis=0) for k in range(len(names))])
+    late = ((table >= ratio * others) & (table > others)).mean(axis=1)
     medians = np.median(table, axis=1)
-    worst = int(medians.argmax())
-    others = float(np.median(np.delete(medians, worst)))
-    steady = float(np.quantile(table[worst], 0.25))  # slow in most steps, not in some
-    found = float(steady / others) if others > 0 else (np.inf if steady > 0 else 1.0)
-    slowest = float((table.argmax(axis=0) == worst).mean())
+    worst = max(range(len(names)), key=lambda k: (late[k], medians[k]))
+    found = float(late[worst])
     shared = (
         f" {len(ranks)} hosts share {cores} cores here, so the times are not those of {len(ranks)} machines."
         if cores and cores < len(ranks)
         else ""
     )
     evidence = {
-        "busy_s": dict(zip(names, medians.tolist(), strict=True)), "slowest_share": slowest, "steps": steps, "cores": cores,
+        "busy_s": dict(zip(names, medians.tolist(), strict=True)), "late_share": dict(zip(names, late.tolist(), strict=True)),
+        "ratio": ratio, "steps": steps, "cores": cores,
         "step_s": {r["rank"]: float(np.median(r["times"]["step_s"])) for r in ranks},
     }  # fmt: skip
-    numbers: dict[str, Any] = {"value": found, "unit": "times", "threshold": ratio, "evidence": evidence}
-    said = f"Rank {names[worst]} is busy for {1e3 * steady:.3g} ms or more in three of four steps, {found:.3g} times as long as the others"
-    if found >= ratio and slowest >= share:
+    numbers: dict[str, Any] = {"value": found, "unit": "share of steps", "threshold": share, "evidence": evidence}
+    if found >= share:
         return host_finding(
-            "straggler", "warn", f"{said}, and the slowest in {slowest:.0%} of the steps: the others wait for it.{shared}",
+            "straggler", "warn", f"The others wait for rank {names[worst]}: in {found:.0%} of the steps it is busy {ratio:g} times as long as they are, or longer"
+            f" (median {1e3 * medians[worst]:.3g} ms against {1e3 * np.median(others[worst]):.3g} ms).{shared}",
             advice=(
                 "Look at that host: data that are farther away, more work per example, a slower or busier machine.",
                 "Every step lasts as long as that of the slowest host.",
             ),
             **numbers,
         )  # fmt: skip
-    return host_finding(
-        "straggler",
-        "ok",
-        f"No host makes the others wait. {said}, and the slowest in {slowest:.0%} of the steps.{shared}",
-        **numbers,
+    most = (
+        f". Rank {names[worst]} is busy {ratio:g} times as long as they are, or longer, in {found:.0%} of the steps; a straggler is in {share:.0%}."
+        if found
+        else f": in no step is one busy {ratio:g} times as long as they are."
     )
+    return host_finding("straggler", "ok", f"No host makes the others wait{most}{shared}", **numbers)
 
 
 def _against(groups: Sequence[Sequence[int]]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from workbench.diagnostics.base import Finding
+from workbench.diagnostics.input_advice import next_steps
 from workbench.diagnostics.input_cause import Cause, find_cause, fix_speedups
 from workbench.diagnostics.input_model import StepTime, busy_share, knee, predictions, step_time
 
@@ -21,30 +22,6 @@ _CLAUSES = {
     "worker_restart": "P1.7",
     "unused_features": "P1.8",
     "too_few_workers": "P1.9",
-}
-_NEXT = {
-    "latency": (
-        "Read from further processes at once (num_workers), which hides latency and takes no processor.",
-        "Copy the data next to the training process, or store many examples in one file.",
-    ),
-    "preprocessing": (
-        "Do what is the same in every epoch once, offline, and store the result: workbench.cache_dataset.",
-        "Spread the rest over worker processes, up to the number of processors.",
-    ),
-    "collate": (
-        "Make the batch in one call: stack arrays instead of looping over examples, or let the dataset return whole batches.",
-        "Worker processes do the collating, too (num_workers).",
-    ),
-    "sync": ("Fetch the loss every hundred steps, not every step, so that loading runs ahead of the device.",),
-    "worker_restart": ("Set persistent_workers=True: workers then stay from one epoch to the next.",),
-    "too_few_workers": ("Raise num_workers to where throughput stops growing.",),
-    "hand_over": (
-        "Load without workers (num_workers=0) where making a batch takes less time than handing it over.",
-        "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device.",
-        "Look at what else runs on this machine: workers that are ready wait for a processor, too.",
-    ),
-    "unused_features": ("Drop what the step never reads in the dataset's __getitem__, before it is collated.",),
-    "unknown": ("Load through a torch DataLoader to have its parts told apart, or profile one batch by hand.",),
 }
 _GAIN = 1.05
 """Times as fast as before, from which a change helps (rule of thumb)."""
@@ -68,9 +45,10 @@ def bound_finding(
     evidence = _evidence(facts, now, cause)
     where = _where(facts, cause)
     gain = _gain(facts)
+    advice = next_steps(facts, cause, helped=_gains(facts) if fix_speedups(facts) else None)
     if facts["step"] == "none":
         return Finding(
-            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=_NEXT[cause.name],
+            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=advice,
             summary=f"Not judged without a step: the loader gives a batch every {_ms(now.period_s)}{where}; it keeps up with "
             f"steps that take longer.{gain}",
         )  # fmt: skip
@@ -82,7 +60,7 @@ def bound_finding(
     waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
     if share < warn_share or now.wait_s < least_wait_s:
         hidden = ""
-        if not math.isnan(now.hidden_s) and facts["loader"].get("num_workers"):
+        if now.hidden_s >= 0.1 * now.fetch_s and facts["loader"].get("num_workers"):
             hidden = (
                 f"; of {_ms(now.fetch_s)} that a batch takes to make, {_ms(now.hidden_s)} are hidden behind other steps"
             )
@@ -103,7 +81,7 @@ def bound_finding(
         gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
     return Finding(
         code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
-        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=_NEXT[cause.name], **numbers,
+        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=advice, **numbers,
     )  # fmt: skip
 
 
@@ -134,6 +112,9 @@ def _where(facts: Mapping[str, Any], cause: Cause) -> str:
         "preprocessing": f": preprocessing in {reader}, {_ms(parts.get('preprocessing', 0))} a batch",
         "collate": f": collating, {_ms(parts.get('collate', 0))} a batch",
         "unused_features": f": collating features that nobody reads, {_ms(parts.get('unused_features', 0))} a batch",
+        "mixed": f": making a batch takes {_ms(sum(parts.values()))}, and no part of it is most: "
+        + ", ".join(f"{part.replace('_', ' ')} {_ms(s)}" for part, s in parts.items() if s > 0),
+        "unknown": f": making a batch is only {_ms(sum(parts.values()))} of it" if parts else "",
         "sync": ", because each step fetches a number from the device before the next batch is asked for",
         "worker_restart": f", because {workers} worker processes start anew in each epoch",
         "hand_over": ": batches are ready, and getting them from the worker processes takes long",

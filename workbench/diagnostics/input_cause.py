@@ -30,6 +30,7 @@ _ANSWERS = {
     "latency": ("workers", "cache"),
     "preprocessing": ("workers", "cache"),
     "collate": ("workers",),
+    "mixed": ("workers", "cache"),
 }
 
 
@@ -38,7 +39,8 @@ class Cause:
     """What the waiting comes from.
 
     Attributes:
-        name: one of `CAUSES`, or "unknown" where the loader cannot be taken apart.
+        name: one of `CAUSES`; "mixed" where making a batch is most of the wait, and no part of that is; "unknown" where making a
+            batch explains under half of the wait, or the loader cannot be taken apart.
         parts: seconds of a batch by what they are spent on: "latency", "preprocessing", "collate", "unused_features".
         fix: the change that is predicted to answer it best; None where no change was tried that does.
     """
@@ -53,19 +55,21 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
 
     A synchronisation in every step, or workers that start again, are the cause where they explain most of what could be saved;
     too few workers where there are some and more of them would hide all loading. Where the loader alone is twice as fast as the step,
-    it is the way of a batch from a worker to the training process. Else it is the largest part of making a batch.
+    it is the way of a batch from a worker to the training process. Else it is the largest part of making a batch, where that is most
+    of the wait: what explains under half of it is no cause.
 
     Args:
         facts: of `audit_input`.
         hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
             profiler calls a step highly input-bound).
-        most: of the recoverable time that a sync or restarts must explain, and of the steps that must fetch (rule of thumb).
+        most: of the recoverable time that a sync or restarts must explain, of the wait that a part of making a batch must, and of
+            the steps that must fetch (rule of thumb).
     """
     now, tried = step_time(facts), predictions(facts)
     parts = _parts(facts)
     name = _explained(facts, now, tried, most) or _hand_over(facts, now) or _too_few(facts, now, tried, hidden_share)
     if name is None:
-        name = max(parts, key=lambda part: parts[part]) if parts else "unknown"
+        name = _largest(facts, now, parts, most)
     answers = _ANSWERS.get(name, ())
     if facts["step"] == "none":  # without a step to hide behind, ready-made items would always be best
         answers = answers[:1]
@@ -105,6 +109,16 @@ def _too_few(facts: Mapping[str, Any], now: StepTime, tried: Sequence[Prediction
     return "too_few_workers" if more and min(more) <= now.compute_s / (1 - share) else None
 
 
+def _largest(facts: Mapping[str, Any], now: StepTime, parts: Mapping[str, float], most: float) -> str:
+    """Return the part of making a batch that the wait comes from; beside workers, whose making is hidden, it is most of the making."""
+    made = sum(parts.values())
+    wait = made if facts["loader"].get("num_workers") or not math.isfinite(now.wait_s) else now.wait_s
+    if not parts or made < most * wait:
+        return "unknown"
+    name = max(parts, key=lambda part: parts[part])
+    return name if parts[name] >= most * min(wait, made) else "mixed"
+
+
 def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
     fetch = facts.get("fetch")
     if not fetch:
@@ -115,7 +129,7 @@ def _parts(facts: Mapping[str, Any]) -> dict[str, float]:
     return {
         "latency": fetch["items_blocked_s"],
         "preprocessing": work,
-        "collate": max(0.0, fetch["collate_s"] - unused),
+        "collate": max(0.0, fetch["collate_s"] - unused - fetch.get("collate_queued_s", 0.0)),
         "unused_features": unused,
     }
 

@@ -14,7 +14,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Prediction", "StepTime", "busy_share", "free_cores", "knee", "loop_period", "predictions", "step_time"]
+__all__ = [
+    "Prediction",
+    "StepTime",
+    "busy_share",
+    "free_cores",
+    "knee",
+    "loop_period",
+    "predictions",
+    "shares_out",
+    "step_time",
+    "storable",
+]
 
 
 _WANTED, _TOOK = ("cached_cpu_s", "cached_queued_s"), ("cached_s",)
@@ -164,8 +175,10 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
             continue
         if row["change"] == "workers" and row["value"] <= (loader.get("num_workers") or 0):
             continue
-        if row["change"] == "workers" and row["value"] > 1 and not (facts.get("epochs") or {"same": True})["same"]:
-            continue  # they would repeat each other's examples
+        if row["change"] == "workers" and row["value"] > 1 and not shares_out(facts):
+            continue  # they would repeat each other's examples, or nobody knows whether they would
+        if row["change"] == "cache" and not storable(facts):
+            continue
         warm = row["change"] == "drop"  # to free a batch takes time in the step; without its bulk that is gone, too
         period = _with(now.compute_s if warm else compute, cpu, row, ours)
         if (
@@ -182,6 +195,27 @@ def predictions(facts: Mapping[str, Any]) -> list[Prediction]:
         waited = loop_period(facts["rounds"], batches)[1]
         found.append(Prediction(change="no_sync", value=None, period_s=max(now.compute_s, waited)))
     return found
+
+
+def shares_out(facts: Mapping[str, Any]) -> bool | None:
+    """Tell whether worker processes give each example once; None for a stream whose examples could not be counted.
+
+    Args:
+        facts: of `audit_input`.
+    """
+    epochs = facts.get("epochs")
+    if epochs:
+        return bool(epochs["same"])
+    return None if facts["loader"].get("stream") else True
+
+
+def storable(facts: Mapping[str, Any]) -> bool:
+    """Tell whether items can be stored ready-made: they have an index, and are the same whenever they are asked for.
+
+    Args:
+        facts: of `audit_input`.
+    """
+    return not facts["loader"].get("stream") and facts.get("items_repeat") is not False
 
 
 def _persistent(facts: Mapping[str, Any], now: StepTime, cpu: float) -> float:

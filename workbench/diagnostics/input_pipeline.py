@@ -15,6 +15,10 @@ from workbench.diagnostics.input_bytes import unused_finding
 __all__ = ["CODES", "diagnose_input_pipeline"]
 
 CODES = ("input.bound", "input.unused_features", "input.sync_every_step", "input.example_count", "data.worker_rng")
+_COUNT_BY_HAND = (
+    "Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by "
+    "torch.utils.data.get_worker_info()."
+)
 _CLAUSE = dict(zip(CODES, ("P1.1", "P1.8", "P1.6", "P1.9", "P2.9"), strict=True))
 
 
@@ -23,7 +27,7 @@ def diagnose_input_pipeline(
     *,
     warn_share: float = 0.1,
     high_share: float = 0.2,
-    least_wait_s: float = 5e-4,
+    least_wait_s: float = 1e-3,
     busy_share: float = 0.2,
     unused_share: float = 0.05,
     least_unused_bytes: float = 4096,
@@ -35,7 +39,7 @@ def diagnose_input_pipeline(
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
         warn_share: of a step that may be waited for data without an alarm (TraceML; the TensorFlow profiler has 0.05).
         high_share: from which that is called much (both of them).
-        least_wait_s: below which no wait is an alarm: the interpreter alone takes that much (rule of thumb).
+        least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
         busy_share: of processor time that other programs may have before a wait for batches that are ready is blamed on them
             (rule of thumb).
         unused_share: of a batch's bytes that may be carried along unread (rule of thumb).
@@ -120,12 +124,15 @@ def _count(facts: Mapping[str, Any]) -> Finding:
     said = ""
     if repeated:
         said = (
-            f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with "
+            f"{epochs['workers']} workers begin with the same {epochs['alike']} batches each: the stream does not share its examples "
+            "out among them."
+            if None in (epochs["without"], epochs["with_workers"])
+            else f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with "
             f"{epochs['workers']}: the stream does not share its examples out among them."
         )
     if repeated and (loader.get("num_workers") or 0) > 1:
         return Finding(
-            status="warn", value=epochs["with_workers"] / max(1, epochs["without"]), unit="times", threshold=1.0, summary=said,
+            status="warn", value=_copies(epochs), unit="times", threshold=1.0, summary=said,
             advice=("Let each worker read its own part: see torch.utils.data.get_worker_info().",), **common,
         )  # fmt: skip
     if length.get("of") == "batches" and None not in (claimed, given) and claimed != given:
@@ -152,10 +159,19 @@ def _count(facts: Mapping[str, Any]) -> Finding:
         return Finding(
             status="ok", summary="Batches are made in the training process: there are no workers to compare.", **common
         )
-    if given is None:
-        return Finding(status="not_measured", summary="Not measured: no epoch came to its end in time.", **common)
+    if given is None and not said:
+        return Finding(
+            status="not_measured", summary="Not measured: no epoch came to its end in time.",
+            advice=(_COUNT_BY_HAND,) if loader.get("stream") else (), **common,
+        )  # fmt: skip
     what = length.get("of", "examples")
-    return Finding(status="ok", summary=said or f"An epoch gives {given:,} {what}, as often as asked.", **common)
+    return Finding(status="ok", summary=said or f"An epoch gives {given or 0:,} {what}, as often as asked.", **common)
+
+
+def _copies(epochs: Mapping[str, Any]) -> float:
+    if None in (epochs["without"], epochs["with_workers"]):
+        return float(epochs["workers"])
+    return float(epochs["with_workers"] / max(1, epochs["without"]))
 
 
 def _fits(claimed: int, given: int, loader: Mapping[str, Any]) -> bool:

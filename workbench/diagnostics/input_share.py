@@ -18,7 +18,7 @@ BLOCKS = 10
 
 
 def diagnose_input_share(
-    record: RecordLike, *, warn_share: float = 0.1, least_wait_s: float = 5e-4, least_steps: int = 20
+    record: RecordLike, *, warn_share: float = 0.1, least_wait_s: float = 1e-3, least_steps: int = 20
 ) -> Diagnosis:
     """Return the one code `input.bound` of any study, from the trials that had their batches for themselves.
 
@@ -28,7 +28,7 @@ def diagnose_input_share(
     Args:
         record: a study with "data_wait_s" and "step_time_s" in its steps.
         warn_share: of a step that may be waited for data (TraceML; the TensorFlow profiler has 0.05).
-        least_wait_s: below which no wait is an alarm: the interpreter alone takes that much (rule of thumb).
+        least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
         least_steps: of a trial, to say anything (rule of thumb).
     """
     found = _finding(record, warn_share, least_wait_s, least_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from workbench.diagnostics.audited import Audited
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.server_bound import bound
 from workbench.diagnostics.server_load import hotspot, imbalance
+from workbench.diagnostics.server_throughput import saturation, server_throughput
 from workbench.diagnostics.staleness import staleness
 from workbench.errors import UsageError
 
@@ -31,6 +33,7 @@ def diagnose_parameter_server(
     late: float = 2.0,
     least_work: float = 0.5,
     alpha: float = 0.01,
+    gain: float = 1.1,
     min_updates: int = 30,
 ) -> Diagnosis:
     """Judge one trial on parameter servers.
@@ -49,11 +52,12 @@ def diagnose_parameter_server(
             of 1 (rule of thumb).
         least_work: share of their time that workers should compute or wait for their own data (rule of thumb: half).
         alpha: chance of calling noise a relation between staleness and loss.
+        gain: times as fast, for more workers to count as a help, where numbers of workers were timed (rule of thumb).
         min_updates: below which neither staleness nor time is judged (rule of thumb).
 
     Returns:
         `ps.imbalance`, `ps.hotspot`, `ps.staleness` and `ps.bound`, once each. The evidence of `ps.bound` has its "cause":
-        coordinator, worker or server.
+        coordinator, worker or server; of `ParameterServerStudy` also where more workers stop helping (T1.3).
 
     Raises:
         UsageError: there is no such trial.
@@ -73,7 +77,9 @@ def diagnose_parameter_server(
             imbalance(values, limit=imbalance_limit, least_apply=least_apply),
             hotspot(values, per_step=hot_requests, ratio_limit=hot_ratio),
             staleness(values, _rows(record, number), late=late, min_updates=min_updates, alpha=alpha),
-            bound(values, least_work=least_work, balanced=imbalance_limit, min_updates=min_updates),
+            _with_saturation(
+                bound(values, least_work=least_work, balanced=imbalance_limit, min_updates=min_updates), record, gain
+            ),
         )
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
@@ -87,6 +93,26 @@ def _facts(found: Mapping[str, Any], trial: int | None) -> tuple[int, Mapping[st
         return None
     number = min(map(int, found)) if trial is None else trial
     return number, found[str(number)]
+
+
+def _with_saturation(finding: Finding, record: Audited, gain: float) -> Finding:
+    """Add where more workers stop helping, of the runs that were timed with one update a closure."""
+    if finding.status == "not_measured" or not record.facts.get("parameter_server_runs"):
+        return finding
+    table = server_throughput(record)
+    table = table[(table["steps_per_closure"] == "1") & (table["name"] != "sharded")]
+    if table["workers"].nunique() < 2:
+        return finding
+    flat = saturation(table["workers"], table["updates_per_s"], gain=gain)
+    said = f" Timed with 1 to {table['workers'].max()} workers, "
+    said += "more were faster every time." if flat is None else f"more than {flat} were not faster."
+    rates = table.groupby("workers")["updates_per_s"].median()
+    evidence = {
+        **finding.evidence,
+        "saturated_at_workers": flat,
+        "updates_per_s_by_workers": {str(workers): float(rate) for workers, rate in rates.items()},
+    }
+    return replace(finding, summary=finding.summary + said, evidence=evidence)
 
 
 def _rows(record: Audited, trial: int) -> pd.DataFrame | None:

@@ -1,50 +1,30 @@
-"""Batch norm over the batches of all processes, on CPU as well, and running statistics made equal where they are not (P6.3, P6.7).
-
-torch's `SyncBatchNorm` refuses CPU tensors, and averaging running statistics leaves out how far the means of the processes
-lie apart; both are done here over any process group.
-"""
+"""Batch norm over the batches of all processes of a group, on CPU as well, where torch's `SyncBatchNorm` refuses (P6.3)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from workbench.diagnostics.batch_norm_merge import merge_statistics
 from workbench.errors import UsageError
 from workbench.train.batch_norm import (
     GhostBatchNorm,
-    batch_norm_layers,
     drawn_examples,
     like,
     normalise,
-    plain_name,
     swap_batch_norm,
     track,
 )
 
-__all__ = [
-    "LayerStatistics",
-    "SynchronisedBatchNorm",
-    "gather_running_statistics",
-    "merge_running_statistics",
-    "merged_running_statistics",
-    "statistic_processes",
-    "synchronise_batch_norm",
-]
+__all__ = ["Group", "SynchronisedBatchNorm", "place", "statistic_processes", "synchronise_batch_norm"]
 
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""
-How = Literal["merge", "average"]
 
 
 class SynchronisedBatchNorm(_BatchNorm):
@@ -71,7 +51,7 @@ class SynchronisedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        rank, world = _place(self.group)
+        rank, world = place(self.group)
         if world == 1 and self.stat_examples is None:
             return super().forward(input)
         sample = input
@@ -120,7 +100,7 @@ class _Merge(torch.autograd.Function):
     def forward(ctx: Any, mean: Tensor, var: Tensor, values: int, group: Group) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean, variance and number of the values of all processes."""
         own = torch.cat([mean, var, mean.new_tensor([values])])
-        parts = [torch.empty_like(own) for _ in range(_place(group)[1])]
+        parts = [torch.empty_like(own) for _ in range(place(group)[1])]
         dist.all_gather(parts, own, group=group)
         rows = torch.stack(parts)
         means, variances, counts = rows[:, : len(mean)], rows[:, len(mean) : -1], rows[:, -1:]
@@ -169,142 +149,16 @@ def synchronise_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
     return swap_batch_norm(model, synchronised)
 
 
-class LayerStatistics(NamedTuple):
-    """Running statistics of one batch norm layer on every process.
-
-    Attributes:
-        mean: shape (processes, channels).
-        variance: the same shape.
-        batches: seen by each process, shape (processes,).
-        examples: that stand for each process, shape (processes,).
-    """
-
-    mean: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    batches: NDArray[np.float64]
-    examples: NDArray[np.float64]
-
-
-def gather_running_statistics(
-    model: nn.Module, group: Group = None, *, examples: float = 1.0
-) -> dict[str, LayerStatistics]:
-    """Return the running statistics of every process, the same on all of them; every process has to call it.
-
-    Args:
-        model: the module of this process, wrapped or not.
-        group: of processes; None is the default one. Without one, this process is the only one.
-        examples: that this process's statistics stand for; equal numbers, such as the default, weigh all processes alike.
-
-    Raises:
-        UsageError: the processes' models do not have the same batch norm layers, or `examples` is negative.
-    """
-    if not 0 <= examples < float("inf"):
-        raise UsageError(f"examples={examples!r} must be finite and at least 0: what this process has trained on.")
-    layers = _tracking(model)
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    parts: list[Tensor] = []
-    for layer in layers.values():
-        for buffer in (layer.running_mean, layer.running_var, layer.num_batches_tracked):
-            assert buffer is not None
-            parts.append(buffer.detach().reshape(-1).to(device=device, dtype=torch.float64))
-    own = torch.cat([torch.tensor([examples], dtype=torch.float64, device=device), *parts])
-    rows = _gathered(own, group)
-    found: dict[str, LayerStatistics] = {}
-    at = 1
-    for name, layer in layers.items():
-        n = layer.num_features
-        mean, variance, batches = rows[:, at : at + n], rows[:, at + n : at + 2 * n], rows[:, at + 2 * n]
-        found[name] = LayerStatistics(mean, variance, batches, rows[:, 0])
-        at += 2 * n + 1
-    return found
-
-
-def merge_running_statistics(
-    model: nn.Module, group: Group = None, *, examples: float = 1.0, how: How = "merge"
-) -> dict[str, LayerStatistics]:
-    """Make the running statistics of all processes equal, in place, and return what they were; every process has to call it.
-
-    Do it before evaluating and before writing a checkpoint (P6.7, P7.3), not at every step. Layers that are equal already
-    keep their bits. Training that goes on from merged variances forgets the spread of the means again; to evaluate in
-    the middle of it, `merged_running_statistics` puts each process's own statistics back.
-
-    Args:
-        model: the module of this process, wrapped or not.
-        group: of processes; None is the default one.
-        examples: that this process's statistics stand for, its weight in the merge.
-        how: "merge" is the law of total variance; "average" leaves out the spread of the means.
-
-    Raises:
-        UsageError: the processes' models do not have the same batch norm layers, or an argument is out of its range.
-
-    Source: P6.7, P7.3.
-    """
-    if how not in ("merge", "average"):
-        raise UsageError(f"how={how!r} must be 'merge' or 'average'.")
-    found = gather_running_statistics(model, group, examples=examples)
-    layers = _tracking(model)
-    for name, each in found.items():
-        if (each.mean == each.mean[0]).all() and (each.variance == each.variance[0]).all():
-            continue
-        merged = merge_statistics(each.mean, each.variance, each.examples)
-        variance = merged.variance if how == "merge" else merged.average_variance
-        for buffer, value in ((layers[name].running_mean, merged.mean), (layers[name].running_var, variance)):
-            assert buffer is not None
-            buffer.copy_(torch.from_numpy(value))
-    return found
-
-
-@contextmanager
-def merged_running_statistics(
-    model: nn.Module, group: Group = None, *, examples: float = 1.0, how: How = "merge"
-) -> Iterator[dict[str, LayerStatistics]]:
-    """Have merged running statistics inside the block, and each process its own again after it; the arguments are those above."""
-    layers = _tracking(model).values()
-    kept = [(b, b.clone()) for layer in layers for b in (layer.running_mean, layer.running_var) if b is not None]
-    try:
-        yield merge_running_statistics(model, group, examples=examples, how=how)
-    finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
-
-
 def statistic_processes(layer: nn.Module) -> int:
     """Return how many processes' batches make one statistic of a batch norm layer."""
     if isinstance(layer, SynchronisedBatchNorm):
-        return _place(layer.group)[1]
+        return place(layer.group)[1]
     if isinstance(layer, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized():
         return dist.get_world_size(layer.process_group)
     return 1
 
 
-def _tracking(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the layers with running statistics by name, whatever the model is wrapped in."""
-    return {
-        plain_name(name): layer
-        for name, layer in batch_norm_layers(model).items()
-        if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
-    }
-
-
-def _gathered(own: Tensor, group: Group) -> NDArray[np.float64]:
-    """Return the vector of every process, shape (processes, numbers)."""
-    _, world = _place(group)
-    if world == 1:
-        return own.cpu().numpy()[None].astype(np.float64)
-    length = torch.tensor([len(own)], device=own.device)
-    lengths = [torch.empty_like(length) for _ in range(world)]
-    dist.all_gather(lengths, length, group=group)
-    if len({int(n) for n in lengths}) > 1:
-        raise UsageError(
-            f"the processes hold {', '.join(str(int(n) - 1) for n in lengths)} numbers of running statistics: every process "
-            "must have the same model."
-        )
-    parts = [torch.empty_like(own) for _ in range(world)]
-    dist.all_gather(parts, own, group=group)
-    return torch.stack(parts).cpu().numpy().astype(np.float64)
-
-
-def _place(group: Group) -> tuple[int, int]:
+def place(group: Group) -> tuple[int, int]:
     """Return the rank and the number of processes of a group; (0, 1) where nothing is distributed."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(group), dist.get_world_size(group)

@@ -21,7 +21,7 @@ from workbench.hosts.audit.runner import error_path
 from workbench.hosts.audit.watchdog import stack_path, status_path
 from workbench.hosts.stacks import own_frames, shown
 
-__all__ = ["Launched", "cores", "launch", "package_environment"]
+__all__ = ["Launched", "check_hosts", "cores", "launch", "package_environment"]
 
 POLL_S = 0.1
 END_S = 40.0
@@ -46,6 +46,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_hosts(hosts: int) -> None:
+    """Refuse a number of hosts that leaves nothing to compare.
+
+    Args:
+        hosts: processes that train together.
+
+    Raises:
+        UsageError: it is below 2.
+    """
+    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 2:
+        raise UsageError(
+            f"hosts={hosts!r} must be an integer of at least 2: processes that train together. One has no other to be compared with."
+        )
+
+
 def launch(
     target: Sequence[str],
     *,
@@ -68,11 +83,10 @@ def launch(
         what: how an error calls it.
 
     Raises:
-        UsageError: an argument is out of its range.
+        UsageError: an argument is out of its range: fewer than two hosts, or no time.
         ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
     """
-    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
-        raise UsageError(f"hosts={hosts!r} must be an integer of at least 1: processes that train together.")
+    check_hosts(hosts)
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.parameter_server.coordinator import ClusterCoordinator
@@ -48,7 +48,7 @@ def load_facts(
     return {
         "seconds": seconds,
         "workers": cluster.num_workers,
-        "steps": sum(metrics["closures"].values()) if placed is None else placed.steps,
+        "steps": sum(metrics["closures"].values()) if placed is None else _pushes(servers, own),
         "steps_per_closure": asked,
         "engine": cluster.engine.name,
         "data_plane": cluster.engine.plane.name,
@@ -67,6 +67,19 @@ def load_facts(
         "closures": [metrics["closures"].get(worker, 0) for worker in range(cluster.num_workers)],
         "worker_failures": metrics["worker_failures"],
     } | ({} if time is None else time.to_dict())
+
+
+def _pushes(servers: Sequence[dict[str, Any]], own: Mapping[str, Any]) -> int:
+    """Return how many gradients were applied since the blocks were made; a version counts those of a checkpoint, too."""
+    return max(
+        (
+            sum(block["staleness_steps"].values())
+            for load in servers
+            for name, block in load["blocks"].items()
+            if name in own
+        ),
+        default=0,
+    )
 
 
 def _parameters(held: Sequence[Part]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.parameter_server.input_context import InputContext
 
-__all__ = ["count_visits", "shard_then_shuffle", "shuffle_then_shard"]
+__all__ = ["count_visits", "endless_batches", "shard_then_shuffle", "shuffle_then_shard"]
 
 DatasetFn = Callable[[InputContext], Iterable[Any]]
 
@@ -57,6 +57,22 @@ def shuffle_then_shard(examples: Sequence[Any], seed: int | None = None) -> Data
 def shard_then_shuffle(examples: Sequence[Any], seed: int | None = None) -> DatasetFn:
     """Return a dataset function that takes every n-th, then shuffles: every example is read once, whatever the seeds."""
     return partial(_shard_then_shuffle, examples, seed)
+
+
+def endless_batches(examples: Sequence[Any], batch_size: int, seed: int | None = None) -> DatasetFn:
+    """Return a dataset function that shuffles all examples anew for every pass, without end, on each worker for itself.
+
+    A number of steps that evaluates such data, wherever they run, counts some examples twice and others never (T8.5).
+    """
+    return partial(_endless_batches, examples, batch_size, seed)
+
+
+def _endless_batches(
+    examples: Sequence[Any], batch_size: int, seed: int | None, _: InputContext
+) -> Iterator[list[Any]]:
+    while True:
+        order = _shuffled(examples, seed)
+        yield from (order[at : at + batch_size] for at in range(0, len(order), batch_size))
 
 
 def _shuffle_then_shard(examples: Sequence[Any], seed: int | None, context: InputContext) -> list[Any]:

@@ -70,7 +70,8 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
     """Draw which examples of the training data each host saw in the first epoch.
 
     Healthy: each example in one row, and none in the row of those that no host saw. Sick: red marks, examples that several hosts
-    train on; or marks in the last row, examples that nobody trains on.
+    train on; or many marks in the last row, examples that nobody trains on. A few there are the incomplete last batch of
+    that epoch.
 
     Args:
         record: a study of `HostsStudy`, or what an audit returned.
@@ -91,14 +92,16 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
         for place, examples in enumerate(shards.examples.values()):
             own = np.array(sorted(set(examples) - twice))
             several = np.array(sorted(set(examples) & twice))
-            _marks(axes, own, place, GOOD, "on one host" if place == 0 else "")
-            _marks(axes, several, place, BAD, "on several hosts" if place == 0 else "")
+            _marks(axes, own, place, GOOD)
+            _marks(axes, several, place, BAD)
         nobody = np.array(sorted(set(range(shards.size or 0)) - set(shards.holders))) if shards.whole else np.array([])
-        _marks(axes, nobody, len(shards.examples), BASELINE, "")
+        _marks(axes, nobody, len(shards.examples), BASELINE)
+        for color, said in ((GOOD, "on one host"), (BAD, "on several hosts")):
+            axes.plot([], [], "s", color=color, label=said)  # a mark of one example is a hairline
         axes.set_yticks(range(len(shards.examples) + 1), [*map(str, shards.examples), "none"])
         axes.set_ylim(len(shards.examples) + 0.6, -0.6)
         title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
-        axes.set(xlabel="position in the training data", ylabel="host", title=title)
+        axes.set(xlabel="position in the training data (first epoch)", ylabel="host", title=title)
         axes.margins(x=0.01)
         legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
     return axes
@@ -115,7 +118,8 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes: two bars a host; the legend says how many examples a second all hosts read together.
+        The axes: two bars a host; the legend says how much all hosts read together. The seconds are in the table: on one machine hosts share
+        its cores and its files' cache, so they are no picture of many.
 
     Source: P7.4.
     """
@@ -128,13 +132,13 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             rows = table[table["files"] == way].sort_values("host")
             if not len(rows):
                 continue
-            rate = rows["examples"].sum() / max(float(rows["seconds"].max()), 1e-12)
+            together = rows["bytes_read"].sum() / 1e6
             axes.barh(
                 rows["host"] + 0.38 * offset - 0.19,
                 rows["bytes_read"] / 1e6,
                 height=0.36,
                 color=color,
-                label=f"{said}: {rate:,.0f} examples/s",
+                label=f"{said}: {together:,.3g} MB together",
             )
         hosts = sorted(table["host"].unique())
         axes.set_yticks(hosts, [str(host) for host in hosts])
@@ -155,7 +159,7 @@ def _medians(times: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return (float(np.median(busy)), float(np.median(step))) if len(busy) else (float("nan"), float("nan"))
 
 
-def _marks(axes: Axes, positions: np.ndarray, place: int, color: str, label: str) -> None:
+def _marks(axes: Axes, positions: np.ndarray, place: int, color: str) -> None:
     shown = positions[:: max(1, len(positions) // MAX_MARKS)]
     axes.plot(
         shown,
@@ -164,6 +168,5 @@ def _marks(axes: Axes, positions: np.ndarray, place: int, color: str, label: str
         color=color,
         markersize=14,
         markeredgewidth=0.6,
-        label=label or "_",
         rasterized=True,
     )

@@ -19,6 +19,8 @@ __all__ = ["plot_input_pipeline", "plot_input_workers"]
 
 _FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
         "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
+_SEEN = 0.005
+"""Share of a bar that can be seen: less is left out, and its colour has no name in the legend."""
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 
@@ -82,7 +84,8 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
             bars.append((f"{name}: {what}", [("with the change", value, BASELINE)]))
     parts = find_cause(facts).parts
     if parts:
-        shown = [(part.replace("_", " "), parts[part], color) for part, color in _PARTS.items() if parts[part] > 0]
+        least = _SEEN * sum(parts.values())
+        shown = [(part.replace("_", " "), parts[part], color) for part, color in _PARTS.items() if parts[part] > least]
         bars.append(("making a batch", shown))
     return bars
 
@@ -90,7 +93,7 @@ def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, An
 def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw batches per second against the number of worker processes, with the knee and what the step can use.
 
-    Healthy: the curve is above the line of the step at the number of workers that are set.
+    Healthy: the curve is above the line of the step at the number of workers that are set, which is the filled square.
     Sick: it is below; where it meets the line is the number to set. A curve that stays flat is held up by something that
     workers share: the processors, the disk, or the hand-over of large batches.
 
@@ -113,14 +116,21 @@ def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, a
         here = [r for r in facts.get("variants", ()) if r["change"] in ("as_is", "in_process") and r["workers"] == 0]
         if here:
             axes.axhline(1 / max(here[0]["batch_s"], 1e-9), color=BASELINE, linestyle=":", label="without workers")
-        at = int(np.flatnonzero(count == bend)[0])
-        axes.plot(count[at], rate[at], "s", color=INK, markersize=11, fillstyle="none", label=f"knee: {bend}")
+        ticks = {int(n) for n in count}
+        as_is = [r for r in facts.get("variants", ()) if r["change"] == "as_is" and r["workers"]]
+        if as_is:
+            own = int(as_is[0]["workers"])
+            ticks.add(own)
+            axes.plot(own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}")
+        if len(rows) > 1:
+            at = int(np.flatnonzero(count == bend)[0])
+            axes.plot(count[at], rate[at], "s", color=INK, markersize=11, fillstyle="none", label=f"knee: {bend}")
         compute = step_time(facts).compute_s
         if compute > 0:
             axes.axhline(1 / compute, color=BAD, linestyle="--", label="what the step can use")
         log_scale(axes, "y")
         axes.margins(y=0.2)
-        axes.set_xticks(count, [str(n) for n in count])
+        axes.set_xticks(sorted(ticks), [str(n) for n in sorted(ticks)])
         axes.set(xlabel="worker processes", ylabel="batches per second", title="Throughput against workers")
         legend(axes)
     return axes

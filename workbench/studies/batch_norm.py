@@ -147,7 +147,10 @@ class BatchNormStudy(Study):
         return [each for arm in dict.fromkeys(arms) for each in self._seeds(arm)]
 
     def _split(self, total: TrainConfig) -> list[TrainConfig]:
-        """Return the total batch on several devices: each normalises its own part, and gradients are averaged."""
+        """Return the total batch on several devices: each normalises its own part, and gradients are averaged.
+
+        Micro-batches stand for devices; their running statistics, by updates, are what those of the devices are on average.
+        """
         fitting = [k for k in self.devices if total.batch_size % k == 0 and total.batch_size // k >= 2]
         return [each for k in fitting for each in self._seeds(total.replace(accumulate_steps=k))]
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import Audit
 from workbench.errors import UsageError
-from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
+from workbench.hosts.batch_norm import SynchronisedBatchNorm
+from workbench.hosts.running_statistics import LayerStatistics
 from workbench.studies.batch_norm_batches import (
     BatchStatistics,
     batch_statistics,
@@ -75,6 +76,7 @@ def audit_batch_norm(
     checkpoint: State | str | Path | None = None,
     replicas: Sequence[State] | Mapping[str, LayerStatistics] | None = None,
     examples: Sequence[float] | None = None,
+    metrics: Sequence[float] | None = None,
     max_batches: int = BATCHES,
 ) -> BatchNormAudit:
     """Look at the batch norm of your own model, its checkpoint and its replicas; the model is left as it is.
@@ -93,10 +95,13 @@ def audit_batch_norm(
         replicas: running statistics of every process, in the order of the ranks: what `gather_running_statistics` returns,
             or their state dicts; None takes those that a checkpoint of `Trainer` on many hosts has beside its own.
         examples: that stand for each replica, its weight in a merge; None is what `gather_running_statistics` was told, or as many each.
+        metrics: validation loss, or another metric, that each replica has with its own statistics: whether they do harm. None judges by
+            their distance.
         max_batches: forward passes at most.
 
     Raises:
-        UsageError: `model` is no module, `max_batches` is below 1, `batches` yields nothing, or replicas and model do not fit each other.
+        UsageError: `model` is no module, `max_batches` is below 1, `batches` yields nothing, or replicas and model, or metrics, do not fit
+            each other.
         ConfigError: a layer does not know its channels yet.
         CheckpointError: the checkpoint cannot be read or holds no running statistics.
 
@@ -117,7 +122,11 @@ def audit_batch_norm(
     facts["copies_first"] = copies_first(model)
     replicas = stored_replicas(checkpoint) if replicas is None else replicas
     if replicas is not None:
-        facts["replicas"] = replica_facts(inner, replicas, examples)
+        facts["replicas"] = replica_facts(inner, replicas, examples, metrics)
+    elif metrics is not None:
+        raise UsageError(
+            "metrics has a number for each replica: give replicas=wb.gather_running_statistics(model) as well."
+        )
     if checkpoint is not None:
         facts["checkpoint"] = checkpoint_facts(inner, checkpoint)
     return BatchNormAudit(facts={"batch_norm": facts}, workload=type(inner).__name__)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.errors import CheckpointError, UsageError
-from workbench.hosts.batch_norm import LayerStatistics, SynchronisedBatchNorm
+from workbench.hosts.batch_norm import SynchronisedBatchNorm
+from workbench.hosts.running_statistics import LayerStatistics
 from workbench.studies.batch_norm_batches import is_frozen, tracking_layers
 from workbench.train.batch_norm import plain_name
 from workbench.train.checkpoint import load_checkpoint
@@ -46,9 +47,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def replica_facts(
-    model: nn.Module, replicas: Sequence[State] | Mapping[str, LayerStatistics], examples: Sequence[float] | None
+    model: nn.Module,
+    replicas: Sequence[State] | Mapping[str, LayerStatistics],
+    examples: Sequence[float] | None,
+    metrics: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return the running statistics of every process: count, examples, and layers -> mean and variance, (processes, channels).
+    """Return the running statistics of every process: count, examples, metrics, and layers -> mean and variance, (processes, channels).
 
     Raises:
         UsageError: they do not fit the model.
@@ -77,9 +81,12 @@ def replica_facts(
                 kind: [_values(state, name, kind).tolist() for state in states] for kind in ("mean", "variance")
             }
     count = len(next(iter(layers.values()))["mean"]) if layers else 0
-    if weights is not None and len(weights) != count:
-        raise UsageError(f"examples has {len(weights)} numbers for {count} replicas.")
-    return {"count": count, "examples": None if weights is None else list(weights), "layers": layers}
+    given: dict[str, Any] = {"examples": weights, "metrics": metrics}
+    for name, numbers in given.items():
+        if numbers is not None and count and len(numbers) != count:
+            raise UsageError(f"{name} has {len(numbers)} numbers for {count} replicas.")
+    lists = {name: None if numbers is None else [float(n) for n in numbers] for name, numbers in given.items()}
+    return {"count": count, **lists, "layers": layers}
 
 
 def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from workbench.diagnostics.hosts import diagnose_hosts
 from workbench.diagnostics.hosts_area import host_areas
 from workbench.errors import UsageError, nearest
 from workbench.hosts.audit.watch import HostsWatch, facts_path, read_facts
-from workbench.hosts.launch import cores, launch
+from workbench.hosts.launch import check_hosts, cores, launch
 from workbench.hosts.rehearsal import check_rehearsal
 from workbench.plain import dumps
 from workbench.record import StudyRecord
@@ -40,7 +40,7 @@ class HostsStudy:
     """A workload trained on several processes of this machine, with every rank observed (P7).
 
     Attributes:
-        hosts: processes; more than this machine has cores works, and says nothing about speed.
+        hosts: processes, at least 2; more than this machine has cores works, and says nothing about speed.
         steps: updates; None is the baseline's.
         timeout_s: without progress on any rank, until the rehearsal is ended and the rank that stands still is named.
         port: on which the ranks meet, on the loopback interface; None is a free one.
@@ -78,6 +78,7 @@ class HostsStudy:
             raise UsageError(
                 f"workload must be a Workload, not {type(workload).__name__}; load one with workbench.load_workload(...)."
             )
+        check_hosts(self.hosts)
         config = at_length(workload.config, self.steps)
         check_rehearsal(workload, config, self.hosts)
         writer = StudyWriter.open(
@@ -125,7 +126,7 @@ def audit_script(
     Args:
         script: path of the script; it calls `init_process_group` as under torchrun.
         arguments: its own.
-        hosts: processes.
+        hosts: processes, at least 2.
         steps: updates after which every rank ends; None runs the script to its end, with its evaluation and its checkpoint.
         timeout_s: without progress on any rank, until the run is ended and the rank that stands still is named.
         port: on which the ranks meet; None is a free one.
@@ -146,6 +147,7 @@ def audit_script(
         raise UsageError(f"there is no script {str(script)!r}.{hint}")
     if steps is not None and (isinstance(steps, bool) or steps < 1):
         raise UsageError(f"steps={steps!r} must be at least 1, or None to run the script to its end.")
+    check_hosts(hosts)
     folder = default_folder(path.stem, "hosts") if out is None else Path(out)
     facts = _launched(
         [str(path.resolve()), *arguments],
@@ -202,7 +204,7 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
     print(
-        diagnosis.brief,
+        "\n".join(filter(None, (diagnosis.brief, diagnosis.advised()))),
         *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()),
         sep="\n",
         file=sys.stderr,

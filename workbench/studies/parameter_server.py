@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError
+from workbench.hosts.ray_cluster import RayCluster
 from workbench.parameter_server.coordinator import ClusterCoordinator
 from workbench.parameter_server.load import load_facts
 from workbench.parameter_server.partitioners import FixedShardsPartitioner
@@ -70,12 +72,13 @@ class ParameterServerStudy(Study):
     def extend(self, session: Session) -> None:
         """Train, time, and try the remedies."""
         base = self._trainer(session)
-        session.trials([session.config], stage=STAGE, trainer=base)
-        facts = session.record.facts
-        if "parameter_server_runs" not in facts:
-            session.facts(parameter_server_runs=self._timed(session, base))
-        if self.remedies and "parameter_server_remedies" not in facts:
-            session.facts(parameter_server_remedies=measure_remedies(engine=base.engine))
+        with _standing(base.engine):
+            session.trials([session.config], stage=STAGE, trainer=base)
+            facts = session.record.facts
+            if "parameter_server_runs" not in facts:
+                session.facts(parameter_server_runs=self._timed(session, base))
+            if self.remedies and "parameter_server_remedies" not in facts:
+                session.facts(parameter_server_remedies=measure_remedies(engine=base.engine))
 
     def _trainer(self, session: Session) -> ParameterServerTrainer:
         """Return the trainer that the study was given, where it is of this kind."""
@@ -120,6 +123,16 @@ def audit_parameter_server(
     if steps is not None:
         facts["steps"] = steps
     return ParameterServerAudit(facts={"parameter_server": {"0": facts}}, workload=name)
+
+
+@contextlib.contextmanager
+def _standing(engine: str) -> Iterator[None]:
+    """Keep one Ray cluster up for all runs, which join it: starting one takes longer than a run."""
+    if engine != "ray":
+        yield
+        return
+    with contextlib.closing(RayCluster.connect()):
+        yield
 
 
 def _run(session: Session, trainer: ParameterServerTrainer, config: TrainConfig, out: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ __all__ = [
     "like",
     "normalise",
     "plain_name",
+    "remember_updates",
     "swap_batch_norm",
     "track",
 ]
@@ -146,6 +147,21 @@ def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
                 "model first."
             )
     return found
+
+
+def remember_updates(model: nn.Module, micro_batches: int) -> None:
+    """Let running statistics forget in an update of several forward passes what one pass would have them forget.
+
+    A momentum m becomes 1 - (1 - m)^(1 / micro_batches); an average of all batches (momentum None) is one already. Left as it is, a
+    batch in 8 pieces would have running statistics of the last few updates alone, and warm ones 8 times as early.
+
+    Args:
+        model: changed in place.
+        micro_batches: forward passes in an update.
+    """
+    for layer in batch_norm_layers(model).values() if micro_batches > 1 else ():
+        if layer.momentum is not None:
+            layer.momentum = 1 - (1 - layer.momentum) ** (1 / micro_batches)
 
 
 def plain_name(name: str) -> str:

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
-from workbench.hosts.batch_norm import merged_running_statistics, synchronise_batch_norm
+from workbench.hosts.batch_norm import synchronise_batch_norm
 from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts, exchange_room
 from workbench.hosts.process_group import ALONE, HostGroup
 from workbench.hosts.resume import gather_states, own_state, running_statistics
+from workbench.hosts.running_statistics import merged_running_statistics
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint

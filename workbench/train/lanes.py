@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError, WorkloadError
-from workbench.train.batch_norm import ghost_batch_norm
+from workbench.train.batch_norm import ghost_batch_norm, remember_updates
 from workbench.train.lane_rng import LaneRng
 from workbench.train.rng import capture_rng, seed_all
 from workbench.workloads.base import Workload
@@ -27,7 +27,8 @@ __all__ = ["LaneStack", "build_model"]
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
     """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision.
 
-    With `bn_stat_examples` its batch norm layers take their statistics from so many examples (P6.5).
+    With `bn_stat_examples` its batch norm layers take their statistics from so many examples (P6.5); with `accumulate_steps` their
+    running statistics look back on as many updates as without.
 
     Raises:
         ConfigError: `bn_stat_examples` is given, and the model has no batch norm that it could apply to.
@@ -45,6 +46,7 @@ def build_model(workload: Workload, config: TrainConfig, device: torch.device) -
     check_model(model)
     if config.bn_stat_examples is not None:
         model = ghost_batch_norm(model, config.bn_stat_examples)
+    remember_updates(model, config.accumulate_steps)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
     return model.to(device=device, dtype=dtype)
 

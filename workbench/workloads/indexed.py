@@ -22,10 +22,10 @@ class IndexedDataset(Dataset[Any]):
 
     Args:
         data: the map-style dataset to wrap.
-        split: named in the error.
+        split: named in the error; None where it is no split of a workload.
     """
 
-    def __init__(self, data: Any, *, split: str = "train") -> None:
+    def __init__(self, data: Any, *, split: str | None = "train") -> None:
         self.data = data
         self.split = split
 
@@ -47,8 +47,8 @@ class IndexedDataset(Dataset[Any]):
                 raise
             size = "" if length is None else f", {length} examples"
             raise DataError(
-                f"item {index} of the {self.split} split ({type(self.data).__name__}{size}) raised "
-                f"{type(error).__name__}: {error}. Look at it alone: {self.split}_data[{index}]."
+                f"item {index} of {_named(self.split, self.data, size)} raised {type(error).__name__}: {error}. "
+                f"Look at it alone: {_variable(self.split)}[{index}]."
             ) from error
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -66,10 +66,19 @@ class IndexedDataset(Dataset[Any]):
             for index in indices:
                 self[index]
             raise DataError(
-                f"items {list(indices)} of the {self.split} split ({type(self.data).__name__}) raised "
+                f"items {list(indices)} of {_named(self.split, self.data)} raised "
                 f"{type(error).__name__}: {error}, together but not one by one. Look at its __getitems__."
             ) from error
         return items
+
+
+def _named(split: str | None, data: Any, size: str = "") -> str:
+    kind = type(data).__name__
+    return f"the {split} split ({kind}{size})" if split is not None else f"the loader's dataset ({kind}{size})"
+
+
+def _variable(split: str | None) -> str:
+    return "loader.dataset" if split is None else f"{split}_data"
 
 
 class HostShare(IterableDataset[Any]):
@@ -99,11 +108,11 @@ class CountedStream(IterableDataset[Any]):
 
     Args:
         data: the iterable to wrap.
-        split: named in the error.
+        split: named in the error; None where it is no split of a workload.
         exact: ask for as many items as its length says; a split is evaluated whole, or not at all.
     """
 
-    def __init__(self, data: Any, *, split: str = "train", exact: bool = False) -> None:
+    def __init__(self, data: Any, *, split: str | None = "train", exact: bool = False) -> None:
         self.data = data
         self.split = split
         self.exact = exact
@@ -125,8 +134,8 @@ class CountedStream(IterableDataset[Any]):
                 place += 1
         except Exception as error:
             raise DataError(
-                f"item {place} of the {self.split} split ({type(self.data).__name__}, in its own order) raised "
-                f"{type(error).__name__}: {error}. Look at it alone: iterate over {self.split}_data."
+                f"item {place} of {_named(self.split, self.data, ', in its own order')} raised {type(error).__name__}: {error}. "
+                f"Look at it alone: iterate over {_variable(self.split)}."
             ) from error
         if self.exact and (more or place < len(self.data)):
             raise DataError(

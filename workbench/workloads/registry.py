@@ -61,18 +61,21 @@ def load_workload(name: str) -> Workload:
     return found.replace(source=name)
 
 
-def load_named(name: str, *, what: str, call: bool = True) -> Any:
+def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) -> Any:
     """Return whatever a name stands for: the way of `load_workload` for things that are no workloads.
 
     Args:
         name: a bundled workload, `package.module:attribute` or `path/to/file.py:attribute`.
         what: is asked for, for messages, such as "a loader".
         call: a function is called with nothing, and what it returns is meant.
+        anew: a file that has been imported already is imported again, as it may have changed.
 
     Raises:
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause.
     """
+
+    from torch.utils.data import DataLoader
 
     def made(value: Any, full: str) -> Any:
         given = isinstance(value, Workload) or hasattr(value, "__iter__") or inspect.isgeneratorfunction(value)
@@ -80,10 +83,10 @@ def load_named(name: str, *, what: str, call: bool = True) -> Any:
             value = _called(value, full, what)
         return value.replace(source=name) if isinstance(value, Workload) else value
 
-    return _find(name, made)
+    return _find(name, made, anew=anew, others=(DataLoader,))
 
 
-def _find(name: str, made: Callable[[Any, str], Any]) -> Any:
+def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, others: tuple[type, ...] = ()) -> Any:
     """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from."""
     if ":" not in name:
         if name not in _BUNDLED:
@@ -94,8 +97,8 @@ def _find(name: str, made: Callable[[Any, str], Any]) -> Any:
         raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name(name)}")
     is_file = source.endswith(".py")
     with _importable(Path(source).resolve().parent if is_file else Path.cwd()):
-        module = _import_file(Path(source)) if is_file else _import_module(source)
-        return made(_attribute(module, attribute, source), name)
+        module = _import_file(Path(source), anew=anew) if is_file else _import_module(source)
+        return made(_attribute(module, attribute, source, others), name)
 
 
 def call_on(workload: object, expression: str) -> str | None:
@@ -145,7 +148,7 @@ def _import_module(source: str) -> ModuleType:
         raise _import_failed(source, error) from error
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, *, anew: bool) -> ModuleType:
     if not path.is_file():
         there = sorted(p.name for p in path.resolve().parent.glob("*.py"))
         hint = nearest(path.name, there) if there else " That folder has no .py files."
@@ -153,6 +156,9 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{_FILE_MODULE}{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise UnknownNameError(f"{str(path)!r} cannot be imported as a Python module.")
+    there_already = sys.modules.get(spec.name)
+    if not anew and there_already is not None and there_already.__file__ == spec.origin:
+        return there_already
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickling look the module up by name
     try:
@@ -175,9 +181,13 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-def _attribute(module: ModuleType, attribute: str, source: str) -> Any:
+def _attribute(module: ModuleType, attribute: str, source: str, others: tuple[type, ...]) -> Any:
     if not hasattr(module, attribute):
-        there = [name for name, value in vars(module).items() if not name.startswith("_") and _may_be(value, module)]
+        there = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and (isinstance(value, others) or _may_be(value, module))
+        ]
         hint = nearest(attribute, there) if there else " It holds no workload, and no function that could return one."
         raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
     return getattr(module, attribute)

@@ -32,7 +32,7 @@ def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
     """Store every item of a dataset as it comes out of its preprocessing, and return a dataset that reads them.
 
     The items are the same bit for bit, so batches are. Preprocessing that draws at random cannot be stored; what comes before it
-    can. A folder that holds as many items already is read, not written again.
+    can. A folder that holds these items already is read, not written again; its first, middle and last item tell whether it does.
 
     Args:
         data: a map-style dataset; items are made of dicts, lists and tuples of tensors, arrays and numbers, all of one shape.
@@ -40,7 +40,7 @@ def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
 
     Raises:
         DataError: items differ from one reading to the next, in shape from each other, or hold something else.
-        UsageError: `folder` holds something else, or `data` has no length.
+        UsageError: `folder` holds something else, such as another dataset's items, or `data` has no length.
 
     Source: P1.5 (offline preprocessing).
     """
@@ -48,9 +48,7 @@ def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise UsageError(f"data must be a dataset with __len__ and __getitem__, not {type(data).__name__}.")
     if path.exists():
-        if not (path / "items.json").is_file() or len(StoredDataset(path)) != len(data):
-            raise UsageError(f"{str(folder)!r} is there and holds something else: name another folder, or delete it.")
-        return StoredDataset(path)
+        return _kept(path, data)
     if not len(data):
         raise DataError("the dataset is empty: there is nothing to store.")
     first = data[0]
@@ -82,6 +80,25 @@ def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
     (partial / "items.json").write_text(json.dumps(meta))
     os.replace(partial, path)
     return StoredDataset(path)
+
+
+def _kept(path: Path, data: Any) -> StoredDataset:
+    """Return what a folder holds, if that is the items of `data`."""
+    what = "something else"
+    if (path / "items.json").is_file():
+        found, length = StoredDataset(path), len(data)
+        what = f"{len(found)} items, not {length}"
+        if len(found) == length:
+            other = [k for k in sorted({0, length // 2, length - 1}) if _bits(found[k]) != _bits(data[k])]
+            if not other:
+                return found
+            what = f"other items: item {other[0]} of it is not that of this {type(data).__name__} (or that is drawn at random)"
+    raise UsageError(f"{str(path)!r} is there and holds {what}. Name another folder, or delete it.")
+
+
+def _bits(item: Any) -> tuple[str, list[tuple[str, tuple[int, ...], bytes]]]:
+    parts = [(str(part.dtype), part.shape, part.tobytes()) for part in item_arrays(item)]
+    return json.dumps(_form(item)), parts
 
 
 def item_arrays(item: Any, index: int = 0) -> list[NDArray[Any]]:

@@ -152,6 +152,13 @@ def test_workers_that_differ_and_repeat_by_the_epoch() -> None:
     assert finding.summary.startswith("Every epoch repeats")
 
 
+def test_workers_that_stay_go_on_drawing_where_they_were() -> None:
+    loader: DataLoader[Any] = DataLoader(Jittered(OwnGenerator()), num_workers=2, persistent_workers=True)
+    finding = said(loader, "data.worker_rng")
+    assert finding.status == "warn"
+    assert finding.summary.startswith("Worker processes make the same random draws:"), "and no epoch repeats another"
+
+
 def test_one_process_has_no_workers() -> None:
     assert said(DataLoader(Jittered(OwnGenerator())), "data.worker_rng").status == "ok"
 

@@ -249,7 +249,7 @@ class Short(Items):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_item_that_raises_is_named(workers: int) -> None:
-    with pytest.raises(DataError, match=r"item 20 of .*ValueError: no such file.*train_data\[20\]\.$"):
+    with pytest.raises(DataError, match=r"item 20 of .*ValueError: no such file.*loader.dataset\[20\]\.$"):
         said(loader(Raises(), num_workers=workers))
 
 

@@ -207,5 +207,6 @@ def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> di
     if loader is None:
         return probe_workers(train, num_workers=count)
     return probe_workers(
-        train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context
-    )
+        train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,
+        persistent=loader.persistent_workers,
+    )  # fmt: skip

@@ -30,6 +30,7 @@ def probe_workers(
     indices: Sequence[Any] | None = None,
     worker_init_fn: Any = None,
     context: Any = None,
+    persistent: bool = False,
     timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """Return JSON facts on the random draws of worker processes; nothing is started where there are none.
@@ -43,6 +44,7 @@ def probe_workers(
         indices: that its sampler gives, the first few of which are asked for; None is spread over 0 to the length.
         worker_init_fn: of the loader.
         context: its multiprocessing context.
+        persistent: its workers stay from one epoch to the next, and so do their generators.
         timeout_s: for a batch.
 
     Returns:
@@ -57,9 +59,14 @@ def probe_workers(
     else:
         examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
     asked = [index for _ in range(VISITS) for index in examples]
-    settings = {"worker_init_fn": worker_init_fn, "multiprocessing_context": context, "timeout": timeout_s}
+    settings = {
+        "worker_init_fn": worker_init_fn,
+        "multiprocessing_context": context,
+        "timeout": timeout_s,
+        "persistent_workers": persistent,
+    }
     with isolated_rng():
-        epochs = [_draws(data, asked, used, settings) for _ in range(2)]
+        epochs = _draws(data, asked, used, settings)
     one = epochs[0][0].reshape(VISITS, len(examples))
     agree = float((one[1:] == one[:-1]).mean())
     random = agree < 1
@@ -75,16 +82,16 @@ def probe_workers(
     }
 
 
-def _draws(data: Any, asked: list[Any], workers: int, settings: dict[str, Any]) -> NDArray[np.int64]:
-    """Return hashes of what each worker drew, shape (workers, visits)."""
+def _draws(data: Any, asked: list[Any], workers: int, settings: dict[str, Any]) -> list[NDArray[np.int64]]:
+    """Return hashes of what each worker drew in each of two epochs, shape (workers, visits)."""
     loader: DataLoader[Any] = DataLoader(
         _Hashed(data),
         batch_sampler=[[index] for index in asked for _ in range(workers)],  # batch k goes to worker k % workers
         num_workers=workers,
         **settings,
     )
-    found: NDArray[np.int64] = np.array([int(batch) for batch in loader], dtype=np.int64)
-    return found.reshape(len(asked), workers).T
+    epochs = [np.array([int(batch) for batch in loader], dtype=np.int64) for _ in range(2)]
+    return [epoch.reshape(len(asked), workers).T for epoch in epochs]
 
 
 class _Hashed(torch.utils.data.Dataset[int]):

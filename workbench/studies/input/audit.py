@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import multiprocessing
+import re
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from workbench.diagnostics.audited import Audit
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.studies.input.collect import Budget, Stepping, collect_input
 from workbench.studies.input.loop import Device
 from workbench.studies.input.trace import write_trace
 
 __all__ = ["InputAudit", "audit_input", "checked_budget", "default_device"]
+
+_SHOWN = 160
+"""Characters of an error's own message that are repeated; the whole of it is its cause."""
 
 
 class InputAudit(Audit):
@@ -60,7 +66,13 @@ def audit_input(
         UsageError: `loader` or `step` is nothing of that kind.
         ConfigError: a number is out of its range.
         DataError: the loader gives nothing, an item raised, a worker died, or no batch came within `timeout_s`.
+        WorkbenchError: the step raised.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "audit_input was called by a worker process while it imports the script that started it. Put what the script does "
+            'under `if __name__ == "__main__":`, so that importing it does nothing.'
+        )
     if isinstance(loader, Dataset) and not isinstance(loader, DataLoader):
         raise UsageError(
             f"loader is a dataset ({type(loader).__name__}); give the loader that you train with, "
@@ -126,4 +138,43 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         return Stepping(kind="seconds", step=lambda _: time.sleep(length), device=device)
     if not callable(step):
         raise UsageError(f"step must be a function of one batch, seconds, or None, not {type(step).__name__}.")
-    return Stepping(kind="function", step=step, device=device)
+    return Stepping(kind="function", step=_told(step), device=device)
+
+
+def _told(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a step; what it raises is told with the line that it was in and what the batch is."""
+
+    def told(batch: Any) -> Any:
+        try:
+            return step(batch)
+        except WorkbenchError:
+            raise
+        except Exception as error:
+            said = (str(error).splitlines() or ["no message"])[0]
+            short = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ..."
+            raise UsageError(
+                f"your step raised {type(error).__name__}{_line_of(error)} on a batch that is {_kind(batch)}: {short}"
+            ) from error
+
+    return told
+
+
+def _line_of(error: Exception) -> str:
+    """Name the innermost line that is no library's."""
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)[1:]
+        if not re.search(r"(site|dist)-packages[/\\]", f.filename)
+    ]
+    return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _kind(batch: Any) -> str:
+    """Return what a batch is made of: "a list of [Tensor, Tensor]"."""
+    if isinstance(batch, Mapping):
+        inner = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in batch.items())
+        return f"a {type(batch).__name__} of {{{inner}}}"
+    if isinstance(batch, (list, tuple)):
+        return f"a {type(batch).__name__} of [{', '.join(type(part).__name__ for part in batch)}]"
+    shape = getattr(batch, "shape", None)
+    return f"a {type(batch).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")

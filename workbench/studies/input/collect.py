@@ -23,7 +23,7 @@ from workbench.studies.input.loaders import closed, is_stream, reads_all, torch_
 from workbench.studies.input.loop import Device, Loop, Step, run_cached, run_loop
 from workbench.studies.input.reads import observe_reads
 from workbench.studies.input.syncs import StaleFetches, count_syncs
-from workbench.studies.input.variants import cached_items, drain, draws_alike, null_transform, spec_loader
+from workbench.studies.input.variants import cached_items, drain, draws_alike, items_repeat, null_transform, spec_loader
 from workbench.studies.input.workers import stream_epochs, worker_draws
 from workbench.train.rng import isolated_rng
 from workbench.workloads.indexed import IndexedDataset
@@ -177,8 +177,9 @@ class _Audit:
 
     def _parts(self, loader: DataLoader[Any]) -> None:
         if reads_all(loader) and len(loader.dataset):  # type: ignore[arg-type]
-            IndexedDataset(loader.dataset)[len(loader.dataset) - 1]  # type: ignore[arg-type]  # a length that is too long ends in an error
+            IndexedDataset(loader.dataset, split=None)[len(loader.dataset) - 1]  # type: ignore[arg-type]  # a length that is too long ends in an error
         self.data = cached_items(loader, seconds=self.budget.slice_s)
+        self.facts["items_repeat"] = items_repeat(loader.dataset, self.data, seconds=self.budget.slice_s)
         self.facts["item_bytes"] = {path: leaf_bytes(leaf) for path, leaf in leaves(self.data.items[0])}
 
     def _workers(self, loader: DataLoader[Any]) -> None:
@@ -216,9 +217,10 @@ class _Audit:
         tried = 1
         while tried <= self.budget.max_workers:
             row = self._drain(loader, {"change": "workers", "value": tried, "workers": tried, "persistent": True})
-            if 0 < 2 * row["batch_s"] <= compute or row["batch_s"] > 0.95 * best:
+            enough = 0 < 2 * row["batch_s"] <= compute or row["batch_s"] > 0.95 * best
+            if enough and tried >= loader.num_workers:  # what the loader has is on the curve
                 return
-            best, tried = row["batch_s"], tried * 2
+            best, tried = min(best, row["batch_s"]), tried * 2
 
     def _drain(self, loader: DataLoader[Any], variant: dict[str, Any], data: Any = None) -> dict[str, Any]:
         row = self._drained(loader, variant, data)

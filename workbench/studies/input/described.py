@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from workbench.studies.input.clock import Spent
 from workbench.studies.input.loaders import is_stream
@@ -25,6 +25,7 @@ def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
         "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
         "batch_size": own.batch_size, "sampler": type(own.sampler if own.batch_size is not None or own.batch_sampler is None else own.batch_sampler).__name__,
         "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
+        "collate": "default" if own.collate_fn is default_collate or own.collate_fn is default_convert else getattr(own.collate_fn, "__name__", type(own.collate_fn).__name__),
         "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": dataset_length(own.dataset), "drop_last": own.drop_last,
     }  # fmt: skip
 
@@ -73,8 +74,9 @@ def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | No
     return {
         "items_s": float(np.mean([s.wall_s for s in items])),
         "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
-        "items_queued_s": float(np.mean([s.queued_s for s in items])),
+        "items_queued_s": float(np.mean([s.others_s for s in items])),
         "collate_s": float(np.mean([s.wall_s for s in collate])),
+        "collate_queued_s": float(np.mean([s.others_s for s in collate])),
         "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
     }
 
@@ -86,6 +88,8 @@ def cores() -> int:
 
 def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
     """Return what to say of a loader that gives nothing."""
+    if own is not None and dataset_length(own.dataset) == 0:
+        return f"the loader gives no batch: its dataset {type(own.dataset).__name__} has 0 examples."
     if own is None:
         return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
     claimed = (

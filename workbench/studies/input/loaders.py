@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -150,13 +151,24 @@ def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
         if "DataLoader worker" not in str(error):
             raise
         lines = str(error).splitlines()
-        what = f"raised: {lines[-1]}." if lines[0].startswith("Caught") else f"ended: {lines[0]}"
+        what = f"raised: {lines[-1]}." if lines[0].startswith("Caught") else f"ended: {lines[0].rstrip('.')}."
         raise DataError(
-            f"a worker process of the loader {what} Try num_workers=0, which shows the error itself."
+            f"a worker process of the loader {what} Try num_workers=0, which shows the error itself.{_guard(loader)}"
         ) from error
     finally:
         if not getattr(loader, "persistent_workers", False):
             _shut(batches)
+
+
+def _guard(loader: Any) -> str:
+    """Return what to add where workers import the script that started them."""
+    context = getattr(loader, "multiprocessing_context", None) or multiprocessing.get_context()
+    if context.get_start_method() == "fork":
+        return ""
+    return (
+        f" Workers are started by {context.get_start_method()!r} here and import the script that starts them: put what "
+        'it does under `if __name__ == "__main__":`.'
+    )
 
 
 def _shut(batches: Any) -> None:

@@ -74,7 +74,7 @@ class TimedDataset(_Passing, Dataset[Any]):
     """
 
     def __init__(self, data: Any) -> None:
-        super().__init__(data, IndexedDataset(data))
+        super().__init__(data, IndexedDataset(data, split=None))
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -97,7 +97,7 @@ class TimedStream(_Passing, IterableDataset[Any]):
     """
 
     def __init__(self, data: Any, collate: TimedCollate) -> None:
-        super().__init__(data, CountedStream(data))
+        super().__init__(data, CountedStream(data, split=None))
         object.__setattr__(self, "_collate", collate)
 
     def __iter__(self) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from workbench.studies.data.order import untouched
 from workbench.studies.input.described import dataset_length
 from workbench.studies.input.loaders import closed, is_stream, timed_loader
 from workbench.studies.input.loop import Device, run_loop
-from workbench.workloads.leaves import without
+from workbench.workloads.leaves import content_hash, without
 
 __all__ = [
     "CachedItems",
@@ -24,6 +24,7 @@ __all__ = [
     "cached_items",
     "drain",
     "draws_alike",
+    "items_repeat",
     "null_transform",
     "spec_loader",
 ]
@@ -132,10 +133,11 @@ class CachedItems(Dataset[Any]):
     Args:
         items: given in turn.
         length: of the dataset that they stand for.
+        indices: of these items in that dataset.
     """
 
-    def __init__(self, items: Sequence[Any], length: int) -> None:
-        self.items, self.length = items, length
+    def __init__(self, items: Sequence[Any], length: int, indices: Sequence[Any] = ()) -> None:
+        self.items, self.length, self.indices = items, length, indices
 
     def __len__(self) -> int:
         return self.length
@@ -162,17 +164,41 @@ class CachedStream(IterableDataset[Any]):
 def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> Any:
     """Return a dataset of the first items of a loader's, fetched once, as many as come in some seconds."""
     items: list[Any] = []
+    indices: list[Any] = []
     began = time.perf_counter()
     data: Any = loader.dataset
     if is_stream(loader):
-        source: Iterator[Any] = iter(data)
+        source: Iterator[Any] = enumerate(data)
     else:
-        source = (data[index] for index in _indices(loader))
-    for item in itertools.islice(source, most):
+        source = ((index, data[index]) for index in _indices(loader))
+    for index, item in itertools.islice(source, most):
         items.append(item)
+        indices.append(index)
         if time.perf_counter() - began > seconds:
             break
-    return CachedStream(items, 100_000) if is_stream(loader) else CachedItems(items, dataset_length(data) or len(items))
+    if is_stream(loader):
+        return CachedStream(items, 100_000)
+    return CachedItems(items, dataset_length(data) or len(items), indices)
+
+
+def items_repeat(data: Any, kept: Any, *, seconds: float, most: int = 16) -> bool | None:
+    """Tell whether items are the same when they are asked for again, or drawn at random anew; None of a stream.
+
+    Args:
+        data: the dataset.
+        kept: the items that `cached_items` got of it.
+        seconds: to go on for; one item is asked for all the same.
+        most: items to ask for.
+    """
+    if not isinstance(kept, CachedItems):
+        return None
+    began = time.perf_counter()
+    for index, item in itertools.islice(zip(kept.indices, kept.items, strict=True), most):
+        if content_hash(data[index]) != content_hash(item):
+            return False
+        if time.perf_counter() - began > seconds:
+            break
+    return True
 
 
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
