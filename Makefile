@@ -2,13 +2,14 @@
 # make lab        the notebooks, in JupyterLab, on this machine only
 # make test       what to run before and after a change
 # make check      test, plus style, types and the slow tests; the same as .ci/run
+# make test-cluster   parameter servers in processes of their own; minutes, most of them to start processes
 # make notebooks  run every notebook again and store its outputs
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab test check notebooks bench
+.PHONY: help install diagnose lab test test-cluster check notebooks bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -46,7 +47,7 @@ lab: $(STAMP)
 
 # One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
@@ -58,7 +59,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not cluster"
+
+# Apart from the others: one Ray cluster is up from the first test to the last.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -q -m cluster tests/parameter_server tests/studies/test_parameter_server.py
 
 notebooks: $(STAMP)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks

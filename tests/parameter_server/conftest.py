@@ -16,7 +16,7 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 HAS_RAY = importlib.util.find_spec("workbench.parameter_server.ray_engine") is not None
 ENGINES = [
     "threads",
-    pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason="no engine")]),
+    pytest.param("ray", marks=[pytest.mark.cluster, pytest.mark.skipif(not HAS_RAY, reason="no engine")]),
 ]
 
 MakeCluster = Callable[..., Cluster]

@@ -27,7 +27,7 @@ pytest.importorskip("ray")
 from workbench.parameter_server import ray_engine
 from workbench.parameter_server.ray_engine import RayEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do
 
 

@@ -129,7 +129,7 @@ def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path:
     assert before
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_study_runs_on_actors(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     study = ParameterServerStudy(workers=(2,), closures=(), engine="ray", steps=40, remedies=False)
