@@ -85,6 +85,7 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
             "study": "s",
             "note": "why not",
             "device": "cpu",
+            "trainer": None,
             "executor": "local",
             "address": None,
             "proof_seeds": 3,
@@ -104,6 +105,7 @@ def test_diagnose_leaves_what_was_not_said_to_the_playbook(playbook) -> None:
         "study": None,
         "note": None,
         "device": "auto",
+        "trainer": None,
         "executor": "local",
         "address": None,
         "proof_seeds": 3,
@@ -134,13 +136,14 @@ def test_what_is_printed_is_what_the_playbook_says_to_paste(playbook, capsys) ->
     assert "mine:make" not in out
 
 
-def test_there_is_one_trainer(playbook, capsys) -> None:
+def test_there_are_two_trainers(playbook, capsys) -> None:
     calls = playbook(diagnosis())
-    assert cli.main(["diagnose", "w", "--trainer", "local"]) == 0
-    assert len(calls) == 1
-    assert cli.main(["diagnose", "w", "--trainer", "parameter_server"]) == 2
-    assert "--trainer 'parameter_server' is not there: this version has only 'local'" in capsys.readouterr().err
-    assert len(calls) == 1
+    for name in ("local", "parameter_server"):
+        assert cli.main(["diagnose", "w", "--trainer", name]) == 0
+    assert [type(call["trainer"]).__name__ for call in calls] == ["NoneType", "ParameterServerTrainer"]
+    assert cli.main(["diagnose", "w", "--trainer", "horovod"]) == 2
+    assert "--trainer 'horovod' is not there. Allowed: local, parameter_server" in capsys.readouterr().err
+    assert len(calls) == 2
 
 
 def test_executor_and_address_reach_the_playbook(playbook) -> None:
