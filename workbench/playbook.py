@@ -202,9 +202,11 @@ def diagnose(
         name=study,
         note=note,
         command=command,
-        call=call_on(
+        call=None
+        if trainer is not None and trainer.hooks
+        else call_on(
             workload,
-            f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds)})",
+            f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds, trainer)})",
         ),
         progress=progress,
     ) as session:
@@ -218,9 +220,12 @@ def diagnose(
     return diagnosis
 
 
-def _settings(sweep: LRSweep | None, instability: InstabilityStudy | None, proof_seeds: int) -> str:
+def _settings(
+    sweep: LRSweep | None, instability: InstabilityStudy | None, proof_seeds: int, trainer: AnyTrainer | None
+) -> str:
     """Return the arguments that were given, as source."""
-    given = {"sweep": sweep, "instability": instability, "proof_seeds": None if proof_seeds == 3 else proof_seeds}
+    seeds = None if proof_seeds == 3 else proof_seeds
+    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer}
     return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
 
 

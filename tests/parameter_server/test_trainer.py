@@ -18,6 +18,7 @@ from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.placed import PlacedModule
 from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.studies.lr_sweep import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -91,6 +92,9 @@ def test_traffic_is_that_of_the_parameters(tmp_path: Path) -> None:
 def test_a_study_runs_on_it(tmp_path: Path) -> None:
     study = wb.LRSweep(lrs=(0.01, 0.1)).run(workload(), trainer=ParameterServerTrainer(workers=2), out=tmp_path / "s")
     assert study.trials["state"].tolist() == ["complete"] * 2
+    assert "trainer=ParameterServerTrainer(workers=2)" in LRSweep(lrs=(0.01,))._call(
+        ParameterServerTrainer(workers=2), None
+    )
     assert study.trials["peak_lr"].tolist() == [0.01, 0.1]
     assert "lr.best" in wb.diagnose_lr_sweep(study)
     assert set(study.facts["parameter_server"]) == {"0", "1"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 from workbench.errors import UsageError
 from workbench.parameter_server.closure import Closure
@@ -182,14 +181,6 @@ class ClosureQueue:
                     closure.mark_cancelled()
             self._tagged.clear()
             self._changed.notify_all()
-
-    def drop_tagged(self, tag: int, which: Callable[[Closure], bool] = lambda _: True) -> None:
-        """Cancel closures that wait for one worker."""
-        with self._changed:
-            waiting = self._tagged.get(tag, deque())
-            for closure in [each for each in waiting if which(each)]:
-                closure.mark_cancelled()
-                waiting.remove(closure)
 
     def _raise_if_error(self) -> None:
         """Cancel what waits, wait for what runs, then raise the error and forget it; the lock is held."""

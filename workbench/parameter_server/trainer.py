@@ -165,5 +165,4 @@ class ParameterServerTrainer:
         """Return the expression that repeats a run; None where functions of the user's own are part of it."""
         if self.hooks or config.has_callables or self.variable_partitioner is not None:
             return None
-        made = f"wb.ParameterServerTrainer(workers={self.workers}, servers={self.servers}, engine={self.engine!r})"
-        return call_on(workload, f"{made}.run({{workload}}, {source_of(config)}, out={str(out)!r})")
+        return call_on(workload, f"wb.{source_of(self)}.run({{workload}}, {source_of(config)}, out={str(out)!r})")

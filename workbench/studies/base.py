@@ -76,8 +76,13 @@ class Study(ABC):
             out=out,
             name=name,
             note=note,
-            call=call_on(workload, f"{source_of(self)}.run({{workload}}, out={str(out)!r})"),
+            call=None if trainer is not None and trainer.hooks else call_on(workload, self._call(trainer, out)),
             progress=progress,
         ) as session:
             self.extend(session)
             return session.record
+
+    def _call(self, trainer: AnyTrainer | None, out: str | Path | None) -> str:
+        """Return the expression that runs it again; another trainer than the default one is part of what is repeated."""
+        by = "" if trainer is None else f", trainer={source_of(trainer)}"
+        return f"{source_of(self)}.run({{workload}}, out={str(out)!r}{by})"
