@@ -166,15 +166,20 @@ def test_batch_norm_of_one_worker_is_evaluated_as_ever(tmp_path: Path) -> None:
 
 
 def test_batch_norm_of_several_workers_is_merged(tmp_path: Path) -> None:
-    """P6.7: the saved model has statistics of the data, not of the initialisation."""
-    made = small_workload(build_model=normed, config={"total_steps": 80})
-    record = ParameterServerTrainer(workers=3).run(made, out=tmp_path / "s")
-    assert record.best().step > 0
-    model = wb.load_trained(made, record)
+    """P6.7: the saved model has statistics of the data, not of the initialisation.
+
+    Each batch is the whole of the data and the weights stay, so every worker's statistics go to the same ones, whoever is fast: a
+    worker that made a share k / n of the n updates keeps (1 - momentum)^(3 k) of the initial ones, which weighs at most .5 % together.
+    """
+    still = {"total_steps": 240, "batch_size": 48, "peak_lr": 1e-12, "eval_every_steps": 240}
+    made = small_workload(build_model=normed, config=still)
+    ParameterServerTrainer(workers=3).run(made, out=tmp_path / "s")
+    (checkpoint,) = (tmp_path / "s").rglob("step-00000240")
+    model = wb.load_trained(made, checkpoint)
     first, norm = model[0], model[1]  # type: ignore[index]
     inputs = first(made.train_data[:][0].double())  # type: ignore[index, operator]
-    assert torch.allclose(norm.running_mean, inputs.mean(0), atol=0.15)  # type: ignore[arg-type, union-attr]
-    assert torch.allclose(norm.running_var, inputs.var(0), rtol=0.3)  # type: ignore[arg-type, union-attr]
+    assert torch.allclose(norm.running_mean, inputs.mean(0), atol=0.01)  # type: ignore[arg-type, union-attr]
+    assert torch.allclose(norm.running_var, inputs.var(0), atol=0.01)  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize(
