@@ -18,7 +18,16 @@ FLOORS = (
     r"errors|metrics|config|schedules|record|record_\w+|ledger|ledger_\w+|repro|plain",
     r"diagnostics(\..+)?",
     r"workloads(\..+)?",
-    r"(train|hosts|parameter_server)(\..+)?",
+    r"(train|hosts)(\..+)?",
+    r"parameter_server(\.(errors|context))?",
+    r"parameter_server\.workers(\..+)?",
+    r"parameter_server\.(data|servers)(\..+)?",
+    r"parameter_server\.links(\..+)?",
+    r"parameter_server\.engines(\..+)?",
+    r"parameter_server\.cluster(\..+)?",
+    r"parameter_server\.strategy",
+    r"parameter_server\.coordinator(\..+)?",
+    r"parameter_server\.(fit|trials|toy|behaviours)(\..+)?",
     r"studies(\..+)?",
     r"plots(\..+)?",
     r"panels(\..+)?|report|report_\w+|notebook_runner|notebook_parameters",
@@ -212,7 +221,8 @@ PLANTED = {
     "diagnostics/heavy.py": ("from torch import Tensor", "torch belongs in"),
     "diagnostics/wrong.py": ("import sympy", "only"),
     "studies/index.py": ("def f():\n    import optuna", "optuna belongs in"),
-    "parameter_server/engine.py": ("def f():\n    from ray import actor", "ray belongs in"),
+    "parameter_server/engines/own.py": ("def f():\n    from ray import actor", "ray belongs in"),
+    "parameter_server/workers/own.py": ("from workbench.parameter_server.engines.threads import x", "upwards"),
     "ledger.py": ("import pyarrow.parquet as pq", "pyarrow belongs in"),
     "panels/run.py": ("import papermill as pm", "papermill belongs in"),
     "train/wide.py": ("from torch import distributed", "torch.distributed belongs in"),
@@ -223,7 +233,8 @@ PLANTED = {
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
-    for name in ("__init__.py", "studies/sweep.py", "train/trainer.py", "train/__init__.py", "cli.py", "errors.py"):
+    there = "__init__.py studies/sweep.py train/trainer.py train/__init__.py parameter_server/engines/threads.py cli.py errors.py"
+    for name in there.split():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
     for name, source in files.items():

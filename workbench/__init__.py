@@ -73,26 +73,30 @@ if TYPE_CHECKING:
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
-    from workbench.parameter_server.callbacks import Callback
-    from workbench.parameter_server.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint
-    from workbench.parameter_server.checkpoint_manager import CheckpointManager
-    from workbench.parameter_server.closure import RemoteValue
-    from workbench.parameter_server.cluster import create_in_process_cluster
-    from workbench.parameter_server.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.in_process import create_in_process_cluster
     from workbench.parameter_server.context import get_current_worker_index
-    from workbench.parameter_server.coordinator import ClusterCoordinator
-    from workbench.parameter_server.evaluation import evaluate_direct, evaluate_distributed
-    from workbench.parameter_server.fit import StrategyModel
-    from workbench.parameter_server.input_context import DatasetCreator, InputContext
-    from workbench.parameter_server.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
-    from workbench.parameter_server.resources import PerWorkerValues
-    from workbench.parameter_server.sidecar import SidecarEvaluator
+    from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+    from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
+    from workbench.parameter_server.data.string_lookup import StringLookup
+    from workbench.parameter_server.data.visits import count_visits
+    from workbench.parameter_server.fit.callbacks import Callback
+    from workbench.parameter_server.fit.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint
+    from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+    from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
+    from workbench.parameter_server.fit.sidecar import SidecarEvaluator
+    from workbench.parameter_server.fit.strategy_model import StrategyModel
+    from workbench.parameter_server.fit.tensorboard import TensorBoard
+    from workbench.parameter_server.servers.partitioners import (
+        FixedShardsPartitioner,
+        MaxSizePartitioner,
+        MinSizePartitioner,
+    )
+    from workbench.parameter_server.servers.variable import ShardedVariable
     from workbench.parameter_server.strategy import ParameterServerStrategy
-    from workbench.parameter_server.string_lookup import StringLookup
-    from workbench.parameter_server.tensorboard import TensorBoard
-    from workbench.parameter_server.trainer import ParameterServerTrainer
-    from workbench.parameter_server.variable import ShardedVariable
-    from workbench.parameter_server.visits import count_visits
+    from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+    from workbench.parameter_server.workers.closure import RemoteValue
+    from workbench.parameter_server.workers.resources import PerWorkerValues
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
     from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
@@ -585,39 +589,39 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "diagnostics.parameter_server": ("diagnose_parameter_server",),
     "diagnostics.server_remedies": ("server_remedies",),
     "diagnostics.server_throughput": ("server_throughput",),
-    "parameter_server.callbacks": ("Callback",),
-    "parameter_server.checkpoint_callbacks": (
+    "parameter_server.fit.callbacks": ("Callback",),
+    "parameter_server.fit.checkpoint_callbacks": (
         "BackupAndRestore",
         "ModelCheckpoint",
     ),
-    "parameter_server.checkpoint_manager": ("CheckpointManager",),
-    "parameter_server.closure": ("RemoteValue",),
-    "parameter_server.cluster": ("create_in_process_cluster",),
-    "parameter_server.cluster_resolver": ("ClusterResolver",),
+    "parameter_server.fit.checkpoint_manager": ("CheckpointManager",),
+    "parameter_server.workers.closure": ("RemoteValue",),
+    "parameter_server.cluster.in_process": ("create_in_process_cluster",),
+    "parameter_server.cluster.cluster_resolver": ("ClusterResolver",),
     "parameter_server.context": ("get_current_worker_index",),
-    "parameter_server.coordinator": ("ClusterCoordinator",),
-    "parameter_server.evaluation": (
+    "parameter_server.coordinator.coordinator": ("ClusterCoordinator",),
+    "parameter_server.fit.evaluation": (
         "evaluate_direct",
         "evaluate_distributed",
     ),
-    "parameter_server.fit": ("StrategyModel",),
-    "parameter_server.input_context": (
+    "parameter_server.fit.strategy_model": ("StrategyModel",),
+    "parameter_server.data.input_context": (
         "DatasetCreator",
         "InputContext",
     ),
-    "parameter_server.partitioners": (
+    "parameter_server.servers.partitioners": (
         "FixedShardsPartitioner",
         "MaxSizePartitioner",
         "MinSizePartitioner",
     ),
-    "parameter_server.resources": ("PerWorkerValues",),
-    "parameter_server.sidecar": ("SidecarEvaluator",),
+    "parameter_server.workers.resources": ("PerWorkerValues",),
+    "parameter_server.fit.sidecar": ("SidecarEvaluator",),
     "parameter_server.strategy": ("ParameterServerStrategy",),
-    "parameter_server.string_lookup": ("StringLookup",),
-    "parameter_server.tensorboard": ("TensorBoard",),
-    "parameter_server.trainer": ("ParameterServerTrainer",),
-    "parameter_server.variable": ("ShardedVariable",),
-    "parameter_server.visits": ("count_visits",),
+    "parameter_server.data.string_lookup": ("StringLookup",),
+    "parameter_server.fit.tensorboard": ("TensorBoard",),
+    "parameter_server.trials.trainer": ("ParameterServerTrainer",),
+    "parameter_server.servers.variable": ("ShardedVariable",),
+    "parameter_server.data.visits": ("count_visits",),
     "plots.parameter_server": (
         "plot_server_load",
         "plot_staleness",

@@ -103,6 +103,6 @@ def _trainer(name: str) -> AnyTrainer | None:
     """Return the trainer of this name; None is the local one."""
     if name == "local":
         return None
-    from workbench.parameter_server.trainer import ParameterServerTrainer
+    from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 
     return ParameterServerTrainer()

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from workbench.parameter_server.cluster import Cluster, create_in_process_cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.cluster.in_process import Cluster, create_in_process_cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
-HAS_RAY = importlib.util.find_spec("workbench.parameter_server.ray_engine") is not None
+HAS_RAY = importlib.util.find_spec("workbench.parameter_server.engines.ray_engine") is not None
 ENGINES = [
     "threads",
     pytest.param("ray", marks=[pytest.mark.cluster, pytest.mark.skipif(not HAS_RAY, reason="no engine")]),

@@ -14,9 +14,9 @@ from torch import nn
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.behaviours import BEHAVIOURS, LIMITS, as_markdown, behaviours_table, limits_table
-from workbench.parameter_server.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 HERE = Path(__file__).parent

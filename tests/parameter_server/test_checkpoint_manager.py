@@ -14,11 +14,11 @@ from tests.helpers.workloads import small_net, small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.cluster import Cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.checkpoint import load_checkpoint, load_model
 

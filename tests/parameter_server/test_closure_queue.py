@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from workbench.errors import UsageError
-from workbench.parameter_server.closure import Closure, RemoteValue
-from workbench.parameter_server.closure_queue import ClosureQueue
+from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.errors import CancelledError
+from workbench.parameter_server.workers.closure import Closure, RemoteValue
 
 
 @pytest.fixture(params=[256 * 1024, 2])

@@ -11,8 +11,8 @@ import pytest
 
 from tests.parameter_server.test_cluster_spec import TUTORIAL
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster_resolver import ClusterResolver
-from workbench.parameter_server.cluster_spec import ClusterSpec, Task
+from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+from workbench.parameter_server.cluster.cluster_spec import ClusterSpec, Task
 
 
 def config(kind: Any = "worker", index: Any = 1, **more: Any) -> str:

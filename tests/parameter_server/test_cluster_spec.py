@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.errors import UnknownNameError, UsageError
-from workbench.parameter_server.cluster_spec import ClusterSpec, Task, devices_each, split_address
+from workbench.parameter_server.cluster.cluster_spec import ClusterSpec, Task, devices_each, split_address
 
 TUTORIAL = {
     "worker": ["host1:2222", "host2:2222", "host3:2222"],

@@ -14,8 +14,8 @@ import torch
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
 from workbench.parameter_server.errors import CancelledError
 from workbench.parameter_server.strategy import ParameterServerStrategy
 

@@ -17,10 +17,10 @@ from tests.helpers.workloads import small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkloadError
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.evaluation import evaluate_direct, evaluate_distributed
-from workbench.parameter_server.fit import StrategyModel
-from workbench.parameter_server.metric_state import AdditiveMetric, MetricSet, area_under_counts, auc, total
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
+from workbench.parameter_server.fit.metric_state import AdditiveMetric, MetricSet, area_under_counts, auc, total
+from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload

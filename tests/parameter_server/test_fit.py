@@ -18,19 +18,19 @@ from tests.helpers.workloads import small_net, small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UsageError, WorkloadError
-from workbench.parameter_server import placed as placed_module
-from workbench.parameter_server import planes
-from workbench.parameter_server.callbacks import Callback
-from workbench.parameter_server.cluster import Cluster
+from workbench.parameter_server.cluster.in_process import Cluster
 from workbench.parameter_server.context import get_current_worker_index
-from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.fit import StrategyModel
-from workbench.parameter_server.input_context import DatasetCreator, InputContext
-from workbench.parameter_server.metric_state import AdditiveMetric
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
-from workbench.parameter_server.step_runner import Stepped
+from workbench.parameter_server.fit.callbacks import Callback
+from workbench.parameter_server.fit.metric_state import AdditiveMetric
+from workbench.parameter_server.fit.step_runner import Stepped
+from workbench.parameter_server.fit.strategy_model import StrategyModel
+from workbench.parameter_server.servers import placed as placed_module
+from workbench.parameter_server.servers import planes
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.batches import train_batches
 from workbench.train.lanes import build_model

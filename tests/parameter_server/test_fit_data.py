@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
 from workbench.parameter_server.context import get_current_worker_index
+from workbench.parameter_server.data.feed import as_data, evaluation_feed, training_feed
+from workbench.parameter_server.data.input_context import DatasetCreator
+from workbench.parameter_server.data.string_lookup import StringLookup
 from workbench.parameter_server.errors import OutOfRangeError
-from workbench.parameter_server.feed import as_data, evaluation_feed, training_feed
-from workbench.parameter_server.fit import StrategyModel
-from workbench.parameter_server.input_context import DatasetCreator
-from workbench.parameter_server.metric_state import AdditiveMetric
+from workbench.parameter_server.fit.metric_state import AdditiveMetric
+from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.string_lookup import StringLookup
 
 X = torch.arange(24.0, dtype=torch.float64)[:, None].expand(24, 3).contiguous()
 Y = torch.sin(X.sum(1))

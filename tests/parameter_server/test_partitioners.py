@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.partitioners import (
+from workbench.parameter_server.servers.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
-from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
-from workbench.parameter_server.resources import PerWorkerValues
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.workers.resources import PerWorkerValues
 
 
 def numbers() -> Iterator[int]:

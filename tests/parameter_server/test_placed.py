@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.cluster import Cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, UsageError
-from workbench.parameter_server.cluster import Cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
+from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
-from workbench.parameter_server.plane import Place
-from workbench.parameter_server.server import Push
+from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
-from workbench.parameter_server import ray_engine
-from workbench.parameter_server.ray_engine import RayEngine
+from workbench.parameter_server.engines import ray_engine
+from workbench.parameter_server.engines.ray_engine import RayEngine
 
 pytestmark = pytest.mark.cluster
 ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do

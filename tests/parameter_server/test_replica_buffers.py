@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.parameter_server.replica_buffers import ReplicaBuffers, merged_buffers, quicken_batch_norm
+from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers, quicken_batch_norm
 
 
 def replica(updates: int, mean: float, variance: float, tracked: int, other: float = 0.0) -> ReplicaBuffers:

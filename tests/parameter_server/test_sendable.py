@@ -10,8 +10,8 @@ import cloudpickle
 import pytest
 import torch
 
-from workbench.parameter_server.closure import Closure
-from workbench.parameter_server.sendable import KEPT, Kept, NotKept, SendOnce, Sent
+from workbench.parameter_server.engines.sendable import KEPT, Kept, NotKept, SendOnce, Sent
+from workbench.parameter_server.workers.closure import Closure
 
 RATE = 1.0
 

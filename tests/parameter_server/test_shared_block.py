@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.parameter_server import shared_block
-from workbench.parameter_server.shared_block import BlockReader, SharedBlock
-from workbench.parameter_server.shared_memory import (
+from workbench.parameter_server.links import shared_block
+from workbench.parameter_server.links.shared_block import BlockReader, SharedBlock
+from workbench.parameter_server.links.shared_memory import (
     SharedMemory,
     Witness,
     machine,
@@ -32,11 +32,11 @@ def test_another_process_sees_and_writes_the_same_memory() -> None:
     """And a process that ended is seen to have, though nobody has asked after it yet."""
     memory = SharedMemory(64)
     program = (
-        "from workbench.parameter_server.shared_memory import Where, machine, share\n"
+        "from workbench.parameter_server.links.shared_memory import Where, machine, share\n"
         f"content = share({memory.where!r}); content[0] = content[1] + 1; print(machine())"
     )
     memory.content[1] = 41
-    names = "from workbench.parameter_server.shared_memory import Where\n"
+    names = "from workbench.parameter_server.links.shared_memory import Where\n"
     process = subprocess.Popen([sys.executable, "-c", names + program], stdout=subprocess.PIPE, text=True)
     witness = Witness(process.pid)
     assert not witness.gone()

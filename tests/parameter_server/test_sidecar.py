@@ -12,13 +12,13 @@ import torch
 from tests.helpers.workloads import small_net, small_workload
 from tests.test_layers import PACKAGE, imports, modules
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server import sidecar
-from workbench.parameter_server.callbacks import Callback
-from workbench.parameter_server.checkpoint_callbacks import ModelCheckpoint
-from workbench.parameter_server.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.event_file import EventFile
-from workbench.parameter_server.fit import StrategyModel
-from workbench.parameter_server.sidecar import SidecarEvaluator
+from workbench.parameter_server.fit import sidecar
+from workbench.parameter_server.fit.callbacks import Callback
+from workbench.parameter_server.fit.checkpoint_callbacks import ModelCheckpoint
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.fit.event_file import EventFile
+from workbench.parameter_server.fit.sidecar import SidecarEvaluator
+from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.checkpoint import Checkpoint, load_checkpoint
 
@@ -110,7 +110,7 @@ def test_its_curves(tmp_path: Path) -> None:
 
 def test_it_knows_nothing_of_the_cluster() -> None:
     """T8.6: another program, on another machine, without engine, coordinator or strategy."""
-    known, todo, seen = modules(PACKAGE), ["parameter_server.sidecar"], set[str]()
+    known, todo, seen = modules(PACKAGE), ["parameter_server.fit.sidecar"], set[str]()
     while todo:
         name = todo.pop()
         if name in seen or name not in known:
@@ -120,7 +120,7 @@ def test_it_knows_nothing_of_the_cluster() -> None:
         todo += [each.target.removeprefix("workbench.") for each in found if not each.typing_only]
     assert len(seen) > 20
     own = {name for name in seen if name.startswith("parameter_server.")}
-    assert own == {"parameter_server.sidecar", "parameter_server.event_file"}
+    assert own == {"parameter_server.fit.sidecar", "parameter_server.fit.event_file"}
     assert not [name for name in seen if "ray" in name]
 
 

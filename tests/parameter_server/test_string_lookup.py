@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from workbench.errors import UnknownNameError, UsageError
-from workbench.parameter_server.partitioners import split_rows
-from workbench.parameter_server.string_lookup import StringLookup
+from workbench.parameter_server.data.string_lookup import StringLookup
+from workbench.parameter_server.servers.partitioners import split_rows
 
 WORDS = ("avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman")
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster import Cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.evaluation import evaluate_direct, evaluate_distributed
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.toy import (
     CONFIG,
@@ -96,7 +96,7 @@ def test_it_is_solved_within_four_epochs(cluster: Cluster) -> None:
 SERVE = """
 import json, sys
 import torch
-from workbench.parameter_server.string_lookup import StringLookup
+from workbench.parameter_server.data.string_lookup import StringLookup
 
 folder = sys.argv[1]
 with open(f"{folder}/serving.json") as file:

@@ -15,9 +15,9 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
-from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.studies.lr_sweep import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -111,7 +111,7 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     """With one worker and data in memory: as if nothing had been."""
     made = workload(optimizer="adam")
     whole = ALONE.run(made, out=tmp_path / "whole")
-    from workbench.parameter_server import placed_run
+    from workbench.parameter_server.trials import placed_run
 
     real = placed_run.PlacedRun._write_rows
 
@@ -144,7 +144,7 @@ def test_a_dead_server_ends_the_trial_and_the_same_call_goes_on(
         return real(self, grads, versions)
 
     monkeypatch.setattr(PlacedModule, "push_flat", push)
-    monkeypatch.setattr("workbench.parameter_server.dispatch.TRANSIENT_FAILURES", 0)
+    monkeypatch.setattr("workbench.parameter_server.coordinator.dispatch.TRANSIENT_FAILURES", 0)
     with pytest.raises(UnavailableError, match="ps 1"):
         ALONE.run(made, out=tmp_path / "s")
     assert wb.open(tmp_path / "s").state == "failed"

@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster import Cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.plane import Place
+from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable
-from workbench.parameter_server.variable import ShardedVariable, Variable
-from workbench.parameter_server.worker_variable import WorkerVariable
+from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 
 def sharded(cluster: Cluster, value: Any, shards: int = 4) -> ShardedVariable:

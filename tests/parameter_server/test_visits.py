@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.input_context import InputContext
-from workbench.parameter_server.visits import count_visits, endless_batches, shard_then_shuffle, shuffle_then_shard
+from workbench.parameter_server.data.input_context import InputContext
+from workbench.parameter_server.data.visits import count_visits, endless_batches, shard_then_shuffle, shuffle_then_shard
 
 IDS = range(10)
 

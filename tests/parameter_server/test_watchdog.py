@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from workbench.errors import UsageError
-from workbench.parameter_server.watchdog import WatchDog, all_stacks
+from workbench.parameter_server.coordinator.watchdog import WatchDog, all_stacks
 
 SOON_S = 30.0  # how long a test waits before it gives up; it takes milliseconds
 
@@ -119,7 +119,7 @@ def test_a_failing_callback_is_logged_and_the_watch_goes_on(caplog: pytest.LogCa
         calls.append(1)
         raise RuntimeError("planted")
 
-    with caplog.at_level(logging.WARNING, "workbench.parameter_server.watchdog"):
+    with caplog.at_level(logging.WARNING, "workbench.parameter_server.coordinator.watchdog"):
         assert run(Sleeper(None, None), fail, io.StringIO()).stalls == 2
     assert len(calls) == 2
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
@@ -127,7 +127,7 @@ def test_a_failing_callback_is_logged_and_the_watch_goes_on(caplog: pytest.LogCa
 
 
 def test_without_a_stream_it_is_a_warning_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "workbench.parameter_server.watchdog"):
+    with caplog.at_level(logging.WARNING, "workbench.parameter_server.coordinator.watchdog"):
         run(Sleeper(None))
     (record,) = caplog.records
     assert record.levelname == "WARNING"

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 import torch
 
-from workbench.parameter_server.wire import Packed, from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.wire import Packed, from_wire, to_bytes, to_wire
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int8])

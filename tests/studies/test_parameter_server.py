@@ -17,13 +17,13 @@ from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_ser
 from workbench.diagnostics.server_load import load_ratios, server_load
 from workbench.diagnostics.server_remedies import server_remedies
 from workbench.diagnostics.server_throughput import server_throughput
-from workbench.parameter_server.cluster import create_in_process_cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.dispatch import Dispatcher
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.server import ServerRuntime
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.dispatch import Dispatcher
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.playbook import diagnose_record
 from workbench.report_figures import draw_figures
 from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
-from workbench.parameter_server.partitioners import num_shards, split_rows
-from workbench.parameter_server.placed import Part, PlacedModule
-from workbench.parameter_server.plane import Place
-from workbench.parameter_server.variable import ShardedVariable, Variable
-from workbench.parameter_server.worker_variable import WorkerVariable
+from workbench.parameter_server.servers.partitioners import num_shards, split_rows
+from workbench.parameter_server.servers.placed import Part, PlacedModule
+from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.variable import ShardedVariable, Variable
+from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
-    from workbench.parameter_server.cluster import Cluster
+    from workbench.parameter_server.cluster.in_process import Cluster
 
 __all__ = ["ByRows", "ParameterServerStrategy", "variable"]
 
@@ -172,7 +172,7 @@ class ParameterServerStrategy:
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[..., Any]) -> Callable[[], Any]:
         """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
-        from workbench.parameter_server.distributed_dataset import DistributedDataset
+        from workbench.parameter_server.data.distributed_dataset import DistributedDataset
 
         return DistributedDataset(dataset_fn, self.num_workers)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.placed import PlacedModule
-from workbench.parameter_server.string_lookup import StringLookup
-from workbench.parameter_server.variable import Variable
+from workbench.parameter_server.data.string_lookup import StringLookup
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.variable import Variable
 from workbench.workloads.base import Workload
 
 __all__ = ["CONFIG", "EXAMPLES", "FEATURES", "LABELS", "WORDS", "Toy", "accuracy", "dataset_fn", "examples", "losses", "preprocessed", "step", "toy_workload"]  # fmt: skip

@@ -12,11 +12,11 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError
 from workbench.hosts.ray_cluster import RayCluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.load import load_facts
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
-from workbench.parameter_server.trainer import ParameterServerTrainer
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.trials.load import load_facts
+from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.record import StudyRecord
 from workbench.studies.base import Study
 from workbench.studies.parameter_server_remedies import measure_remedies

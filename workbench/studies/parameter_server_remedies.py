@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.cluster import create_in_process_cluster
-from workbench.parameter_server.coordinator import ClusterCoordinator
-from workbench.parameter_server.load import load_facts
-from workbench.parameter_server.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.placed import PlacedModule
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.variable import RemoteTensor, Variable
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.variable import RemoteTensor, Variable
+from workbench.parameter_server.trials.load import load_facts
 
 __all__ = ["lr_load", "measure_remedies", "return_values", "vocabulary_load", "zipf_shares"]
 

@@ -1,0 +1,214 @@
+"""`ClosureQueue`: closures that wait for a worker, those that run, and the one error that stops them all (behaviours 1 to 14)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from workbench.errors import UsageError
+from workbench.parameter_server.workers.closure import Closure
+
+__all__ = ["MAX_WAITING", "ClosureQueue"]
+
+MAX_WAITING = 256 * 1024
+"""Closures that wait before `put` blocks (rule of thumb: some hundred MB of arguments at most)."""
+
+
+class ClosureQueue:
+    """Closures in the order in which they were put, shared by one thread a worker and whoever schedules.
+
+    Every closure that is put ends exactly once: finished, failed or cancelled. After a failure whoever calls `put`, `wait` or
+    `done` next waits until nothing runs any more, gets the first error, and finds an empty queue that works again (T12).
+
+    Closures with a tag are for one worker alone. They come before all others, and `wait` and `done` take no notice of them.
+    """
+
+    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
+        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
+            raise UsageError(
+                f"max_waiting={max_waiting!r} must be an integer of at least 1: how many closures may wait."
+            )
+        self.max_waiting = max_waiting
+        self._waiting: deque[Closure] = deque()
+        self._tagged: dict[int, deque[Closure]] = {}
+        self._in_flight = 0
+        self._error: BaseException | None = None
+        self._cancel = threading.Event()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._callers = threading.Lock()  # while somebody waits for the end, nothing new comes in (behaviour 13)
+
+    @property
+    def waiting(self) -> int:
+        """How many closures wait for any worker."""
+        with self._lock:
+            return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """How many closures run."""
+        with self._lock:
+            return self._in_flight
+
+    def put(self, closure: Closure, tag: int | None = None) -> None:
+        """Append a closure; blocks while the queue is full.
+
+        Args:
+            closure: what is to run.
+            tag: the only worker that may run it; None is any.
+
+        Raises:
+            Exception: the first error of a closure that failed before; this one is cancelled then.
+            UsageError: the queue was stopped.
+        """
+        if tag is not None:
+            with self._changed:
+                self._refuse_if_stopped(closure)
+                self._tagged.setdefault(tag, deque()).append(closure)
+                self._changed.notify_all()
+            return
+        with self._callers, self._changed:
+            self._changed.wait_for(
+                lambda: len(self._waiting) < self.max_waiting or self._error is not None or self._stopped
+            )
+            self._refuse_if_stopped(closure)
+            try:
+                self._raise_if_error()
+            except BaseException:
+                closure.mark_cancelled()
+                raise
+            closure.cancel = self._cancel
+            self._waiting.append(closure)
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float | None = None, tag: int | None = None) -> Closure | None:
+        """Take the next closure: with this tag, else without one. None after `timeout_s`, or when the queue was stopped."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._stopped
+                    or (self._waiting and self._error is None)
+                    or (tag is not None and self._tagged.get(tag))
+                ),
+                timeout_s,
+            )
+            if self._stopped:
+                return None
+            if tag is not None and self._tagged.get(tag):
+                return self._tagged[tag].popleft()
+            if not self._waiting or self._error is not None:
+                return None
+            self._in_flight += 1
+            closure = self._waiting.popleft()
+            self._changed.notify_all()
+            return closure
+
+    def more(self, count: int, leave: int) -> list[Closure]:
+        """Take up to so many closures that anybody may run, at once; `leave` or more stay for others."""
+        with self._changed:
+            if self._stopped or self._error is not None or any(self._tagged.values()):
+                return []
+            taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting) - leave))]
+            self._in_flight += len(taken)
+            if taken:
+                self._changed.notify_all()
+            return taken
+
+    def put_back(self, closure: Closure) -> None:
+        """Return a closure that ran without an end, because its worker died: it runs first, or is cancelled after an error."""
+        with self._changed:
+            self._in_flight -= 1
+            if self._error is not None or self._stopped:
+                closure.mark_cancelled()
+            else:
+                self._waiting.appendleft(closure)
+            self._changed.notify_all()
+
+    def mark_finished(self, closure: Closure) -> None:  # noqa: ARG002 - reads as what it says where it is called
+        """Count a closure that came to its end."""
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    def mark_failed(self, closure: Closure, error: BaseException) -> None:
+        """Record that a running closure raised; the first error is the one that is reported, and everything else stops."""
+        with self._changed:
+            self._in_flight -= 1
+            closure.output.set_error(error)
+            if self._error is None:
+                self._error = error
+                self._cancel.set()
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing waits or runs; False if that took longer than `timeout_s`.
+
+        Raises:
+            Exception: the first error of a closure that failed, once nothing runs any more.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._callers, self._changed:
+            over = self._changed.wait_for(
+                lambda: self._error is not None or self._stopped or not (self._waiting or self._in_flight), _left(until)
+            )
+            self._raise_if_error()
+            return bool(over)
+
+    def done(self) -> bool:
+        """Return whether nothing waits or runs; raises as `wait` does."""
+        with self._changed:
+            self._raise_if_error()
+            return not (self._waiting or self._in_flight)
+
+    def fail(self, error: BaseException) -> None:
+        """Record an error that belongs to no closure, such as a server that is gone."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+                self._cancel.set()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Cancel what waits and let every `get` return None from now on."""
+        with self._changed:
+            self._stopped = True
+            self._cancel.set()
+            self._drop_waiting()
+            for closures in self._tagged.values():
+                for closure in closures:
+                    closure.mark_cancelled()
+            self._tagged.clear()
+            self._changed.notify_all()
+
+    def _raise_if_error(self) -> None:
+        """Cancel what waits, wait for what runs, then raise the error and forget it; the lock is held."""
+        if self._error is None:
+            return
+        self._drop_waiting()
+        self._changed.wait_for(lambda: self._in_flight == 0)
+        error = self._take_error()
+        if error is None:  # another caller raised it meanwhile
+            return
+        self._cancel = threading.Event()
+        self._changed.notify_all()
+        raise error
+
+    def _take_error(self) -> BaseException | None:
+        error, self._error = self._error, None
+        return error
+
+    def _drop_waiting(self) -> None:
+        for closure in self._waiting:
+            closure.mark_cancelled()
+        self._waiting.clear()
+
+    def _refuse_if_stopped(self, closure: Closure) -> None:
+        if self._stopped:
+            closure.mark_cancelled()
+            raise UsageError("The coordinator was shut down: nothing can be scheduled any more. Make a new one.")
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())

@@ -1,0 +1,200 @@
+"""`ClusterCoordinator`: sends functions to whichever worker is free, and brings their results and errors back (T5.1, T6)."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import UsageError
+from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
+from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
+from workbench.parameter_server.data.datasets import IteratorRecipe, as_dataset_recipe
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
+from workbench.parameter_server.workers.resources import PerWorkerValues, Recipe
+from workbench.parameter_server.workers.worker import Call
+from workbench.parameter_server.workers.worker_variable import PerWorkerVariable, WorkerVariable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ClusterCoordinator", "PerWorkerDataset"]
+
+_ONLY_ONE = threading.Lock()
+
+WATCHDOG_S = 600.0
+"""Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
+
+
+class PerWorkerDataset:
+    """A dataset that every worker builds for itself.
+
+    `iter` starts it anew on every worker; the iterators live there (T7.1).
+    """
+
+    def __init__(self, coordinator: ClusterCoordinator, source: Any) -> None:
+        self._coordinator, self._recipe = coordinator, as_dataset_recipe(source)
+
+    def __len__(self) -> int:
+        """Return the number of workers."""
+        return self._coordinator.strategy.num_workers
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return a container of iterators, one a worker, each at the start of its dataset (behaviour 30)."""
+        return self._coordinator.per_worker(IteratorRecipe(self._recipe), what="iterators")  # type: ignore[return-value]
+
+    def build(self) -> PerWorkerValues:
+        """Return a container of the datasets themselves (behaviour 39)."""
+        return self._coordinator.per_worker(self._recipe, what="datasets")
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a strategy. A strategy has one: making a second returns the first (behaviour 15).
+
+    Args:
+        strategy: says which cluster, and where variables live.
+        max_waiting: how many functions may wait before `schedule` blocks.
+        watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
+            after as long (behaviour 26); None never does.
+        on_stall: called then.
+
+    Raises:
+        UsageError: `strategy` is no `ParameterServerStrategy` (T5.1).
+    """
+
+    strategy: ParameterServerStrategy
+
+    def __new__(
+        cls,
+        strategy: ParameterServerStrategy,
+        *,
+        max_waiting: int = MAX_WAITING,
+        watchdog_s: float | None = WATCHDOG_S,
+        on_stall: Callable[[], object] | None = None,
+    ) -> ClusterCoordinator:
+        """Return the strategy's coordinator, which is made where there is none."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise UsageError(
+                f"ClusterCoordinator takes a ParameterServerStrategy, not {type(strategy).__name__}. Other ways of training have "
+                "nothing to coordinate."
+            )
+        with _ONLY_ONE:
+            there = strategy.coordinator()
+            if isinstance(there, ClusterCoordinator) and there._finalizer.alive:
+                return there
+            self = super().__new__(cls)
+            self.strategy = strategy
+            self._dispatcher = Dispatcher(
+                strategy.cluster.engine, max_waiting=max_waiting, watchdog_s=watchdog_s, on_stall=on_stall
+            )
+            self._finalizer = weakref.finalize(self, self._dispatcher.stop)
+            strategy.coordinated_by(self)
+            return self
+
+    _dispatcher: Dispatcher
+    _finalizer: Any
+
+    def schedule(
+        self, function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue[Any]:
+        """Queue a function for any worker that is free and return at once (T6.1, T6.2).
+
+        It runs at least once: where its worker dies, another one takes it over (T6.3, T6.4). Writes to variables are applied once
+        all the same, unless the strategy was made with exactly_once=False.
+
+        Args:
+            function: called on the worker.
+            args: for it; a `PerWorkerValues` is replaced by what that worker holds.
+            kwargs: for it, likewise.
+
+        Raises:
+            TypeError: `function` cannot be called, or cannot be sent to a worker.
+            UsageError: a `RemoteValue` is among the arguments.
+            Exception: the first error of a function that was scheduled before; all others are cancelled then (T12).
+        """
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+            raise UsageError(f"args={args!r} must be a tuple or list with one entry an argument: args=(iterator,).")
+        closure = Closure(function, list(args), dict(kwargs or {}))
+        self._dispatcher.check(closure)
+        self._dispatcher.queue.put(closure)
+        return closure.output
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until every scheduled function has ended (T6.5).
+
+        Raises:
+            TimeoutError: that took longer than `timeout_s`; None waits for ever.
+            Exception: the first error of a function; it is raised once, when nothing runs any more (behaviour 46).
+        """
+        if not self._dispatcher.queue.wait(timeout_s):
+            queue = self._dispatcher.queue
+            raise TimeoutError(
+                f"After {timeout_s:g} s {queue.waiting:,} functions wait and {queue.in_flight} run; the watchdog's stacks, or "
+                "coordinator.metrics(), say where."
+            )
+
+    def done(self) -> bool:
+        """Return at once whether every scheduled function has ended; raises as `join` does (T6.8)."""
+        return self._dispatcher.queue.done()
+
+    def fetch(self, values: Any) -> Any:
+        """Wait for the results in any nesting of tuples, lists and dicts and return it with the values in place (behaviour 16)."""
+
+        def fetched(value: Any) -> Any:
+            if not isinstance(value, RemoteValue):
+                return value
+            result = value.fetch()
+            self._dispatcher.metrics.count("remote_value_fetch")
+            return result
+
+        return map_structure(fetched, values)
+
+    def create_per_worker_dataset(self, source: Any) -> PerWorkerDataset:
+        """Let every worker build a dataset of its own, and again when it comes back from a failure (T7.1, T7.7).
+
+        Args:
+            source: a function without arguments that builds the whole dataset, called on each worker; or a dataset (anything to
+                iterate over), which is copied there.
+        """
+        return PerWorkerDataset(self, source)
+
+    def per_worker(self, make: Callable[..., Any], *, what: str = "values") -> PerWorkerValues:
+        """Let every worker hold what `make()` returns there."""
+        table = self._dispatcher.resources
+        resource = table.add(Recipe(make))
+        self._dispatcher.build_everywhere(resource)
+        forget = partial(_forget, weakref.ref(self._dispatcher))
+        return PerWorkerValues(resource, what, self.strategy.num_workers, forget)
+
+    def per_worker_variable(self, value: Any) -> PerWorkerVariable:
+        """Give every worker a variable of its own: updates land on the worker that runs the function alone (behaviour 38).
+
+        Args:
+            value: initial value of each.
+        """
+        values = self.per_worker(partial(WorkerVariable, value), what="variables")
+        return PerWorkerVariable(values, self._dispatcher.on_every_worker)
+
+    def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> list[Any]:
+        """Run a function once on each worker, before what waits, and return the results by the workers' indices.
+
+        A worker that is away is waited for.
+        """
+        return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what happened so far: counts of closures, fetches and worker failures, queued, in flight, and recovery_s."""
+        return self._dispatcher.report()
+
+    def shutdown(self) -> None:
+        """Cancel what waits and end the threads; the cluster stays up."""
+        self._finalizer()
+
+
+def _forget(dispatcher: weakref.ref[Dispatcher], resource: int) -> None:
+    there = dispatcher()
+    if there is not None:
+        there.forget(resource)

@@ -1,0 +1,288 @@
+"""`Dispatcher`: one thread a worker that takes closures from the queue, and what happens when a task is gone (T10, behaviours 47 to 64)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
+from workbench.parameter_server.coordinator.metrics import CoordinatorMetrics
+from workbench.parameter_server.coordinator.watchdog import WatchDog
+from workbench.parameter_server.data.datasets import captured_iterators
+from workbench.parameter_server.engines.engine import Engine
+from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
+from workbench.parameter_server.workers.closure import Closure, map_structure
+from workbench.parameter_server.workers.resources import PerWorkerValues, ResourceTable
+from workbench.parameter_server.workers.worker import Call
+from workbench.parameter_server.workers.worker_variable import PerWorkerVariable
+
+__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher", "referred"]
+
+START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
+"""Worker k takes its first closure after k times as many seconds, so that not all begin at once (behaviour 24)."""
+START_DELAY_MAX_ENV = "WORKBENCH_PS_START_DELAY_MAX_S"
+
+TRANSIENT_FAILURES = 3  # of a server that is healthy when it is asked, before it counts as gone (behaviour 57)
+RECOVERY_S = 1.0  # how long a thread waits for its worker before it looks at the servers again
+AT_ONCE = 8  # closures in one call, where they are shorter than the call (rule of thumb)
+HEALTH_S = 0.5  # how often the servers are looked at, which bounds how late their death is told (T10.2)
+
+
+class Dispatcher:
+    """Owns the queue, the resources and the threads; holds nothing that would keep the coordinator alive (behaviour 28).
+
+    Args:
+        engine: runs the closures.
+        max_waiting: see `ClosureQueue`.
+        watchdog_s: see `WatchDog`; None is none.
+        on_stall: see `WatchDog`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int,
+        watchdog_s: float | None = None,
+        on_stall: Callable[[], object] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.queue = ClosureQueue(max_waiting)
+        self.resources = ResourceTable()
+        self.metrics = CoordinatorMetrics()
+        self._stopped = threading.Event()
+        queue = self.queue
+        busy = lambda: bool(queue.in_flight or queue.waiting)  # noqa: E731 - not a method: the watch must not hold this
+        self._watchdog = None if watchdog_s is None else WatchDog(watchdog_s, on_stall, busy=busy)
+        self._transient: dict[int, int] = {}
+        self._servers = {k: engine.incarnation("ps", k) for k in range(engine.num_servers)}
+        self._told: set[tuple[int, int]] = set()
+        threads = [threading.Thread(target=self._serve, args=(k,), name=f"worker {k} of the coordinator", daemon=True)
+                   for k in range(engine.num_workers)]  # fmt: skip
+        threads.append(threading.Thread(target=self._watch_servers, name="health of the servers", daemon=True))
+        self.threads = threads
+        for thread in threads:
+            thread.start()
+
+    def check(self, closure: Closure) -> None:
+        """Refuse a closure that the engine cannot send (behaviour 20)."""
+        check = getattr(self.engine, "check_sendable", None)
+        if check is not None:
+            check(closure)
+
+    def build_everywhere(self, resource: int) -> None:
+        """Let every worker make a resource, before any closure that is scheduled from now on."""
+        for worker in range(self.engine.num_workers):
+            self.queue.put(Closure(self._build, [worker, resource]), tag=worker)
+
+    def on_every_worker(self, call: Call) -> list[Any]:
+        """Run a call once on each worker and return the results by the workers' indices."""
+        closures = [Closure(self._execute, [worker, call]) for worker in range(self.engine.num_workers)]
+        for worker, closure in enumerate(closures):
+            self.queue.put(closure, tag=worker)
+        return [closure.output.fetch() for closure in closures]
+
+    def forget(self, resource: int) -> None:
+        """Let the workers forget a resource that nobody holds any more."""
+        self.resources.remove(resource)
+        if not self._stopped.is_set():
+            for worker in range(self.engine.num_workers):
+                with contextlib.suppress(UnavailableError):
+                    self.engine.drop(worker, [resource])
+
+    def report(self) -> dict[str, Any]:
+        """Return the metrics, with what waits and runs now."""
+        return self.metrics.report() | {"queued": self.queue.waiting, "in_flight": self.queue.in_flight}
+
+    def stop(self) -> None:
+        """End the threads; what waits is cancelled."""
+        self._stopped.set()
+        self.queue.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        here = threading.current_thread()
+        for thread in self.threads:
+            if thread is not here:
+                thread.join(timeout=5.0)
+
+    def _ended(self, worker: int, seconds: float, *, failed: bool = False) -> None:
+        self.metrics.ended(worker, seconds, failed=failed)
+        if self._watchdog is not None:
+            self._watchdog.report_progress()
+
+    def _serve(self, worker: int) -> None:
+        if self._stopped.wait(_start_delay(worker)):
+            return
+        while (closure := self.queue.get(tag=worker)) is not None:
+            if isinstance(getattr(closure.function, "__self__", None), Dispatcher):
+                self._run_own(worker, closure)
+            elif more := self._more(worker):
+                self._run_several(worker, [closure, *more])
+                del more
+            else:
+                self._run(worker, closure)
+            del closure
+
+    def _run_own(self, worker: int, closure: Closure) -> None:
+        """Run what the dispatcher asked of one worker itself; it is asked again when the worker is back."""
+        while not self._stopped.is_set():
+            try:
+                closure.output.set_value(closure.function(*closure.args))
+            except UnavailableError as error:
+                if error.job == "worker" and self._recover(worker):
+                    continue
+                closure.output.set_error(error)
+            except NotHeldError as error:
+                if error.resource in self.resources and self._recover(worker):
+                    continue
+                closure.output.set_error(error)
+            except Exception as error:
+                closure.output.set_error(error)
+            return
+        closure.mark_cancelled()
+
+    def _run(self, worker: int, closure: Closure) -> None:
+        begun = time.perf_counter()
+        try:
+            if closure.cancel.is_set():
+                raise CancelledError
+            value = self.engine.execute(worker, self._call(closure), closure.cancel)
+        except UnavailableError as error:
+            self._task_gone(worker, closure, error)
+        except NotHeldError as error:
+            if error.resource in self.resources:  # started anew while nobody asked it anything
+                self.queue.put_back(closure)
+                self._recover(worker)
+                return
+            self._ended(worker, time.perf_counter() - begun, failed=True)
+            self.queue.mark_failed(closure, error)
+        except BaseException as error:
+            self._ended(worker, time.perf_counter() - begun, failed=True)
+            self.queue.mark_failed(closure, error)
+        else:
+            closure.output.set_value(value)
+            self._ended(worker, time.perf_counter() - begun)
+            self.queue.mark_finished(closure)
+
+    def _more(self, worker: int) -> list[Closure]:
+        """Take more where closures are so short that to send one takes longer, and where enough stay for the other workers."""
+        brief = getattr(self.engine, "brief", None)
+        if brief is None or not brief(worker):
+            return []
+        return self.queue.more(AT_ONCE - 1, AT_ONCE * self.engine.num_workers)
+
+    def _run_several(self, worker: int, several: list[Closure]) -> None:
+        """Send several in one call; those that the worker did not come to go back."""
+        begun = time.perf_counter()
+        ended = self._ended_of(worker, several)
+        for closure in reversed(several[max(len(ended), 1) :]):
+            self.queue.put_back(closure)
+        if not ended:
+            self._run(worker, several[0])
+            return
+        seconds = (time.perf_counter() - begun) / len(ended)
+        for closure, (value, error) in zip(several, ended, strict=False):
+            if isinstance(error, UnavailableError):
+                self._task_gone(worker, closure, error)
+                continue
+            if isinstance(error, NotHeldError) and error.resource in self.resources:
+                self.queue.put_back(closure)
+                self._recover(worker)
+                continue
+            self._ended(worker, seconds, failed=error is not None)
+            if error is not None:
+                self.queue.mark_failed(closure, error)
+            else:
+                closure.output.set_value(value)
+                self.queue.mark_finished(closure)
+
+    def _ended_of(self, worker: int, several: list[Closure]) -> list[tuple[Any, BaseException | None]]:
+        """Return result or error of those that came to an end; none where one of them cannot be sent, which its own turn will show."""
+        try:
+            calls = [self._call(closure) for closure in several]
+            found: list[tuple[Any, BaseException | None]] = self.engine.execute_several(  # type: ignore[attr-defined]
+                worker, calls, several[0].cancel
+            )
+        except ClosureInputError:
+            return []
+        except BaseException as error:
+            return [(None, error)]
+        return found
+
+    def _call(self, closure: Closure) -> Call:
+        taken = captured_iterators(closure.function)
+        if taken:
+            raise ClosureInputError(
+                f"The function uses {taken[0]!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
+                "that create_per_worker_dataset gets, and give its iterator as an argument."
+            )
+        args = map_structure(referred, list(closure.args))
+        return Call(closure.function, args, map_structure(referred, dict(closure.kwargs)), closure.number)
+
+    def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
+        if error.job == "worker":
+            self.queue.put_back(closure)
+            self._recover(worker)
+            return
+        gone = self.engine.check("ps", error.index)
+        same = self.engine.incarnation("ps", error.index) == self._servers[error.index]
+        self._transient[error.index] = self._transient.get(error.index, 0) + 1
+        if gone is None and same and self._transient[error.index] <= TRANSIENT_FAILURES:
+            self.queue.put_back(closure)
+            return
+        self._told.add((error.index, self.engine.incarnation("ps", error.index)))
+        self.queue.mark_failed(closure, error)
+
+    def _recover(self, worker: int) -> bool:
+        """Wait for a worker to come back and let it make its resources again; False if everything ended before."""
+        begun = time.perf_counter()
+        self.metrics.count("worker_failures")
+        while not self._stopped.is_set():
+            if not self.engine.wait_for_worker(worker, RECOVERY_S):
+                continue
+            try:
+                for resource, _ in self.resources:
+                    self._build(worker, resource)
+            except UnavailableError as error:
+                if error.job == "ps":
+                    self.queue.fail(error)
+                continue
+            self.metrics.recovered(time.perf_counter() - begun)
+            return True
+        return False
+
+    def _watch_servers(self) -> None:
+        """Tell of a server's death, once for each of its lives, also where no closure asks it anything (behaviours 61 to 63)."""
+        while not self._stopped.wait(HEALTH_S):
+            for index, first in self._servers.items():
+                gone = self.engine.check("ps", index)
+                life = self.engine.incarnation("ps", index)
+                if gone is None and life != first:
+                    gone = UnavailableError("ps", index, "it was started anew, empty")
+                if gone is not None and (index, life) not in self._told:
+                    self._told.add((index, life))
+                    self.queue.fail(gone)
+
+    def _build(self, worker: int, resource: int) -> None:
+        recipe = dict(self.resources).get(resource)
+        if recipe is not None:
+            self.engine.build(worker, resource, recipe.make, recipe.needs)
+
+    def _execute(self, worker: int, call: Call) -> Any:
+        return self.engine.execute(worker, call, threading.Event())
+
+
+def referred(value: Any) -> Any:
+    """Return what stands for a container of per-worker values in a call; anything else is itself."""
+    return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
+
+
+def _start_delay(worker: int) -> float:
+    delay, most = os.environ.get(START_DELAY_ENV), os.environ.get(START_DELAY_MAX_ENV)
+    if delay is None:
+        return 0.0
+    return min(worker * float(delay), float(most) if most is not None else float("inf"))

@@ -1,0 +1,1 @@
+"""What workers read: input contexts, per-worker and distributed datasets, batches, vocabularies."""

@@ -1,0 +1,218 @@
+"""`training_feed` and `evaluation_feed`: whatever data `fit` is given, as one source a worker and one plan a step (T14.11)."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from workbench.config import TrainConfig
+from workbench.errors import DataError, UsageError
+from workbench.parameter_server.data.batch_sources import Batching, IndexedBatches, Shards, Stream, finite_length
+from workbench.parameter_server.data.datasets import DatasetRecipe, as_dataset_recipe
+from workbench.parameter_server.data.distributed_dataset import DistributedDataset
+from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
+from workbench.train.batches import train_order
+from workbench.workloads.indexed import in_its_own_order
+
+__all__ = ["SHARDS_PER_WORKER", "Feed", "as_data", "evaluation_feed", "training_feed"]
+
+SHARDS_PER_WORKER = 5
+"""Shards of an evaluation: few enough to cost little, enough that a lost worker costs little (TensorFlow's number)."""
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Batches for the workers.
+
+    Attributes:
+        make: called on each worker, returns its source.
+        plans: what goes with each step, or each share; from a step on, without end in training.
+        steps_per_epoch: where the data's length says it.
+    """
+
+    make: Callable[[], Any]
+    plans: Callable[[int], Iterator[Any]]
+    steps_per_epoch: int | None = None
+
+
+def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
+    """Return arrays and tensors, alone, in pairs or as x and y, as a dataset, and a function as a recipe; other data as it is.
+
+    Floating NumPy arrays become float64 for that precision, and torch's default dtype for any other.
+
+    Raises:
+        UsageError: lengths differ; `y` beside something that is no array; a live iterator.
+    """
+    columns = [data] if y is None else [data, y]
+    if y is None and isinstance(data, tuple) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
+        columns = list(data)
+    if all(isinstance(column, (Tensor, np.ndarray)) for column in columns):
+        dtype = torch.float64 if precision == "float64" else torch.get_default_dtype()
+        tensors = [_tensor(column, dtype) for column in columns]
+        if len({len(tensor) for tensor in tensors}) > 1:
+            raise UsageError(
+                f"x and y have {[len(tensor) for tensor in tensors]} examples; they have to have the same number."
+            )
+        return TensorDataset(*tensors)
+    if y is not None:
+        raise UsageError(
+            f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. A dataset holds both."
+        )
+    known = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+    if isinstance(data, DatasetCreator) or (known and not isinstance(data, type)):
+        if isinstance(data, Iterator):
+            as_dataset_recipe(data)  # which refuses it
+        return data
+    if callable(data):
+        return DatasetCreator(data) if _takes_context(data) else as_dataset_recipe(data)
+    raise UsageError(
+        f"data={data!r} is no data. Allowed: a DatasetCreator, a function that makes a dataset, a DataLoader, a dataset, arrays."
+    )
+
+
+def training_feed(data: Any, config: TrainConfig, collate: Collate | None, *, num_workers: int) -> Feed:
+    """Return batches without end for training.
+
+    A dataset with indices is read once an epoch by all workers together: the coordinator draws the order, as the trainer does. A
+    stream that is given as it is, is shared out batch by batch. What a function makes, each worker reads for itself (T7.4).
+
+    Args:
+        data: from `as_data`.
+        config: batch size and seeds.
+        collate: list of items -> batch, for datasets.
+        num_workers: that share it.
+    """
+    batching = Batching(config.batch_size, collate, config.per_host_seed)
+    if isinstance(data, DatasetCreator):
+        return _stream(DatasetRecipe(DistributedDataset(data, num_workers)), batching, None, None)
+    if isinstance(data, DatasetRecipe):
+        return _stream(data, batching, None, None)
+    if isinstance(data, DataLoader) and _has_indices(data):
+        loader = data
+        return Feed(
+            partial(IndexedBatches, loader.dataset, loader.collate_fn), partial(_loader_order, loader), len(loader)
+        )
+    if isinstance(data, DataLoader) or in_its_own_order(data):
+        examples = isinstance(data, Dataset)
+        length = None if not _has_length(data) else len(data) // config.batch_size if examples else len(data)
+        return _stream(DatasetRecipe(data), batching, num_workers, length)
+    if len(data) < config.batch_size:
+        raise DataError(
+            f"batch_size={config.batch_size} is more than the {len(data)} examples of the dataset. Give at most that."
+        )
+    return Feed(
+        partial(IndexedBatches, data, collate), lambda step: train_order(len(data), config, start_step=step),
+        len(data) // config.batch_size,
+    )  # fmt: skip
+
+
+def evaluation_feed(
+    data: Any, batch_size: int, collate: Collate | None, *, num_workers: int, shards: int | None, steps: int | None
+) -> Feed:
+    """Return the shares of a finite dataset that hold each example once; or `steps` batches of whatever the data gives.
+
+    Args:
+        data: from `as_data`.
+        batch_size: of datasets.
+        collate: list of items -> batch, for datasets.
+        num_workers: that share it.
+        shards: how many shares; None is 5 a worker.
+        steps: None is every example exactly once.
+
+    Raises:
+        UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
+    """
+    batching = Batching(batch_size, collate, None)
+    shards = shards or SHARDS_PER_WORKER * num_workers
+    if isinstance(data, DatasetCreator):
+        if steps is not None:
+            return _stream(DatasetRecipe(DistributedDataset(data, num_workers)), batching, None, None, steps)
+        contexts = [InputContext(shards, shard, 1) for shard in range(shards)]
+        return Feed(partial(Shards, data, batching), lambda _: iter(contexts))
+    if isinstance(data, DatasetRecipe):
+        if steps is not None:
+            return _stream(data, batching, None, None, steps)
+        return Feed(partial(Shards, data, batching), lambda _: iter([None]))
+    if not (isinstance(data, DataLoader) and _has_indices(data)) and (
+        isinstance(data, DataLoader) or in_its_own_order(data)
+    ):
+        if steps is not None:
+            return _stream(DatasetRecipe(data), batching, num_workers, None, steps)
+        finite_length(data)
+        return Feed(partial(Shards, DatasetRecipe(data), batching), lambda _: iter([None]))
+    batches: list[list[int]]
+    if isinstance(data, DataLoader):
+        finite_length(data)
+        batches, data, collate = [list(each) for each in data.batch_sampler or []], data.dataset, data.collate_fn
+    else:
+        examples = finite_length(data)
+        batches = [list(range(at, min(at + batch_size, examples))) for at in range(0, examples, batch_size)]
+    if not batches:
+        raise DataError(
+            "The dataset to evaluate has no examples. Look at the filter or the path that it was made with."
+        )
+    if steps is not None:
+        if steps > len(batches):
+            raise UsageError(f"steps={steps} is more than the {len(batches)} batches of the dataset.")
+        batches = batches[:steps]
+    return Feed(partial(IndexedBatches, data, collate), lambda _: iter(_shares(batches, shards)))
+
+
+def _stream(
+    recipe: DatasetRecipe, batching: Batching, share: int | None, length: int | None, steps: int | None = None
+) -> Feed:
+    return Feed(partial(Stream, recipe, batching, share), lambda _: itertools.repeat(None, *() if steps is None else (steps,)), length)  # fmt: skip
+
+
+def _shares(batches: Sequence[list[int]], shards: int) -> list[list[list[int]]]:
+    """Cut a list of batches into `shards` stretches of equal length, but for one batch."""
+    edges = [len(batches) * shard // shards for shard in range(shards + 1)]
+    return [list(batches[begin:end]) for begin, end in itertools.pairwise(edges) if end > begin]
+
+
+def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int]]:
+    """Yield the loader's batches of indices for ever; where it shuffles, a resumed run sees another order."""
+    skip = start_step % len(loader)
+    while True:
+        for batch in itertools.islice(loader.batch_sampler or [], skip, None):
+            yield list(batch)
+        skip = 0
+
+
+def _tensor(column: Any, dtype: torch.dtype) -> Tensor:
+    found = torch.as_tensor(column)
+    return found.to(dtype) if isinstance(column, np.ndarray) and found.is_floating_point() else found
+
+
+def _has_indices(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset) and _has_length(loader)
+
+
+def _has_length(data: Any) -> bool:
+    try:
+        return len(data) >= 0
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        return True
+    return False

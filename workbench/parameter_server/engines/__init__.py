@@ -1,0 +1,1 @@
+"""Where workers and servers live: threads of this process, or Ray actors."""

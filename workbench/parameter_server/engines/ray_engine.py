@@ -1,0 +1,417 @@
+"""`RayEngine`: each worker and each server is an actor of a Ray cluster, a process of its own (T2.4, T9)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workbench import __version__
+from workbench.errors import ClusterError, UsageError
+from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, ServerTask, WorkerTask
+from workbench.parameter_server.engines.sendable import SendOnce, Sent
+from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
+from workbench.parameter_server.links.link import LinkedPlane
+from workbench.parameter_server.links.plasma import CONTROL
+from workbench.parameter_server.links.shared_memory import machine
+from workbench.parameter_server.links.ways import PLANES, Plane, Ways
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.plane import DataPlane
+from workbench.parameter_server.workers.closure import Closure, map_structure
+from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.worker import Call, ResourceRef
+
+__all__ = ["RayEngine"]
+
+BRIEF_S = 0.001  # rule of thumb: what it takes to send a call
+START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
+POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
+ANSWER_S = 1.0  # how long a task may take to say that it is well, before it counts as busy
+SILENT_S = 10.0  # and how long before it counts as gone (rule of thumb)
+END_S = 5.0  # until the processes of a cluster that was shut down are gone
+
+
+class _Task:
+    """A worker or server as the engine knows it."""
+
+    def __init__(self, job: Job, index: int, actor: Any) -> None:
+        self.job, self.index, self.actor = job, index, actor
+        self.hello: Hello | None = None
+        self.incarnation = 0
+        self.free = threading.Event()  # not held down
+        self.free.set()
+        self.known: set[int] = set()  # what this life of a worker keeps
+        self.drop: deque[int] = deque()
+        self.seconds = float("inf")  # that a worker's last call took there
+        self.asked: tuple[Any, float] | None = None  # whether it is well, and when
+        self.lock = threading.Lock()
+
+    @property
+    def life(self) -> str:
+        """Which life of the task it knows."""
+        return "" if self.hello is None else self.hello.life
+
+    def met(self, hello: Hello) -> None:
+        """Note who answers; a new life knows nothing."""
+        if self.hello is None or self.hello.life != hello.life:
+            if self.hello is not None:
+                self.incarnation += 1
+            self.known.clear()
+            self.drop.clear()
+            self.hello = hello
+
+
+class RayEngine:
+    """Workers and servers as actors. One that dies is started again by Ray, empty; who was killed by `kill` is left alone until `restart`.
+
+    Args:
+        num_workers: at least 1.
+        num_ps: at least 1.
+        cluster: id of the cluster.
+        data_plane: how values travel: "shm" within one machine, "gloo" between machines, "plasma" by Ray's object store between any
+            two; "auto" takes the first that the places of both ends allow, and `plane.why` tells it.
+        address: of a Ray cluster that is there, see `RayCluster.connect`; None takes the one of this process, or starts one here.
+        grace_s: how long a cancelled closure may take to notice before an exception is raised inside it; after three times that
+            long its worker is ended.
+
+    Raises:
+        UsageError: a number or name that is not allowed.
+        ClusterError: there is no cluster, its processes do not start, or have another version of this package.
+    """
+
+    name: str = "ray"
+    plane: DataPlane
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_ps: int,
+        *,
+        cluster: str,
+        data_plane: Plane = "auto",
+        address: str | None = None,
+        grace_s: float = 1.0,
+    ) -> None:
+        for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise UsageError(f"{name}={count!r} must be an integer of at least 1.")
+        if data_plane not in PLANES:
+            raise UsageError(f"data_plane={data_plane!r} is not known. Allowed: {', '.join(map(repr, PLANES))}.")
+        self.num_workers, self.num_servers, self.grace_s = num_workers, num_ps, grace_s
+        self._tickets = itertools.count()
+        self._closed = False
+        self._ray = RayCluster.connect(address)
+        self._tasks: dict[tuple[Job, int], _Task] = {}
+        self._plane: LinkedPlane | None = None
+        self._sent = SendOnce(self._ray.pack)
+        try:
+            self._start(cluster, data_plane)
+        except BaseException:
+            self.close()
+            raise
+
+    def check_sendable(self, closure: Closure) -> None:
+        """Refuse a closure that cannot be sent (behaviour 20).
+
+        Raises:
+            TypeError: with what to do.
+        """
+        self._sent.check(closure)
+
+    def execute(self, worker: int, call: Call, cancel: threading.Event) -> Any:
+        """See `Engine`."""
+        task = self._task("worker", worker)
+        (outcome,) = self._asked(task, [call], cancel)
+        if outcome.how == "not kept":  # it was dropped there for things that were used since
+            task.known.clear()
+            (outcome,) = self._asked(task, [call], cancel)
+        return from_wire(self._result(task, outcome))
+
+    def brief(self, worker: int) -> bool:
+        """Return whether what a worker ran last took less time than sending it."""
+        return self._tasks["worker", worker].seconds < BRIEF_S
+
+    def execute_several(
+        self, worker: int, calls: Sequence[Call], cancel: threading.Event
+    ) -> list[tuple[Any, BaseException | None]]:
+        """Run calls in their order by one request.
+
+        Returns:
+            Result or error of each that the worker came to: it stops where one fails, or takes its time.
+
+        Raises:
+            UnavailableError: the worker is gone.
+            CancelledError: it had to be ended because it did not stop.
+        """
+        task = self._task("worker", worker)
+        found: list[tuple[Any, BaseException | None]] = []
+        for outcome in self._asked(task, calls, cancel):
+            if outcome.how == "not kept":
+                task.known.clear()
+                break
+            if outcome.how == "other life":
+                self._result(task, outcome)
+            try:
+                found.append((from_wire(self._result(task, outcome)), None))
+            except BaseException as error:
+                found.append((None, error))
+        return found
+
+    def build(
+        self, worker: int, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None
+    ) -> None:
+        """See `Engine`."""
+        task = self._task("worker", worker)
+        try:
+            sendable = self._sent.packed(recipe)
+        except TypeError as error:
+            sendable = self._sent.packed(_Refusal(str(error)))
+        sent = self._ray.call(task.actor, "build", task.life, resource, sendable.content, needs)
+        self._result(task, Outcome(*pickle.loads(self._waited(task, sent))))
+
+    def drop(self, worker: int, resources: Sequence[int]) -> None:
+        """See `Engine`. The worker is told with its next call: this may run while Python collects garbage."""
+        self._tasks["worker", worker].drop.extend(resources)
+
+    def held(self, worker: int) -> int:
+        """See `Engine`."""
+        task = self._task("worker", worker)
+        return int(self._waited(task, self._ray.call(task.actor, "held", _taken(task.drop))))
+
+    def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
+        """See `Engine`."""
+        task = self._tasks["worker", worker]
+        until = time.monotonic() + timeout_s
+        if not task.free.wait(timeout_s):
+            return False
+        while not self._closed:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            if self._meet(task, left) is None:
+                return True
+            time.sleep(min(POLL_S, left))
+        time.sleep(max(0.0, until - time.monotonic()))
+        return False
+
+    def check(self, job: Job, index: int) -> UnavailableError | None:
+        """See `Engine`. A task that is busy is healthy."""
+        task = self._tasks[job, index]
+        if not task.free.is_set() or self._closed:
+            return UnavailableError(job, index)
+        return self._meet(task, ANSWER_S)
+
+    def incarnation(self, job: Job, index: int) -> int:
+        """See `Engine`."""
+        return self._tasks[job, index].incarnation
+
+    def pid(self, job: Job, index: int) -> int:
+        """Return the process of a task, on its machine."""
+        hello = self._tasks[job, index].hello
+        if hello is None:
+            raise UnavailableError(job, index)
+        return hello.pid
+
+    def kill(self, job: Job, index: int) -> None:
+        """See `Engine`. The process gets SIGKILL where it is on this machine; Ray ends it elsewhere."""
+        task = self._tasks[job, index]
+        task.free.clear()
+        if task.hello is not None and task.hello.machine == machine():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(task.hello.pid, signal.SIGKILL)
+        else:
+            self._ray.kill(task.actor, for_good=False)
+
+    def restart(self, job: Job, index: int) -> None:
+        """See `Engine`. Returns when it answers."""
+        task = self._tasks[job, index]
+        if task.free.is_set():
+            return
+        before = task.hello
+        until = time.monotonic() + START_S
+        while self._meet(task, ANSWER_S) is not None or task.hello is before:
+            if self._closed:
+                return
+            if time.monotonic() > until:
+                raise UnavailableError(job, index, f"it was not back within {START_S:g} s")
+            time.sleep(POLL_S)
+        task.free.set()
+
+    def close(self) -> None:
+        """See `Engine`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._plane is not None:
+            self._plane.close()
+        for task in self._tasks.values():
+            with contextlib.suppress(Exception):
+                self._ray.kill(task.actor)
+        until = time.monotonic() + END_S
+        for task in self._tasks.values():
+            while task.hello is not None and task.hello.machine == machine() and _lives(task.hello.pid):
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.01)
+        self._ray.close()
+
+    def _start(self, cluster: str, data_plane: Plane) -> None:
+        def placed(kind: type, *arguments: Any, name: str | None = None) -> Any:
+            return self._ray.place(kind, *arguments, name=name, cpus=0, comes_back=True, groups={CONTROL: 1})
+
+        may_share = data_plane in ("auto", "shm")
+        names = [f"workbench-{cluster}-ps{k}" for k in range(self.num_servers)]
+        servers = [placed(ServerTask, k, self.num_workers + 1, may_share, name=name) for k, name in enumerate(names)]
+        workers = [
+            placed(WorkerTask, k, cluster, Ways(names, data_plane, k), self.grace_s) for k in range(self.num_workers)
+        ]
+        self._tasks |= {("ps", k): _Task("ps", k, actor) for k, actor in enumerate(servers)}
+        self._tasks |= {("worker", k): _Task("worker", k, actor) for k, actor in enumerate(workers)}
+        until = time.monotonic() + START_S
+        for task in self._tasks.values():
+            try:
+                hello = self._ray.answer(self._ray.call(task.actor, "hello"), max(0.0, until - time.monotonic()))
+            except (WorkerLost, TimeoutError) as error:
+                raise ClusterError(f"{task.job} {task.index} cannot be started: {error}") from error
+            if hello.version != __version__:
+                raise ClusterError(
+                    f"{task.job} {task.index} runs workbench {hello.version}, and this process {__version__}: install the same "
+                    "version on every machine of the cluster."
+                )
+            task.met(hello)
+        self.plane = self._plane = LinkedPlane(self.num_servers, Ways(names, data_plane, self.num_workers).connector())
+        self._plane.connect()
+
+    def _task(self, job: Job, index: int) -> _Task:
+        task = self._tasks[job, index]
+        if self._closed:
+            raise UnavailableError(job, index, "the cluster was shut down")
+        if not task.free.is_set():
+            raise UnavailableError(job, index)
+        return task
+
+    def _asked(self, task: _Task, calls: Sequence[Call], cancel: threading.Event) -> list[Outcome]:
+        """Send calls with what the worker does not know of them yet, and wait for what becomes of them."""
+        new: dict[int, bytes] = {}
+
+        def named(thing: Any) -> Sent:
+            sendable = self._sent.packed(thing)
+            if sendable.number not in task.known:
+                new[sendable.number] = sendable.content
+            return Sent(sendable.number)
+
+        def outgoing(leaf: Any) -> Any:
+            return named(leaf) if isinstance(leaf, PlacedModule) else to_wire(leaf)
+
+        ticket, drop = next(self._tickets), _taken(task.drop)
+        contents = []
+        for call in calls:
+            function = named(call.function)
+            args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
+            request = Request(task.life, ticket, function, args, kwargs, call.number, dict(new), drop)
+            contents.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
+            task.known.update(new)
+            new.clear()
+            drop = []
+        try:
+            if len(contents) == 1:
+                answers = [self._waited(task, self._ray.call(task.actor, "execute", contents[0]), cancel, ticket)]
+            else:
+                sent = self._ray.call(task.actor, "execute_several", contents)
+                answers = self._waited(task, sent, cancel, ticket)
+        except BaseException:
+            task.known.clear()  # nobody knows how far it came
+            raise
+        outcomes = [Outcome(*pickle.loads(answer)) for answer in answers]
+        if len(outcomes) < len(contents):
+            task.known.clear()
+        task.seconds = max(outcome.seconds for outcome in outcomes)
+        return outcomes
+
+    def _waited(self, task: _Task, sent: Any, cancel: threading.Event | None = None, ticket: int = -1) -> Any:
+        """Wait for an answer, and look meanwhile whether the task was killed or the call is to stop."""
+        first: float | None = None  # when it was asked to stop
+        last = 0.0
+        while True:
+            try:
+                return self._ray.answer(sent, POLL_S)
+            except WorkerLost:
+                raise UnavailableError(task.job, task.index) from None
+            except TimeoutError:
+                if not task.free.is_set() or self._closed:
+                    raise UnavailableError(task.job, task.index) from None
+            if cancel is None or not cancel.is_set():
+                continue
+            now = time.monotonic()
+            first = first or now
+            if now - first > 3 * self.grace_s:
+                self._ray.kill(task.actor, for_good=False)
+                raise CancelledError
+            if now - last > self.grace_s:  # again, because the call may not have begun
+                last = now
+                self._ray.call(task.actor, "cancel", ticket, group=CONTROL)
+
+    def _result(self, task: _Task, outcome: Outcome) -> Any:
+        if outcome.how == "done":
+            return outcome.value
+        if outcome.how == "failed":
+            error: BaseException = pickle.loads(outcome.value)
+            error.add_note(f"On {task.job} {task.index}:\n{outcome.trace}")
+            raise error
+        raise UnavailableError(task.job, task.index, "it was started anew")
+
+    def _meet(self, task: _Task, timeout_s: float) -> UnavailableError | None:
+        """Ask whether a task is well; one that has not answered yet is asked no second time."""
+        with task.lock:
+            if task.asked is None:
+                task.asked = (self._ray.call(task.actor, "hello", group=CONTROL), time.monotonic())
+            call, since = task.asked
+            try:
+                hello = self._ray.answer(call, timeout_s)
+            except WorkerLost:
+                task.asked = None
+                return UnavailableError(task.job, task.index)
+            except TimeoutError:
+                if time.monotonic() - since < SILENT_S:
+                    return None
+                task.asked = None
+                return UnavailableError(task.job, task.index, f"no answer within {SILENT_S:g} s")
+            task.asked = None
+            task.met(hello)
+            return None
+
+
+class _Refusal:
+    """A recipe that could not be sent, and says so where it is needed."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __call__(self, **_: Any) -> Any:
+        """Refuse."""
+        raise TypeError(self._why)
+
+
+def _taken(things: deque[int]) -> list[int]:
+    """Empty a queue to which others append."""
+    found = []
+    with contextlib.suppress(IndexError):
+        while True:
+            found.append(things.popleft())
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

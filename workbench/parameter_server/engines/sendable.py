@@ -1,0 +1,182 @@
+"""What is sent to a worker once and then named: functions, recipes of datasets, placed modules."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.variable import RemoteTensor
+from workbench.parameter_server.workers.closure import Closure, map_structure
+from workbench.parameter_server.workers.resources import PerWorkerValues
+from workbench.parameter_server.workers.worker import ResourceRef
+from workbench.parameter_server.workers.worker_variable import PerWorkerVariable
+
+__all__ = ["Kept", "NotKept", "SendOnce", "Sendable", "Sent"]
+
+KEPT = 64  # things that a worker keeps (rule of thumb); what it has dropped it asks for again
+
+_PLAIN = (
+    int, float, complex, str, bytes, bool, type(None), Tensor, np.ndarray, np.generic,
+    ResourceRef, PerWorkerValues, PerWorkerVariable, RemoteTensor, PlacedModule,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Stands for a thing by its number."""
+
+    number: int
+
+
+class Sendable(NamedTuple):
+    """A thing's number and content, as `pickle.loads` reads it."""
+
+    number: int
+    content: bytes
+
+
+class _Entry(NamedTuple):
+    thing: Any  # a weak reference, or the thing itself
+    captured: tuple[Any, ...]
+    sendable: Sendable
+
+
+class SendOnce:
+    """Packs a thing the first time that it is sent, and again where what it took along from outside was replaced since.
+
+    Things are told apart by identity. What is changed in place after the first time is not seen: as with any function that is sent
+    elsewhere, state belongs in its arguments, in variables or in what the workers hold.
+
+    Args:
+        pack: returns the bytes of a thing.
+    """
+
+    def __init__(self, pack: Callable[[Any], bytes]) -> None:
+        self._pack = pack
+        self._entries: dict[int, _Entry] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def packed(self, thing: Any) -> Sendable:
+        """Return a thing's number and bytes.
+
+        Raises:
+            TypeError: it cannot be sent.
+        """
+        captured = _captured(thing)
+        entry = self._entries.get(id(thing))
+        if entry is not None and _same(entry.thing, thing) and _all_same(entry.captured, captured):
+            return entry.sendable
+        try:
+            content = self._pack(thing)
+        except Exception as error:
+            raise TypeError(
+                f"{_named(thing)} cannot be sent to a worker: {error}. Locks, open files, generators, clusters and coordinators stay "
+                "where they are: make what the function needs inside of it, in a dataset function, or give it as an argument."
+            ) from error
+        with self._lock:
+            sendable = Sendable(next(self._numbers), content)
+            self._entries[id(thing)] = _Entry(
+                _weak(thing, partial(self._forget, id(thing))), tuple(_weak(each) for each in captured), sendable
+            )
+        return sendable
+
+    def check(self, closure: Closure) -> None:
+        """Refuse a closure that cannot be sent (behaviour 20).
+
+        Raises:
+            TypeError: with what to do.
+        """
+        self.packed(closure.function)
+        map_structure(self._check_argument, [list(closure.args), dict(closure.kwargs)])
+
+    def _check_argument(self, leaf: Any) -> None:
+        if not isinstance(leaf, _PLAIN):
+            try:
+                self._pack(leaf)
+            except Exception as error:
+                raise TypeError(
+                    f"An argument of type {type(leaf).__name__} cannot be sent to a worker: {error}. Make it inside of the function, or "
+                    "let every worker hold one of its own: coordinator.create_per_worker_dataset."
+                ) from error
+
+    def _forget(self, key: int, _: Any) -> None:
+        entry = self._entries.get(key)
+        if entry is not None and isinstance(entry.thing, weakref.ref) and entry.thing() is None:
+            self._entries.pop(key, None)
+
+
+class NotKept(Exception):
+    """A worker was sent the number of something that it does not keep."""
+
+
+class Kept:
+    """The worker's side: things by their numbers, the last ones that were used."""
+
+    def __init__(self) -> None:
+        self._things: OrderedDict[int, Any] = OrderedDict()
+
+    def add(self, contents: Mapping[int, bytes]) -> None:
+        """Keep what came."""
+        for number, content in contents.items():
+            self._things[number] = pickle.loads(content)
+        while len(self._things) > max(KEPT, len(contents)):
+            self._things.popitem(last=False)
+
+    def get(self, sent: Sent) -> Any:
+        """Return a thing.
+
+        Raises:
+            NotKept: it is not here.
+        """
+        if sent.number not in self._things:
+            raise NotKept
+        self._things.move_to_end(sent.number)
+        return self._things[sent.number]
+
+
+def _captured(thing: Any) -> tuple[Any, ...]:
+    """Return what a function reads from outside of itself: free variables and globals."""
+    code = getattr(thing, "__code__", None)
+    if code is None:
+        return ()
+    cells = tuple(_content(cell) for cell in getattr(thing, "__closure__", None) or ())
+    outside = thing.__globals__
+    return (*cells, *(outside[name] for name in code.co_names if name in outside))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _weak(thing: Any, when_gone: Callable[[Any], None] | None = None) -> Any:
+    try:
+        return weakref.ref(thing, when_gone)
+    except TypeError:
+        return thing
+
+
+def _same(held: Any, thing: Any) -> bool:
+    return (held() if isinstance(held, weakref.ref) else held) is thing
+
+
+def _all_same(held: tuple[Any, ...], things: tuple[Any, ...]) -> bool:
+    return len(held) == len(things) and all(map(_same, held, things))
+
+
+def _named(thing: Any) -> str:
+    return f"The function {thing.__qualname__!r}" if hasattr(thing, "__qualname__") else f"{type(thing).__name__}"

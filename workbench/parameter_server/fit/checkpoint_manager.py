@@ -1,0 +1,202 @@
+"""`CheckpointManager`: checkpoints of what lives on the servers, written and read by the coordinator (T10.3 to T10.6)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
+from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+__all__ = ["CheckpointManager", "Restored"]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint said.
+
+    Attributes:
+        path: its folder.
+        steps: updates that it holds.
+        epoch: how many epochs it holds; None where `save` was not told.
+    """
+
+    path: Path
+    steps: int
+    epoch: int | None
+
+
+class CheckpointManager:
+    """Keeps the newest checkpoints of a placed module, of variables, or of both, in one folder.
+
+    A checkpoint holds each parameter and each of its optimizer's slots whole, whatever the shards: it is restored into any number
+    of shards and servers (T14.5). `model.safetensors` in it is the module's plain state dict, which `load_model` reads without a
+    cluster. It is whole or absent after a crash, and no code runs when it is read. Save while nothing is scheduled, after `join`:
+    servers do not wait for each other.
+
+    Args:
+        placed: module to save; None is none.
+        directory: folder of the checkpoints, made where it is absent.
+        variables: name -> variable.
+        max_to_keep: how many checkpoints to keep; None keeps all.
+
+    Raises:
+        UsageError: there is nothing to save, or max_to_keep is no integer of at least 1.
+    """
+
+    def __init__(
+        self,
+        placed: PlacedModule | None,
+        directory: str | Path,
+        *,
+        variables: Mapping[str, Variable | ShardedVariable] | None = None,
+        max_to_keep: int | None = 3,
+    ) -> None:
+        self.placed, self.directory, self.variables = placed, Path(directory), dict(variables or {})
+        if placed is None and not self.variables:
+            raise UsageError("CheckpointManager has nothing to save: give a placed module, variables=, or both.")
+        strange = [name for name, value in self.variables.items() if not isinstance(value, RemoteTensor)]
+        if strange:
+            raise UsageError(f"variables={strange} are no variables of a cluster: make them by strategy.variable.")
+        if max_to_keep is not None and (
+            isinstance(max_to_keep, bool) or not isinstance(max_to_keep, int) or max_to_keep < 1
+        ):
+            raise UsageError(f"max_to_keep={max_to_keep!r} must be an integer of at least 1, or None for all.")
+        self.max_to_keep = max_to_keep
+        self._reached = 0
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that are there, newest first."""
+        return sorted(self.directory.glob("step-*"), key=lambda path: path.name, reverse=True)
+
+    @property
+    def latest(self) -> Path | None:
+        """The newest checkpoint, None where there is none."""
+        return next(iter(self.checkpoints), None)
+
+    def save(self, *, epoch: int | None = None, steps: int | None = None) -> Path:
+        """Write a checkpoint, delete what is more than `max_to_keep`, and return its folder.
+
+        Args:
+            epoch: how many epochs are done; readers such as `SidecarEvaluator` tell the last one by it.
+            steps: updates so far; None is what the placed module counts.
+
+        Raises:
+            CheckpointError: the folder holds later checkpoints, of another run: they would be taken for this one's newest.
+            RecordError: the disk is full or not writable; earlier checkpoints are untouched.
+        """
+        checkpoint = self._checkpoint(epoch, steps)
+        latest = self.latest
+        if latest is not None and _steps(latest) > max(checkpoint.step, self._reached):
+            raise CheckpointError(
+                f"{self.directory} holds {latest.name}, of a run that was {_steps(latest) - checkpoint.step} steps further on. Call "
+                "restore() to go on from it, or give another folder."
+            )
+        target = self.directory / f"step-{checkpoint.step:08d}"
+        if target.exists():
+            _delete(target)
+        path = save_checkpoint(self.directory, checkpoint)
+        self._reached = max(self._reached, checkpoint.step)
+        for old in self.checkpoints[self.max_to_keep :] if self.max_to_keep is not None else []:
+            _delete(old)
+        return path
+
+    def restore(self, path: str | Path | None = None) -> Restored | None:
+        """Load a checkpoint into the servers; None where there is none yet.
+
+        Args:
+            path: its folder; None is the newest.
+
+        Raises:
+            CheckpointError: it is damaged, or does not match what is to be restored, in a name, a shape or the optimizer (T10.6).
+        """
+        path = self.latest if path is None else Path(path)
+        if path is None:
+            return None
+        checkpoint = load_checkpoint(path)
+        self._match(path, checkpoint)
+        if self.placed is not None:
+            self.placed.load_state_dict(
+                {
+                    "parameters": {key: checkpoint.model[key] for key in checkpoint.meta["parameters"]},
+                    "buffers": _within("buffers", checkpoint.trainer),
+                    "slots": {slot: _within(f"slots/{slot}", checkpoint.trainer) for slot in checkpoint.meta["slots"]},
+                    "plain_slots": _within("plain_slots", checkpoint.trainer),
+                    "steps": checkpoint.step,
+                }
+            )
+        for name, variable in self.variables.items():
+            variable.assign(checkpoint.trainer[f"variables/{name}"])
+        self._reached = checkpoint.step
+        return Restored(path, checkpoint.step, checkpoint.meta["epoch"])
+
+    def starting_epoch(self, steps_per_epoch: int) -> int:
+        """Return the epoch to go on from, by the steps that the servers have applied (T10.5)."""
+        if self.placed is None:
+            raise UsageError(
+                "starting_epoch counts the steps of a placed module; this manager has none. Take Restored.epoch."
+            )
+        return self.placed.steps // steps_per_epoch
+
+    def _checkpoint(self, epoch: int | None, steps: int | None) -> Checkpoint:
+        meta: dict[str, Any] = {"epoch": epoch, "variables": sorted(self.variables), "parameters": [], "slots": []}
+        trainer: dict[str, Tensor] = {f"variables/{name}": value.read() for name, value in self.variables.items()}
+        if self.placed is None:
+            return Checkpoint(self._reached + 1 if steps is None else steps, {}, trainer, meta)
+        state = self.placed.state_dict()
+        module = self.placed.module()
+        for key, parameter in module.named_parameters():
+            parameter.data = state["parameters"][key]
+        meta |= {
+            "parameters": list(state["parameters"]), "slots": list(state["slots"]), "optimizer": self.placed.config.optimizer,
+            "config": self.placed.config.to_dict(),
+        }  # fmt: skip
+        for kind in ("buffers", "plain_slots"):
+            trainer |= {f"{kind}/{key}": value for key, value in state[kind].items()}
+        for slot, whole in state["slots"].items():
+            trainer |= {f"slots/{slot}/{key}": value for key, value in whole.items()}
+        return Checkpoint(int(state["steps"] if steps is None else steps), module.state_dict(), trainer, meta)
+
+    def _match(self, path: Path, checkpoint: Checkpoint) -> None:
+        here, there = sorted(self.variables), checkpoint.meta.get("variables")
+        if here != there:
+            raise CheckpointError(f"{path} holds the variables {there}; {here} are to be restored. Give the same ones.")
+        for name, variable in self.variables.items():
+            stored = checkpoint.trainer[f"variables/{name}"]
+            if stored.shape != variable.shape or stored.dtype != variable.dtype:
+                raise CheckpointError(
+                    f"Variable {name!r} is {tuple(stored.shape)}, {stored.dtype} in {path} and {tuple(variable.shape)}, "
+                    f"{variable.dtype} here. Make it as it was when the checkpoint was written."
+                )
+        if (self.placed is not None) != bool(checkpoint.meta["parameters"]):
+            raise CheckpointError(f"{path} holds {'a' if checkpoint.meta['parameters'] else 'no'} module, and the manager "
+                                  f"{'has one' if self.placed is not None else 'has none'}.")  # fmt: skip
+        if self.placed is not None and checkpoint.meta["optimizer"] != self.placed.config.optimizer:
+            raise CheckpointError(
+                f"{path} holds the state of optimizer={checkpoint.meta['optimizer']!r}; the module is placed with "
+                f"{self.placed.config.optimizer!r}. Place it with the optimizer that it was trained with."
+            )
+
+
+def _within(folder: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{folder}/"): value for key, value in tensors.items() if key.startswith(f"{folder}/")}
+
+
+def _steps(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _delete(path: Path) -> None:
+    """Take a checkpoint away whole, so that nobody finds half of it."""
+    doomed = path.with_name(f".{path.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""Where the steps of a model run: on the workers of a strategy, or one after the other in this process (T4.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from torch import nn
+
+from workbench.config import TrainConfig
+from workbench.parameter_server.context import WorkerContext, on_worker
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.placed import Part, PlacedModule, forget_replicas
+from workbench.parameter_server.servers.plane import DirectPlane
+from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.servers.server import ServerRuntime
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.workers.closure import RemoteValue
+
+__all__ = ["ClusterExecutor", "Executor", "LocalExecutor", "Task"]
+
+AHEAD = 4  # functions under way for each worker, so that none waits for the coordinator (rule of thumb)
+LOOK_S = 0.1  # how often it is looked whether a server died while no result comes
+
+Task = tuple[Callable[..., Any], Sequence[Any]]
+"""A function and its arguments."""
+
+
+class Executor(Protocol):
+    """What a model asks of whatever runs its steps."""
+
+    num_workers: int
+
+    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:
+        """Let the parameters of a module live where they are updated."""
+        ...
+
+    def hold(self, make: Callable[[], Any]) -> Any:
+        """Let every worker make a value of its own, and return what stands for it among the arguments of a task."""
+        ...
+
+    def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
+        """Run the tasks and yield (place in `tasks`, result) in order of completion; few more are begun than were yielded.
+
+        Raises:
+            Exception: the first error of a task. Nothing runs any more when it is raised.
+        """
+        ...
+
+
+class LocalExecutor:
+    """One worker in this process, and the same update rules; no server and no thread."""
+
+    num_workers = 1
+
+    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:  # noqa: ARG002
+        """See `Executor`; a single worker's mean is its sum. What it holds goes when nobody holds the placed module any more."""
+        identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
+        set_plane(identity, DirectPlane(lambda _: runtime))
+        held = [Part(key, 0, parameter.numel()) for key, parameter in module.named_parameters()]
+        placed = PlacedModule(module, config, {0: held}, name="module", cluster=identity)
+        weakref.finalize(placed, _forget, identity)
+        placed.create()
+        return placed
+
+    def hold(self, make: Callable[[], Any]) -> Any:
+        """See `Executor`."""
+        with on_worker(WorkerContext(0)):
+            return make()
+
+    def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
+        """See `Executor`."""
+        for number, (function, args) in enumerate(tasks):
+            with on_worker(WorkerContext(0)):
+                result = function(*args)
+            yield number, result
+
+
+class ClusterExecutor:
+    """The workers of a strategy, by its coordinator, which is the user's own where there is one (behaviour 83).
+
+    Args:
+        strategy: says which cluster.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        self.coordinator = ClusterCoordinator(strategy)
+        self.num_workers = strategy.num_workers
+
+    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:
+        """See `Executor`."""
+        return self.strategy.place(module, config, reduction=reduction)
+
+    def hold(self, make: Callable[[], Any]) -> Any:
+        """See `Executor`."""
+        return self.coordinator.per_worker(make)
+
+    def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
+        """See `Executor`."""
+        left = enumerate(tasks)
+        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        pending: dict[int, RemoteValue[Any]] = {}
+        try:
+            while True:
+                while len(pending) < AHEAD * self.num_workers and (task := next(left, None)) is not None:
+                    number, (function, args) = task
+                    pending[number] = self.coordinator.schedule(function, args=list(args))
+                    pending[number].add_done_callback(partial(finished.put, number))
+                if not pending:
+                    return
+                number = self._wait(finished)
+                yield number, self._result(pending.pop(number))
+        finally:
+            if pending:
+                with contextlib.suppress(Exception):
+                    self.coordinator.join()
+
+    def _wait(self, finished: queue.SimpleQueue[int]) -> int:
+        while True:
+            try:
+                return finished.get(timeout=LOOK_S)
+            except queue.Empty:
+                self.coordinator.done()  # raises where a server is gone
+
+    def _result(self, value: RemoteValue[Any]) -> Any:
+        try:
+            return self.coordinator.fetch(value)
+        except Exception:
+            self.coordinator.join()  # raises the first error, which this one may follow from
+            raise
+
+
+def _forget(identity: str) -> None:
+    forget_plane(identity)
+    forget_replicas(identity)

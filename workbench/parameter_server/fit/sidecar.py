@@ -1,0 +1,133 @@
+"""`SidecarEvaluator`: a process of its own that evaluates every checkpoint that training writes (T8.6, T8.7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.fit.event_file import EventFile
+from workbench.train.checkpoint import Checkpoint, load_checkpoint
+from workbench.train.evaluation import evaluate
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["SidecarEvaluation", "SidecarEvaluator"]
+
+
+@dataclass(frozen=True)
+class SidecarEvaluation:
+    """One checkpoint's.
+
+    Attributes:
+        checkpoint: its folder, which may be deleted by now.
+        epoch: how many epochs it holds; None where its writer did not say.
+        steps: updates that it holds.
+        values: loss and metrics by name.
+    """
+
+    checkpoint: Path
+    epoch: int | None
+    steps: int
+    values: dict[str, float]
+
+
+class SidecarEvaluator:
+    """Follows a folder of checkpoints, always to the newest, until the last epoch was evaluated. It knows nothing of the cluster.
+
+    Training goes on meanwhile, and does not wait. A checkpoint that is deleted while it is read is left out: a newer one is there.
+
+    Args:
+        workload: builds the model; loss, metrics and validation data say what is evaluated.
+        checkpoint_dir: where `CheckpointManager` or `ModelCheckpoint` writes; may be absent until it does.
+        epochs: of the training: it ends after the checkpoint that holds so many.
+        batch_size: examples in a forward pass; None is the config's.
+        poll_s: how often it looks.
+        timeout_s: how long it waits for a new checkpoint before it raises; None is for ever.
+        log_dir: where TensorBoard's files go; None writes none.
+
+    Raises:
+        UsageError: `epochs` is no integer of at least 1.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        checkpoint_dir: str | Path,
+        *,
+        epochs: int,
+        batch_size: int | None = None,
+        poll_s: float = 1.0,
+        timeout_s: float | None = None,
+        log_dir: str | Path | None = None,
+    ) -> None:
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise UsageError(
+                f"epochs={epochs!r} must be an integer of at least 1: those of the training that it follows."
+            )
+        self.workload, self.directory, self.epochs = workload, Path(checkpoint_dir), epochs
+        self.batch_size = workload.config.evaluation_batch if batch_size is None else batch_size
+        self.poll_s, self.timeout_s, self.log_dir = poll_s, timeout_s, log_dir
+
+    def run(self) -> list[SidecarEvaluation]:
+        """Evaluate until the last epoch's checkpoint, and return everything that was evaluated.
+
+        Raises:
+            TimeoutError: no new checkpoint came in time: training ended early, or stands still.
+            CheckpointError: a checkpoint does not fit the workload's model.
+        """
+        return list(self)
+
+    def __iter__(self) -> Iterator[SidecarEvaluation]:
+        """Evaluate checkpoint after checkpoint, as they come."""
+        with isolated_rng():
+            model = build_model(self.workload, self.workload.config, torch.device("cpu"))
+        file = None if self.log_dir is None else EventFile(self.log_dir)
+        for path, checkpoint in self._checkpoints():
+            _load(model, path, checkpoint)
+            found = evaluate(self.workload, model, batch_size=self.batch_size, precision=self.workload.config.precision)
+            values = {each.metric: each.value for each in found}
+            for name, value in values.items():
+                if file is not None:
+                    file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
+            yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
+
+    def _checkpoints(self) -> Iterator[tuple[Path, Checkpoint]]:
+        """Yield the newest checkpoint whenever it is another one, until that of the last epoch."""
+        seen: str | None = None
+        waited_from = time.monotonic()
+        while True:
+            newest = max(self.directory.glob("step-*"), key=lambda path: path.name, default=None)
+            if newest is not None and newest.name != seen:
+                seen = newest.name
+                try:
+                    checkpoint = load_checkpoint(newest)
+                except CheckpointError:
+                    if newest.exists():
+                        raise
+                    continue  # deleted under its hands: look for the newer one at once
+                yield newest, checkpoint
+                if (checkpoint.meta.get("epoch") or 0) >= self.epochs:
+                    return
+                waited_from = time.monotonic()
+                continue
+            if self.timeout_s is not None and time.monotonic() - waited_from > self.timeout_s:
+                raise TimeoutError(
+                    f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; epoch {self.epochs} has "
+                    "not come. Did training end early? Else give a larger timeout_s."
+                )
+            time.sleep(self.poll_s)
+
+
+def _load(model: torch.nn.Module, path: Path, checkpoint: Checkpoint) -> None:
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()} Give the workload that is trained."
+        ) from error

@@ -1,0 +1,256 @@
+"""`StrategyModel`: fit, evaluate and predict, on a cluster or in this process by one argument (T4, behaviours 80 to 87)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+from workbench.parameter_server.data.feed import Feed, as_data, training_feed
+from workbench.parameter_server.fit.callbacks import Callback, History, check_callbacks
+from workbench.parameter_server.fit.evaluation import InlineEvaluation, Where, without_data
+from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor
+from workbench.parameter_server.fit.fit_loop import FitLoop
+from workbench.parameter_server.fit.metric_state import AdditiveMetric, MetricSet
+from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
+from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.workers.replica_buffers import BufferLog, quicken_batch_norm
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["StrategyModel"]
+
+
+class StrategyModel:
+    """A workload's model under a strategy, with Keras's verbs.
+
+    Made with a strategy, its parameters live on the parameter servers and steps run on the workers, each on a batch of its own,
+    without waiting for each other. Made with None, the same steps run in this process, one after the other (T4.2).
+
+    Batch norm's statistics and other buffers are each worker's own in training; at the end of an epoch the coordinator merges them,
+    for evaluation, prediction and checkpoints. See `merged_buffers` and `quicken_batch_norm`.
+
+    Args:
+        workload: model, loss, weights, metrics, data and baseline config; see `Workload`.
+        strategy: None is this process.
+        config: of the updates; None is the workload's. total_steps is the length of the lr schedule, which stays at its end.
+        metrics: additive ones, beside the workload's means.
+        train_step: one update; see `TrainStep`.
+        reduction: "sum" applies each worker's gradient in full, "mean" a share of it; see `ParameterServerStrategy.place`.
+
+    Attributes:
+        placed: the module on the servers.
+        next_epoch: that `fit` would run next.
+        stop_training: set it in a callback to end after the epoch.
+        history: of the newest `fit`, also where it broke off.
+
+    Raises:
+        UsageError: the config asks for what servers cannot do, such as micro-batches or an optimizer factory.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        strategy: ParameterServerStrategy | None = None,
+        *,
+        config: TrainConfig | None = None,
+        metrics: Mapping[str, AdditiveMetric] | None = None,
+        train_step: TrainStep = train_step,
+        reduction: Literal["sum", "mean"] = "sum",
+    ) -> None:
+        self.workload, self.strategy, self.config = workload, strategy, config or workload.config
+        _check(self.config, strategy)
+        if not callable(train_step):
+            raise UsageError(f"train_step={train_step!r} must be a function (placed, batch, workload) -> Stepped.")
+        self.executor: Executor = LocalExecutor() if strategy is None else ClusterExecutor(strategy)
+        with isolated_rng():
+            module = build_model(workload, self.config, CPU)
+        quicken_batch_norm(module, self.executor.num_workers)
+        self.placed = self.executor.place(module, self.config, reduction)
+        self._runner = StepRunner(
+            self.placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step
+        )
+        self.next_epoch, self.stop_training, self.history = 0, False, History()
+
+    @cached_property
+    def held(self) -> Any:
+        """What stands for the runner on the workers; they get it when it is first needed, after a restore."""
+        return self.executor.hold(self._runner.itself)
+
+    @cached_property
+    def buffer_log(self) -> BufferLog:
+        """The workers' buffers since they were first needed."""
+        return BufferLog(self.placed.buffers())
+
+    @property
+    def steps(self) -> int:
+        """Updates that the servers have applied."""
+        return self.placed.steps
+
+    def fit(
+        self,
+        data: Any = None,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        batch_size: int | None = None,
+        validation_data: Any = None,
+        validation_steps: int | None = None,
+        validation_freq: int = 1,
+        steps_per_execution: int = 1,
+        callbacks: Sequence[Callback] = (),
+        verbose: Literal[0, 1, 2] = 2,
+    ) -> History:
+        """Train, and return loss and metrics of each epoch (behaviour 80).
+
+        Args:
+            data: a `DatasetCreator` or a function that makes a dataset, called on every worker, which reads all of what it made; a
+                dataset, DataLoader or arrays, of which all workers together read each example once an epoch; None is the
+                workload's training data. What a function makes is begun anew where it ends; a torch dataset is cut into batches
+                of examples, anything else is taken for batches.
+            y: targets beside arrays.
+            epochs: in all, those counted that a callback restored.
+            steps_per_epoch: updates of all workers together; None is what the data's length says (T14.8).
+            batch_size: examples in a step, for datasets and arrays; None is the config's.
+            validation_data: evaluated after an epoch, each example exactly once (T14.13); None is the workload's where `data` is, else none.
+            validation_steps: so many batches of endless validation data.
+            validation_freq: epochs between evaluations.
+            steps_per_execution: updates in one function that is sent to a worker (T13.6).
+            callbacks: see `Callback`.
+            verbose: 0 is silent, 1 a bar that moves during the epoch (T14.10), 2 a line an epoch.
+
+        Raises:
+            UsageError: an argument out of range; no length of an epoch is known (behaviour 81).
+            UnavailableError: a parameter server is gone: start again with `BackupAndRestore` (T10.2, T10.3).
+            Exception: the first error of a step, or of a callback. No step runs any more when it is raised.
+        """
+        config = self.config if batch_size is None else self.config.replace(batch_size=batch_size, eval_batch_size=None)
+        for name, value in (
+            ("epochs", epochs),
+            ("steps_per_execution", steps_per_execution),
+            ("validation_freq", validation_freq),
+        ):
+            _positive(name, value)
+        if verbose not in (0, 1, 2):
+            raise UsageError(f"verbose={verbose!r} is not known. Allowed: 0, 1, 2.")
+        hooks = check_callbacks(callbacks)
+        given = as_data(self.workload.train_data if data is None else data, y, precision=config.precision)
+        feed = training_feed(given, config, self.workload.collate, num_workers=self.executor.num_workers)
+        steps = _epoch_length(steps_per_epoch, feed)
+        if validation_data is None and data is None:
+            validation_data = self.workload.validation_data
+        validation = None
+        if validation_data is not None:
+            validation = partial(self._evaluation, validation_data, None, config.evaluation_batch, validation_steps)
+        self.next_epoch, self.stop_training, self.history = 0, False, History()
+        loop = FitLoop(
+            self, self._runner.metrics, feed, steps=steps, steps_per_execution=steps_per_execution, callbacks=hooks,
+            validation=validation, validation_freq=validation_freq, verbose=verbose,
+        )  # fmt: skip
+        loop.run(epochs)
+        return self.history
+
+    def evaluate(
+        self,
+        data: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        shards: int | None = None,
+        where: Where = "workers",
+    ) -> dict[str, float]:
+        """Return loss and metrics, each example counted exactly once, also where workers die meanwhile (behaviours 85, 86).
+
+        Args:
+            data: as for `fit`, and finite: a `DatasetCreator` is asked for one shard after the other, by its context; None is the
+                workload's validation data.
+            y: targets beside arrays.
+            batch_size: examples in a forward pass; None is the config's.
+            steps: so many batches of an endless dataset instead.
+            shards: functions that share it; None is 5 a worker.
+            where: "coordinator" evaluates in this process, for small models and data.
+
+        Raises:
+            UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
+        """
+        data = self.workload.validation_data if data is None else data
+        size = self.config.evaluation_batch if batch_size is None else batch_size
+        return self._evaluation(data, y, size, steps, shards=shards, where=where).run()
+
+    def predict(self, data: Any, *, batch_size: int | None = None, where: Where = "workers") -> Any:
+        """Return the model's outputs for every example, in their order (behaviour 85).
+
+        Args:
+            data: inputs as an array or tensor, or a finite dataset as for `evaluate`.
+            batch_size: examples in a forward pass; None is the config's.
+            where: "coordinator" predicts in this process.
+        """
+        size = self.config.evaluation_batch if batch_size is None else batch_size
+        return _joined(self._evaluation(data, None, size, None, where=where).predict())
+
+    def module(self) -> nn.Module:
+        """Return a plain module with the newest values, the caller's own, for export and serving."""
+        return self.placed.module()
+
+    def set_peak_lr(self, peak_lr: float) -> None:
+        """Let the servers go on with another learning rate, from the next step on."""
+        self.config = self.config.replace(peak_lr=peak_lr)
+        self.placed.reconfigure(self.config)
+
+    def _evaluation(self, data: Any, y: Any, batch_size: int, steps: int | None, **how: Any) -> InlineEvaluation:
+        return InlineEvaluation(
+            self.executor, self._runner, data, y, held=self.held, batch_size=batch_size, steps=steps, **how
+        )
+
+
+def _check(config: TrainConfig, strategy: Any) -> None:
+    if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
+        raise UsageError(
+            f"strategy={strategy!r} is no ParameterServerStrategy. Give one, or None to train in this process."
+        )
+    if callable(config.optimizer):
+        raise UsageError(
+            f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
+        )
+    if config.accumulate_steps != 1:
+        raise UsageError(
+            f"accumulate_steps={config.accumulate_steps} must be 1: a step is one batch of one worker. Give a smaller batch_size."
+        )
+
+
+def _epoch_length(given: int | None, feed: Feed) -> int:
+    if given is not None:
+        return _positive("steps_per_epoch", given)
+    if feed.steps_per_epoch is None:
+        raise UsageError(
+            "steps_per_epoch is missing: a function makes the dataset on each worker, or the dataset has no length, so that nobody here "
+            "knows where an epoch ends. Give steps_per_epoch=, the updates of all workers together, or give a dataset with a length."
+        )
+    return _positive("steps_per_epoch, from the data's length,", feed.steps_per_epoch)
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name}={value!r} must be an integer of at least 1.")
+    return value
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return [_joined(column) for column in zip(*parts, strict=True)]
+    raise UsageError(
+        f"predict joins tensors, and lists, tuples and dicts of them; the model returned {type(first).__name__}."
+    )

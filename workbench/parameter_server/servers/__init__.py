@@ -1,0 +1,1 @@
+"""What servers hold and how it is reached: planes of values, variables, partitions, a module's parameters."""

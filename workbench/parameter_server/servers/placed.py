@@ -1,0 +1,281 @@
+"""`PlacedModule`: a module whose parameters live on parameter servers; workers hold replicas that read and write them (T1.1)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.context import check_cancelled, current_worker
+from workbench.parameter_server.servers.plane import DataPlane, Place
+from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.server import Push
+
+__all__ = ["Part", "PlacedModule", "Replica"]
+
+
+class Part(NamedTuple):
+    """A stretch of a parameter, in flat elements."""
+
+    parameter: str
+    begin: int
+    size: int
+
+
+@dataclass
+class Replica:
+    """A worker's copy of the module.
+
+    Attributes:
+        module: to compute with; its parameters are replaced by every pull.
+        parameters: of the module by name, flat.
+        versions: of the blocks, as they were last pulled.
+    """
+
+    module: nn.Module
+    parameters: dict[str, Tensor]
+    versions: list[int]
+
+
+class PlacedModule:
+    """Parameters in one block a server; `step` is one update by whoever calls it, on a worker or on the coordinator.
+
+    Made by `ParameterServerStrategy.place`. It travels to the workers as it is, without values: a worker makes its replica when it
+    first needs one. Buffers, such as the running statistics of batch norm, are each worker's own and start as the module's.
+
+    Args:
+        module: with its initial values.
+        config: of the updates.
+        parts: server -> what it holds, in the order in which it lies there.
+        name: of the blocks.
+        cluster: id of the cluster.
+        exactly_once: whether a push that is repeated is applied once.
+        scale: factor on gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: TrainConfig,
+        parts: Mapping[int, Sequence[Part]],
+        *,
+        name: str,
+        cluster: str,
+        exactly_once: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        self.config, self.name, self.cluster = config, name, cluster
+        self.parts = {server: list(held) for server, held in sorted(parts.items())}
+        self.places = [Place(server, f"{name}@{server}") for server in self.parts]
+        self.exactly_once, self.scale = exactly_once, scale
+        self._module = module
+
+    def __repr__(self) -> str:
+        """Say how many values lie where."""
+        where = ", ".join(
+            f"{sum(part.size for part in held):,} values on ps {server}" for server, held in self.parts.items()
+        )
+        return f"PlacedModule({self.name!r}: {where})"
+
+    def delete(self) -> None:
+        """Let the servers forget it."""
+        for place in self.places:
+            self._plane.ask(place.server, "delete", place.block)
+
+    def create(self) -> None:
+        """Give the servers the initial values."""
+        values = {key: parameter.detach().reshape(-1) for key, parameter in self._module.named_parameters()}
+        for place, held in zip(self.places, self.parts.values(), strict=True):
+            self._plane.ask(place.server, "create", place.block, _joined(held, values), self.config)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[nn.Module]:
+        """Pull the newest values, hand out the module with empty gradients, and push what `backward` left in them.
+
+        Nothing is pushed where the code inside raises.
+        """
+        replica = self.pull()
+        replica.module.zero_grad(set_to_none=True)
+        yield replica.module
+        self.push(replica)
+
+    def pull(self) -> Replica:
+        """Return this worker's replica with the newest values."""
+        check_cancelled()
+        replica = self._replica()
+        replica.versions[:] = self.pull_into(replica.parameters)
+        return replica
+
+    def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
+        """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
+        check_cancelled()
+        held = list(self.parts.values())
+
+        def take(number: int, values: Tensor) -> None:
+            at = 0
+            for part in held[number]:
+                parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
+                at += part.size
+
+        return self._plane.pull_into(self.places, take)
+
+    def push(self, replica: Replica) -> list[int]:
+        """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions."""
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(replica.module.parameters(), self.config.max_grad_norm)
+        grads = {
+            key: torch.zeros(parameter.numel(), dtype=parameter.dtype)
+            if parameter.grad is None
+            else parameter.grad.reshape(-1)
+            for key, parameter in replica.module.named_parameters()
+        }
+        return self.push_flat(grads, replica.versions)
+
+    def push_flat(self, grads: Mapping[str, Tensor], versions: Sequence[int]) -> list[int]:
+        """Send flat gradients by the parameters' names as they are; returns the new versions of the blocks.
+
+        Args:
+            grads: for every parameter.
+            versions: of the blocks, as they were pulled: the gradients' staleness is counted from them.
+        """
+        check_cancelled()
+        here = current_worker()
+        token = here.token() if here is not None and self.exactly_once else None
+        worker = -1 if here is None else here.index
+        return self._plane.push(
+            self.places,
+            [_pieces(held, grads) for held in self.parts.values()],
+            [Push(version, worker, token, self.scale) for version in versions],
+        )
+
+    def module(self) -> nn.Module:
+        """Return a plain module with the newest values, the caller's own."""
+        return copy.deepcopy(self.pull().module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters, optimizer slots and steps, whole, whatever the shards (T10.4, T14.5)."""
+        states = [self._plane.ask(place.server, "state", place.block) for place in self.places]
+        shapes = {key: parameter.shape for key, parameter in self._module.named_parameters()}
+        slots = sorted({key for state in states for key in state["slots"]})
+        parameters = self._whole(shapes, [state["values"] for state in states])
+        kept = {
+            slot: self._whole(shapes, [state["slots"][slot] for state in states])
+            for slot in slots
+            if all(state["slots"][slot].numel() == state["values"].numel() for state in states)
+        }
+        plain = {slot: states[0]["slots"][slot] for slot in slots if slot not in kept}
+        buffers = {key: buffer.clone() for key, buffer in self._replica().module.named_buffers()}
+        steps = max(state["version"] for state in states)
+        return {"parameters": parameters, "buffers": buffers, "slots": kept, "plain_slots": plain, "steps": steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` returned, also of a cluster with other shards or another number of servers.
+
+        Raises:
+            CheckpointError: names or shapes of the parameters differ (T10.6).
+        """
+        shapes = {key: tuple(parameter.shape) for key, parameter in self._module.named_parameters()}
+        given = {key: tuple(value.shape) for key, value in state["parameters"].items()}
+        if shapes != given:
+            strange = sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key))
+            key = strange[0]
+            raise CheckpointError(
+                f"The checkpoint does not fit the module: parameter {key!r} is {given.get(key, 'missing')} there and "
+                f"{shapes.get(key, 'missing')} here ({len(strange)} differ). Make the module as it was when the checkpoint was written."
+            )
+        flat = {key: value.reshape(-1) for key, value in state["parameters"].items()}
+        slots = {
+            slot: {key: value.reshape(-1) for key, value in whole.items()} for slot, whole in state["slots"].items()
+        }
+        for place, held in zip(self.places, self.parts.values(), strict=True):
+            self._plane.ask(
+                place.server, "load", place.block,
+                {
+                    "values": _joined(held, flat), "version": state["steps"],
+                    "slots": {slot: _joined(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
+                },
+            )  # fmt: skip
+        self.load_buffers(state["buffers"])
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return copies of the buffers of the replica here: of a worker its own, such as the statistics of its batch norm layers."""
+        return {key: buffer.detach().clone() for key, buffer in self._replica().module.named_buffers()}
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Give the replica here, and those that are made from now on, these buffers."""
+        with torch.no_grad():
+            for module in (self._module, self._replica().module):
+                for key, buffer in module.named_buffers():
+                    buffer.copy_(buffers[key])
+
+    def reconfigure(self, config: TrainConfig) -> None:
+        """Let the servers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
+        if config.optimizer != self.config.optimizer or config.rules != self.config.rules:
+            raise UsageError(
+                f"reconfigure got optimizer={config.optimizer!r}; the servers keep the state of {self.config.optimizer!r}. Change "
+                "its constants, its learning rate or its schedule, or place the module anew."
+            )
+        for place in self.places:
+            self._plane.ask(place.server, "configure", place.block, config)
+        self.config = config
+
+    def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
+        """Return for each shard of a parameter its server and its shape (T3.8)."""
+        shape = dict(self._module.named_parameters())[parameter].shape
+        held = sorted((part.begin, server, part.size) for server, parts in self.parts.items() for part in parts if part.parameter == parameter)  # fmt: skip
+        row = shape[1:].numel()
+        return [(server, (size // row, *shape[1:]) if shape else ()) for _, server, size in held]
+
+    @property
+    def steps(self) -> int:
+        """How many pushes the servers have applied: the progress of training (T10.5)."""
+        report = self._plane.ask(self.places[0].server, "load_report")
+        return int(report[self.places[0].block]["version"])
+
+    @property
+    def _plane(self) -> DataPlane:
+        return plane_of(self.cluster)
+
+    def _replica(self) -> Replica:
+        here = current_worker()
+        key = (self.cluster, self.name, None if here is None else here.index)
+        if key not in _REPLICAS:
+            module = copy.deepcopy(self._module)
+            flat = {name: parameter.data.reshape(-1) for name, parameter in module.named_parameters()}
+            for name, parameter in module.named_parameters():
+                parameter.data = flat[name].view(parameter.shape)
+            _REPLICAS[key] = Replica(module, flat, [0] * len(self.places))
+        return _REPLICAS[key]
+
+    def _whole(self, shapes: Mapping[str, torch.Size], blocks: Sequence[Tensor]) -> dict[str, Tensor]:
+        found = {key: torch.empty(shape.numel(), dtype=blocks[0].dtype) for key, shape in shapes.items()}
+        for block, held in zip(blocks, self.parts.values(), strict=True):
+            values, at = block.reshape(-1), 0
+            for part in held:
+                found[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
+                at += part.size
+        return {key: value.view(shapes[key]) for key, value in found.items()}
+
+
+_REPLICAS: dict[tuple[str, str, int | None], Replica] = {}
+
+
+def forget_replicas(cluster: str) -> None:
+    """Drop the replicas of a cluster that ended."""
+    for key in [key for key in _REPLICAS if key[0] == cluster]:
+        del _REPLICAS[key]
+
+
+def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
+    return [values[part.parameter][part.begin : part.begin + part.size] for part in held]
+
+
+def _joined(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat(_pieces(held, values))

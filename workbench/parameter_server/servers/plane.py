@@ -1,0 +1,124 @@
+"""`DataPlane`: how values and gradients travel between a process and the servers; `DirectPlane` calls them in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.parameter_server.servers.server import Push, ServerRuntime
+
+__all__ = ["DataPlane", "DirectPlane", "Grad", "Place", "whole"]
+
+Grad = Tensor | Sequence[Tensor]
+"""A flat gradient, or its pieces, which lie one after the other in the block."""
+
+
+class Place(NamedTuple):
+    """Where a block lies."""
+
+    server: int
+    block: str
+
+
+def whole(grad: Grad) -> Tensor:
+    """Return a gradient in one piece."""
+    return grad if isinstance(grad, Tensor) else torch.cat(list(grad))
+
+
+class DataPlane(Protocol):
+    """Four ways to move values, many blocks at a time, and `ask` for everything that is not in a hurry."""
+
+    @property
+    def name(self) -> str:
+        """How they travel: "direct", "shm", "gloo" or "plasma"."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Why this way was taken."""
+        ...
+
+    def pull(self, places: Sequence[Place]) -> list[tuple[Tensor, int]]:
+        """Return values (flat, the caller's own until the next call) and version of each block."""
+        ...
+
+    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
+        """Do so without a copy in between; returns the versions.
+
+        Args:
+            places: to read.
+            take: called with the number of a place and its values, which it has to copy; again where they were written meanwhile.
+        """
+        ...
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
+        """Apply a gradient to each block; returns once all are applied, with the new versions."""
+        ...
+
+    def push_pull(
+        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
+    ) -> list[tuple[Tensor, int]]:
+        """Apply a gradient to each block and return what came of it."""
+        ...
+
+    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
+        """Return some rows of a block, shape (rows, width)."""
+        ...
+
+    def ask(self, server: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a server by name and return its answer.
+
+        Raises:
+            UnavailableError: the server is gone, as from every method here.
+        """
+        ...
+
+
+class DirectPlane:
+    """Servers that live in this process.
+
+    Args:
+        server: returns a server by its index; raises `UnavailableError` where it is gone.
+    """
+
+    name: str = "direct"
+    why: str = "the servers are in this process"
+
+    def __init__(self, server: Callable[[int], ServerRuntime]) -> None:
+        self._server = server
+
+    def pull(self, places: Sequence[Place]) -> list[tuple[Tensor, int]]:
+        """See `DataPlane`."""
+        return [self._server(place.server).read(place.block) for place in places]
+
+    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
+        """See `DataPlane`."""
+        pulled = self.pull(places)
+        for k, (values, _) in enumerate(pulled):
+            take(k, values)
+        return [version for _, version in pulled]
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
+        """See `DataPlane`."""
+        return [
+            self._server(place.server).push(place.block, whole(grad), push)
+            for place, grad, push in zip(places, grads, pushes, strict=True)
+        ]
+
+    def push_pull(
+        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
+    ) -> list[tuple[Tensor, int]]:
+        """See `DataPlane`."""
+        self.push(places, grads, pushes)
+        return self.pull(places)
+
+    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
+        """See `DataPlane`."""
+        return self._server(place.server).read_rows(place.block, rows, width)
+
+    def ask(self, server: int, method: str, *arguments: Any) -> Any:
+        """See `DataPlane`."""
+        return getattr(self._server(server), method)(*arguments)

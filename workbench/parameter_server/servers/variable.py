@@ -1,0 +1,285 @@
+"""`Variable` and `ShardedVariable`: values that live on parameter servers and are used like tensors (T3.5 to T3.8)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import UsageError
+from workbench.parameter_server.context import check_cancelled, current_worker
+from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.planes import plane_of
+
+__all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
+
+
+def _read_all(value: Any) -> Any:
+    if isinstance(value, RemoteTensor):
+        return value.read()
+    return type(value)(_read_all(each) for each in value) if isinstance(value, (list, tuple)) else value
+
+
+def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operate(self: RemoteTensor, other: Any) -> Any:
+        other = _read_all(other)
+        return function(other, self.read()) if swapped else function(self.read(), other)
+
+    return operate
+
+
+class RemoteTensor:
+    """What `Variable` and `ShardedVariable` share: reading, and being used in place of a tensor.
+
+    Every use reads the newest values; two uses may see different ones, because nobody waits for anybody (T1.2).
+    """
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self) -> Tensor:
+        """Return the newest values, shape `shape`, in this process's memory."""
+        raise NotImplementedError
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows with these ids, shape (*rows.shape, *shape[1:]); nothing else is sent (T3.7, behaviour 75)."""
+        raise NotImplementedError
+
+    def read_for_fetch(self) -> Tensor:
+        """Return the values where a function returns the variable itself."""
+        return self.read()
+
+    def numpy(self) -> Any:
+        """Return the newest values as an array."""
+        return self.read().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Let NumPy take it for an array."""
+        del copy  # what is read is a copy already
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        if not self.shape:
+            raise TypeError("len() of a variable without axes.")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Return the truth of the only value, as of a tensor."""
+        return bool(self.read())
+
+    def __float__(self) -> float:
+        """Return the only value."""
+        return float(self.read())
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Return what the same index gives of the whole tensor."""
+        found: Tensor = self.read()[key]
+        return found
+
+    __add__ = _operator(operator.add)
+    __radd__ = _operator(operator.add, swapped=True)
+    __sub__ = _operator(operator.sub)
+    __rsub__ = _operator(operator.sub, swapped=True)
+    __mul__ = _operator(operator.mul)
+    __rmul__ = _operator(operator.mul, swapped=True)
+    __truediv__ = _operator(operator.truediv)
+    __rtruediv__ = _operator(operator.truediv, swapped=True)
+    __floordiv__ = _operator(operator.floordiv)
+    __rfloordiv__ = _operator(operator.floordiv, swapped=True)
+    __mod__ = _operator(operator.mod)
+    __rmod__ = _operator(operator.mod, swapped=True)
+    __pow__ = _operator(operator.pow)
+    __rpow__ = _operator(operator.pow, swapped=True)
+    __matmul__ = _operator(operator.matmul)
+    __rmatmul__ = _operator(operator.matmul, swapped=True)
+    __lt__ = _operator(operator.lt)
+    __le__ = _operator(operator.le)
+    __gt__ = _operator(operator.gt)
+    __ge__ = _operator(operator.ge)
+
+    def __neg__(self) -> Tensor:
+        """Return the negative values."""
+        return -self.read()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Let torch functions take it for a tensor; an embedding is looked up row by row."""
+        given = dict(kwargs or {})
+        rows_alone = not (given.get("max_norm") or given.get("scale_grad_by_freq") or given.get("sparse"))
+        if (
+            function is torch.nn.functional.embedding
+            and rows_alone
+            and len(args) == 2
+            and isinstance(args[1], RemoteTensor)
+        ):
+            return args[1].gather(args[0])
+        return function(*_read_all(args), **{key: _read_all(value) for key, value in given.items()})
+
+
+class Variable(RemoteTensor):
+    """Values in one block of one server.
+
+    Attributes:
+        name: of the variable.
+        shape: of its values.
+        dtype: of its values.
+        place: server and block.
+        cluster: id of the cluster.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        place: Place,
+        cluster: str,
+        *,
+        exactly_once: bool = True,
+    ) -> None:
+        self.name, self.shape, self.dtype = name, torch.Size(shape), dtype
+        self.place, self.cluster, self.exactly_once = place, cluster, exactly_once
+
+    def __repr__(self) -> str:
+        """Name it, and where it lies."""
+        return f"Variable({self.name!r}, shape={tuple(self.shape)}, {self.dtype}, ps {self.place.server})"
+
+    @property
+    def server(self) -> int:
+        """Index of the server that holds it."""
+        return self.place.server
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variable itself, as the only shard."""
+        return [self]
+
+    def read(self) -> Tensor:
+        """See `RemoteTensor`."""
+        check_cancelled()
+        ((values, _),) = plane_of(self.cluster).pull([self.place])
+        return values.reshape(self.shape)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """See `RemoteTensor`."""
+        check_cancelled()
+        width = self.shape[1:].numel()
+        return (
+            plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width).reshape(*rows.shape, *self.shape[1:])
+        )
+
+    def assign(self, value: Any) -> Variable:
+        """Replace the values."""
+        return self._write(value, "assign")
+
+    def assign_add(self, value: Any) -> Variable:
+        """Add to the values on the server: no update of another worker is lost (behaviour 18)."""
+        return self._write(value, "add")
+
+    def assign_sub(self, value: Any) -> Variable:
+        """Subtract from the values on the server."""
+        return self._write(value, "sub")
+
+    def _write(self, value: Any, how: str) -> Variable:
+        check_cancelled()
+        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
+        try:
+            flat = given.expand(self.shape).reshape(-1)
+        except RuntimeError:
+            raise UsageError(
+                f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
+                "have that shape, or one that broadcasts to it."
+            ) from None
+        here = current_worker()
+        token = here.token() if here is not None and self.exactly_once else None
+        plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat.contiguous(), how, token)
+        return self
+
+
+class ShardedVariable(RemoteTensor):
+    """Rows that are shared out over several variables, the first ones first ("div").
+
+    Args:
+        variables: the shards, equal in dtype and in every axis but the first.
+        name: of the whole.
+
+    Raises:
+        UsageError: they are no variables, or do not fit together (behaviour 76).
+    """
+
+    def __init__(self, variables: Sequence[Variable], name: str) -> None:
+        shards = list(variables)
+        strange = [each for each in shards if not isinstance(each, Variable)]
+        if strange or not shards:
+            given = repr(strange[0]) if strange else "an empty list"
+            raise UsageError(f"ShardedVariable takes a list of Variables, at least one; given: {given}.")
+        if len({each.dtype for each in shards}) > 1:
+            raise UsageError(
+                f"The shards of {name!r} differ in dtype: {[str(each.dtype) for each in shards]}; give one dtype."
+            )
+        if any(not each.shape for each in shards) or len({each.shape[1:] for each in shards}) > 1:
+            shapes = [tuple(each.shape) for each in shards]
+            raise UsageError(f"The shards of {name!r} have shapes {shapes}: they may differ in the first axis alone.")
+        self.name, self.variables, self.dtype = name, shards, shards[0].dtype
+        self.offsets = [0]
+        for each in shards:
+            self.offsets.append(self.offsets[-1] + each.shape[0])
+        self.shape = torch.Size((self.offsets[-1], *shards[0].shape[1:]))
+
+    def __repr__(self) -> str:
+        """Name it, and how many rows lie where."""
+        where = ", ".join(f"{each.shape[0]} rows on ps {each.server}" for each in self.variables)
+        return f"ShardedVariable({self.name!r}, shape={tuple(self.shape)}, {self.dtype}: {where})"
+
+    def read(self) -> Tensor:
+        """See `RemoteTensor`."""
+        check_cancelled()
+        pulled = plane_of(self.variables[0].cluster).pull([each.place for each in self.variables])
+        return torch.cat([values.reshape(each.shape) for (values, _), each in zip(pulled, self.variables, strict=True)])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """See `RemoteTensor`; one request for each shard that holds one of the rows."""
+        flat = rows.reshape(-1)
+        low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
+        if low < 0 or high >= self.shape[0]:
+            raise IndexError(
+                f"Row {low if low < 0 else high} of {self.name!r}, which has rows 0 to {self.shape[0] - 1}."
+            )
+        found = torch.empty(flat.numel(), *self.shape[1:], dtype=self.dtype)
+        for each, offset in zip(self.variables, self.offsets, strict=False):
+            held = (flat >= offset) & (flat < offset + each.shape[0])
+            if held.any():
+                found[held] = each.gather(flat[held] - offset)
+        return found.reshape(*rows.shape, *self.shape[1:])
+
+    def assign(self, value: Any) -> ShardedVariable:
+        """Replace the values of every shard."""
+        return self._write(value, Variable.assign)
+
+    def assign_add(self, value: Any) -> ShardedVariable:
+        """Add to every shard."""
+        return self._write(value, Variable.assign_add)
+
+    def assign_sub(self, value: Any) -> ShardedVariable:
+        """Subtract from every shard."""
+        return self._write(value, Variable.assign_sub)
+
+    def _write(self, value: Any, write: Callable[[Variable, Any], Variable]) -> ShardedVariable:
+        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
+        try:
+            whole = given.expand(self.shape)
+        except RuntimeError:
+            raise UsageError(
+                f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
+                "have that shape, or one that broadcasts to it."
+            ) from None
+        for each, offset in zip(self.variables, self.offsets, strict=False):
+            write(each, whole[offset : offset + each.shape[0]])
+        return self

@@ -1,0 +1,168 @@
+"""`ParameterServerTrainer`: trials whose parameters live on servers and whose updates come from many workers, asynchronously (T1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, UsageError
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
+from workbench.parameter_server.trials.placed_run import PlacedRun
+from workbench.record import TrialRecord
+from workbench.record_writer import StudyWriter
+from workbench.repro import source_of
+from workbench.train.fingerprint import fingerprint
+from workbench.train.hooks.base import Hook
+from workbench.train.lane import Lane
+from workbench.train.lane_groups import check_lanes
+from workbench.train.predictions import check_track, tracked_examples
+from workbench.train.progress import Progress, progress_bar
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data, check_selection
+from workbench.workloads.registry import call_on
+
+__all__ = ["ParameterServerTrainer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServerTrainer:
+    """Trains a trial on workers and parameter servers; studies and diagnoses take it in the place of `Trainer`.
+
+    Each update is one worker's: it reads the parameters, computes a gradient on a batch of `batch_size`, and the servers apply it,
+    while others do the same without waiting. So `total_steps` counts updates of all workers together, and with one worker and
+    these seeds training is that of `Trainer`. Trials run one after the other. A trial that is resumed goes on from its checkpoint;
+    which batches the workers see then is not what it would have been.
+
+    Attributes:
+        workers: how many compute.
+        servers: how many hold parameters.
+        engine: "threads" in this process, or "ray", a process each.
+        variable_partitioner: splits parameters over servers; None places each whole.
+        steps_per_closure: updates that a worker makes each time it is asked (T13.7); "auto" measures what asking costs and chooses (T14.3).
+        evaluate_also: splits that are evaluated beside "validation" and the one that selection compares.
+        track: examples whose predictions every evaluation writes down; see `Trainer`.
+        hooks: told of evaluations only, because parameters are elsewhere.
+        device: "cpu": workers compute there.
+    """
+
+    workers: int = 3
+    servers: int = 2
+    engine: Literal["threads", "ray"] = "threads"
+    variable_partitioner: Partitioner | None = None
+    steps_per_closure: int | Literal["auto"] = 1
+    evaluate_also: Sequence[str] = ()
+    track: int | Sequence[int] = 8
+    hooks: Sequence[Hook] = ()
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name in ("workers", "servers", "steps_per_closure"):
+            value = getattr(self, name)
+            if name == "steps_per_closure" and value == "auto":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        if self.engine not in ("threads", "ray"):
+            raise ConfigError(f"engine={self.engine!r} is not known. Allowed: 'threads', 'ray'.")
+        if self.device not in ("cpu", "auto"):
+            raise ConfigError(
+                f"device={self.device!r}: workers of a parameter server compute on the CPU here. Leave it out."
+            )
+        check_track(self.track)
+
+    def run(
+        self,
+        workload: Workload,
+        config: TrainConfig | None = None,
+        *,
+        out: str | Path | None = None,
+        name: str | None = None,
+        note: str | None = None,
+        progress: bool = False,
+    ) -> TrialRecord:
+        """Train `workload` once and return its record; see `Trainer.run`."""
+        if not isinstance(workload, Workload):
+            raise UsageError(
+                f"workload must be a Workload, not {type(workload).__name__}. Load one by name with workbench.load_workload(...)."
+            )
+        config = config or workload.config
+        check_data(workload, config)
+        check_selection(workload, config)
+        tracked_examples(workload, self.track)
+        study = StudyWriter.open(
+            None if out is None else Path(out),
+            kind="trial",
+            workload=workload.name,
+            config=config.to_dict(),
+            name=name,
+            note=note,
+            call=self._call(workload, config, out),
+        )
+        try:
+            import torch
+
+            study.hold_against(fingerprint(workload, config, torch.device("cpu")))
+            with progress_bar(config.total_steps, workload.name, show=progress) as bar:
+                (record,) = self.run_trials(workload, [config], study, stage="trial", progress=bar.advance)
+            study.finish()
+        finally:
+            study.close()
+        return record
+
+    def run_trial(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> TrialRecord:
+        """Train one trial of a study, or return the finished one that is there already."""
+        return self.run_trials(workload, [config], study, stage=stage, progress=progress)[0]
+
+    def run_trials(
+        self,
+        workload: Workload,
+        configs: Sequence[TrainConfig],
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> list[TrialRecord]:
+        """Train trials one after the other on one cluster; finished ones are only returned. See `Trainer.run_trials`."""
+        sizes = check_lanes(workload, configs)
+        tracked = tracked_examples(workload, self.track)
+        writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
+        left = [(config, writer) for config, writer in zip(configs, writers, strict=True) if not writer.finished]
+        if left:
+            with (
+                isolated_rng(),
+                create_in_process_cluster(self.workers, self.servers, engine=self.engine) as cluster,
+            ):
+                for config, writer in left:
+                    strategy = ParameterServerStrategy(cluster, variable_partitioner=self.variable_partitioner)
+                    PlacedRun(
+                        workload,
+                        Lane(config, writer),
+                        study=study,
+                        strategy=strategy,
+                        splits=self.evaluate_also,
+                        tracked=tracked,
+                        hooks=self.hooks,
+                        steps_per_closure=self.steps_per_closure,
+                        progress=progress,
+                    ).train()
+        return [writer.record for writer in writers]
+
+    def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
+        """Return the expression that repeats a run; None where functions of the user's own are part of it."""
+        if self.hooks or config.has_callables or self.variable_partitioner is not None:
+            return None
+        return call_on(workload, f"wb.{source_of(self)}.run({{workload}}, {source_of(config)}, out={str(out)!r})")

@@ -1,0 +1,134 @@
+"""One worker's part of a trial: its replica, its stream of batches, and one update (T1.2)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.config import TrainConfig
+from workbench.parameter_server.context import get_current_worker_index
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, quicken_batch_norm
+from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
+from workbench.train.data_stream import DataStream
+from workbench.train.gradients import LoopGradients
+from workbench.train.lanes import LaneStack
+from workbench.workloads.base import Workload
+
+__all__ = ["Made", "Update", "WorkerTrial", "train_steps"]
+
+WORKER_SEEDS = (
+    7919  # apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)
+)
+
+
+class Update(NamedTuple):
+    """What one update was like, as the worker that made it saw it.
+
+    Attributes:
+        step: how many updates the servers had applied before it.
+        worker: who made it.
+        loss: weighted mean over the batch, before the update.
+        loss_se: its standard error.
+        grad_norm: before clipping.
+        clipped: whether the gradient was shortened.
+        staleness_steps: updates of others between reading the parameters and applying this one.
+        data_wait_s: time that the worker waited for its batch.
+        pull_s: time to read the parameters.
+        compute_s: time for forward and backward pass.
+        push_s: time until every server had applied the gradient.
+    """
+
+    step: int
+    worker: int
+    loss: float
+    loss_se: float
+    grad_norm: float
+    clipped: bool
+    staleness_steps: int
+    data_wait_s: float
+    pull_s: float
+    compute_s: float
+    push_s: float
+
+
+class Made(NamedTuple):
+    """What one closure returns: its updates, who made them, and the buffers of that replica, {} where the model has none."""
+
+    updates: list[Update]
+    worker: int
+    buffers: ReplicaBuffers
+
+
+class WorkerTrial:
+    """Replica and batches of one worker. Worker 0 reads what training without servers reads; the others shuffle differently (T7.4).
+
+    Args:
+        workload: what is trained.
+        config: of the trial.
+        start_step: updates that were made before, by all workers together.
+        num_workers: of the cluster.
+        buffers: of a checkpoint, by name; None are those of a fresh model.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        start_step: int,
+        num_workers: int,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        worker = get_current_worker_index()
+        device = torch.device("cpu")
+        mine = config.replace(per_host_seed=config.per_host_seed + WORKER_SEEDS * worker)
+        self.stack = LaneStack(workload, [mine], device)
+        self.stream = DataStream(workload, mine, device, start_step=start_step // num_workers)
+        self.gradients = LoopGradients(workload, self.stack)
+        self.thresholds = clip_thresholds([config], self.stack.values)
+        pairs = list(zip(self.stack.names, self.stack.slices, strict=True))
+        self.values = {name: self.stack.values[0, where] for name, where in pairs}
+        self.grads = {name: self.stack.grad[0, where] for name, where in pairs}
+        self.stack.models[0].train()
+        quicken_batch_norm(self.stack.models[0], num_workers)
+        self.updates = 0
+        for name, value in (buffers or {}).items():
+            self.stack.buffers[name][0].copy_(value)
+
+    def buffers(self) -> ReplicaBuffers:
+        """Return what forward passes have left in this replica: batch norm's running statistics."""
+        return ReplicaBuffers(self.updates, {name: whole[0] for name, whole in self.stack.buffers.items()})
+
+
+def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> Made:
+    """Make `count` updates on the worker that runs this (T13.7)."""
+    updates = [_train_step(trial, placed) for _ in range(count)]
+    return Made(updates, get_current_worker_index(), trial.buffers())
+
+
+def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
+    batches = trial.stream.next()
+    begun = time.perf_counter()
+    versions = placed.pull_into(trial.values)
+    pulled = time.perf_counter()
+    found = trial.gradients([batches])
+    grad = trial.stack.grad
+    norm = global_norm(grad)
+    clipped = False
+    if trial.thresholds is not None:
+        _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
+        clipped = bool(shortened)
+    loss, se = float(found.loss), math.sqrt(float(found.squared_se))
+    computed = time.perf_counter()
+    after = placed.push_flat(trial.grads, versions)
+    pushed = time.perf_counter()
+    trial.updates += 1
+    return Update(
+        after[0] - 1, get_current_worker_index(), loss, se, float(norm), clipped, after[0] - 1 - versions[0],
+        trial.stream.wait_s, pulled - begun, computed - pulled, pushed - computed,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""`WorkerRuntime`: what a worker does when it is asked, whichever engine asks (T1.6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from workbench.parameter_server.context import Flag, WorkerContext, building_dataset, check_cancelled, on_worker
+from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
+from workbench.parameter_server.workers.closure import map_structure
+
+__all__ = ["Call", "ResourceRef", "WorkerIterator", "WorkerRuntime", "to_host"]
+
+
+@dataclass(frozen=True)
+class ResourceRef:
+    """Stands in the arguments of a call for what the worker holds under that id."""
+
+    resource: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function with its arguments, `ResourceRef`s in place of what workers hold themselves; number is the closure's."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    number: int | None = None
+
+
+class WorkerRuntime:
+    """Runs calls one at a time, and holds this worker's share of datasets, iterators and other resources.
+
+    Args:
+        index: of the worker.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._resources: dict[int, Any] = {}
+        self._failed: dict[int, BaseException] = {}
+
+    def execute(self, call: Call, cancel: Flag | None = None) -> Any:
+        """Run a call and return its result, tensors copied to the host's memory.
+
+        Raises:
+            ClosureInputError: a resource that it needs could not be built here.
+            NotHeldError: it was not asked to build it, or is not the worker that was asked, but a new one in its place.
+            Exception: what the function raises.
+        """
+        context = WorkerContext(self.index, cancel or threading.Event(), closure=call.number)
+        with on_worker(context):
+            check_cancelled()
+            args = map_structure(self._resolved, list(call.args))
+            kwargs = map_structure(self._resolved, dict(call.kwargs))
+            return to_host(call.function(*args, **kwargs))
+
+    def build(self, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None) -> None:
+        """Make a resource by its recipe; an error is kept for the closure that needs it (behaviour 40).
+
+        Args:
+            resource: its id.
+            recipe: called here, with what `needs` names.
+            needs: argument -> id of another resource.
+        """
+        self.drop([resource])
+        with on_worker(WorkerContext(self.index)), building_dataset():
+            try:
+                given = {name: self._resolved(ResourceRef(other)) for name, other in (needs or {}).items()}
+                self._resources[resource] = recipe(**given)
+            except Exception as error:
+                self._failed[resource] = error
+
+    def drop(self, resources: Sequence[int]) -> None:
+        """Forget resources; unknown ids are none."""
+        for resource in resources:
+            self._resources.pop(resource, None)
+            self._failed.pop(resource, None)
+
+    def held(self) -> int:
+        """Return how many resources live here (behaviour 36)."""
+        return len(self._resources) + len(self._failed)
+
+    def _resolved(self, value: Any) -> Any:
+        if not isinstance(value, ResourceRef):
+            return value
+        if value.resource in self._failed:
+            error = self._failed[value.resource]
+            raise ClosureInputError(
+                f"A per-worker dataset or value could not be built on worker {self.index}: {type(error).__name__}: {error}"
+            ) from error
+        if value.resource not in self._resources:
+            raise NotHeldError(self.index, value.resource)
+        return self._resources[value.resource]
+
+
+class WorkerIterator:
+    """An iterator of a worker's own over its dataset; its end is an error that says what to do (T7.5)."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._count = 0
+
+    def __iter__(self) -> WorkerIterator:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        check_cancelled()
+        try:
+            batch = next(self._items)
+        except StopIteration:
+            raise OutOfRangeError(
+                f"The per-worker dataset ended after {self._count:,} batches. Repeat it endlessly and schedule as many steps as "
+                "you want (T7.5)."
+            ) from None
+        self._count += 1
+        return batch
+
+
+def to_host(value: Any) -> Any:
+    """Return `value` with its tensors detached and copied to the host's memory."""
+
+    def host(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().cpu().clone()
+        read = getattr(leaf, "read_for_fetch", None)
+        return read() if read is not None else leaf
+
+    return map_structure(host, value)
