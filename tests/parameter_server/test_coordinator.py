@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,10 +34,10 @@ def fail(message: str = "planted") -> None:
     raise PlantedError(message)
 
 
-def spin(seconds: float = 30.0) -> None:
-    """Compute for long, looking up now and then."""
+def spin(seconds: float = 30.0, end: str = "") -> None:
+    """Compute for long, or until there is a file, looking up now and then."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until and not (end and Path(end).exists()):
         check_cancelled()
         time.sleep(0.005)
 
@@ -269,18 +270,28 @@ def test_join_may_be_given_up(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
 
 
-def test_a_stall_is_told_with_stacks(strategy: ParameterServerStrategy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_told_with_stacks(
+    strategy: ParameterServerStrategy, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     """Behaviour 26: again and again while it lasts, and never where there is nothing to do."""
     stalls: list[float] = []
-    coordinator = ClusterCoordinator(strategy, watchdog_s=0.1, on_stall=lambda: stalls.append(time.monotonic()))
+    end = tmp_path / "end"
+
+    def on_stall() -> None:
+        stalls.append(time.monotonic())
+        if len(stalls) == 2:
+            end.touch()
+
+    coordinator = ClusterCoordinator(strategy, watchdog_s=0.1, on_stall=on_stall)
     time.sleep(0.3)
     assert not stalls
-    coordinator.schedule(spin, args=(0.6,))
+    coordinator.schedule(spin, args=(30.0, str(end)))
     coordinator.join()
-    assert len(stalls) >= 2
     assert "No closure finished for 0.1 s" in caplog.text
     assert "worker 0 of the coordinator" in caplog.text
+    time.sleep(0.15)  # a look that began before the closure ended may still tell
     told = len(stalls)
+    assert told >= 2
     time.sleep(0.25)
     assert len(stalls) == told
     coordinator.shutdown()
