@@ -103,7 +103,7 @@ def test_each_iter_begins_anew(coordinator: ClusterCoordinator) -> None:
     three = iter(dataset)
     mixed = coordinator.fetch([coordinator.schedule(both, args=(one, three)) for _ in range(6)])
     assert {b for _, _, b in mixed} >= {1}
-    assert all(a > b for _, a, b in mixed), "the old one goes on"
+    assert all(a > b if worker in first else a == b for worker, a, b in mixed), "the old one goes on"
 
 
 def test_a_dataset_function_runs_once_a_worker(
