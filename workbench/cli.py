@@ -16,6 +16,7 @@ from workbench.cli_help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli_hosts import add_hosts
 from workbench.cli_input import add_input
 from workbench.cli_notebooks import add_describe, add_lab, add_list, add_run
+from workbench.cli_ps import add_ps
 from workbench.cli_studies import add_report, add_studies
 from workbench.cli_verdict import FAILED, INTERRUPTED, USAGE
 from workbench.errors import UsageError, WorkbenchError
@@ -81,6 +82,7 @@ _COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "report": add_report,
     "studies": add_studies,
     "hosts": add_hosts,
+    "ps": add_ps,
     "lab": add_lab,
 }
 

@@ -138,6 +138,26 @@ A script is started as torchrun would start it. In a job on real machines, workb
 script does the same.
 next: fix what fails, and run it again""",
     ),
+    "ps": CommandHelp(
+        line="training on parameter servers, a process for each task, on one machine or many",
+        description="""\
+The one program for all tasks of a cluster: start it on every machine with the same description of the cluster. A worker
+or ps serves until the chief is done; the chief trains; an evaluator follows its checkpoints. Any order will do.""",
+        epilog="""\
+examples, on one machine, with cluster.json
+{"cluster": {"chief": ["127.0.0.1:2220"], "worker": ["127.0.0.1:2221", "127.0.0.1:2222"], "ps": ["127.0.0.1:2223"]}}
+
+  workbench ps --cluster cluster.json --role ps --index 0 &
+  workbench ps --cluster cluster.json --role worker --index 0 &
+  workbench ps --cluster cluster.json --role worker --index 1 &
+  workbench ps --cluster cluster.json --role chief digits_mlp --out runs/ps
+
+  workbench ps digits_mlp                         # everywhere: the task is in WORKBENCH_CLUSTER or TF_CONFIG
+  workbench ps --script train.py -- --epochs 3    # train.py calls workbench.connect_to_cluster()
+
+On several machines Ray's token is needed on each: `ray get-auth-token --generate`, then RAY_AUTH_TOKEN_PATH.
+next: workbench report DIR""",
+    ),
     "lab": CommandHelp(
         line="open the notebooks in JupyterLab, on this machine only",
         description="Starts JupyterLab in ./notebooks on 127.0.0.1; the address that it prints holds its token.",

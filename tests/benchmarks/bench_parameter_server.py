@@ -99,7 +99,7 @@ def ours(plane: str) -> Iterator[Measure]:
     from torch.nn import functional
 
     from workbench.config import TrainConfig
-    from workbench.parameter_server.cluster.in_process import Cluster
+    from workbench.parameter_server.cluster.cluster import Cluster
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
     from workbench.parameter_server.engines.ray_engine import RayEngine
     from workbench.parameter_server.strategy import ParameterServerStrategy

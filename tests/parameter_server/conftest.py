@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from workbench.parameter_server.cluster.in_process import Cluster, create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 

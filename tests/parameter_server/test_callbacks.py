@@ -17,7 +17,8 @@ import torch
 from tests.helpers.workloads import small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.cluster.in_process import Cluster, create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.fit.callbacks import Callback
 from workbench.parameter_server.fit.checkpoint_callbacks import BackupAndRestore, ModelCheckpoint

@@ -14,7 +14,7 @@ from tests.helpers.workloads import small_net, small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, UnavailableError

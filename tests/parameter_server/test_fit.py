@@ -18,7 +18,7 @@ from tests.helpers.workloads import small_net, small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UsageError, WorkloadError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext

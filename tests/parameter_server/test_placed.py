@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule

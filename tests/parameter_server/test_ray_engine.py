@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, UsageError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
 from workbench.parameter_server.servers.plane import Place

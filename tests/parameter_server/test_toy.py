@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner

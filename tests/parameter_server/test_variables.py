@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.plane import Place

@@ -15,7 +15,15 @@ from workbench.hosts.folders import temporary_folder
 from workbench.hosts.ray_address import check_address
 from workbench.workloads.registry import file_modules
 
-__all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
+__all__ = [
+    "RayCluster",
+    "WorkerLost",
+    "address_of_this_worker",
+    "node_of_this_worker",
+    "on_loopback",
+    "patient",
+    "require_ray",
+]
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
 START_S = 90.0  # until a cluster that is started here has to be up
@@ -35,13 +43,14 @@ class RayCluster:
         self._ray, self._leave = ray, leave
 
     @classmethod
-    def connect(cls, address: str | None = None) -> RayCluster:
+    def connect(cls, address: str | None = None, *, host: str | None = None) -> RayCluster:
         """Join the cluster at `address`, the one that this process has joined already, or a new one on this machine.
 
         Args:
             address: "host:port" of a cluster that is running, "auto" for the one that was started on this machine; None
                 takes the cluster that this process is connected to, or starts one: on the loopback interface, with
                 as many CPUs as this process may use, gone after `close`.
+            host: which machine of the cluster this process is on, where it is on several; None finds out.
 
         Raises:
             WorkbenchError: Ray is not installed.
@@ -55,13 +64,17 @@ class RayCluster:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return cls(ray, lambda: None)
         if address is not None:
-            check_address(address)
+            if host is None:  # else this process runs a part of it itself
+                check_address(address)
             with (
                 _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
                 _quiet(),
             ):
-                ray.init(address=address, log_to_driver=False, configure_logging=False)
-            return cls(ray, ray.shutdown)
+                ray.init(address=address, log_to_driver=False, configure_logging=False, _node_ip_address=host)
+            leave = contextlib.ExitStack()
+            leave.callback(ray.shutdown)
+            leave.enter_context(_silent_deaths())
+            return cls(ray, leave.close)
         leave = contextlib.ExitStack()
         folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
         leave.callback(ray.shutdown)
@@ -70,8 +83,8 @@ class RayCluster:
             with (
                 _as_cluster_error("no Ray cluster can be started on this machine"),
                 _quiet(),
-                _on_loopback(),
-                _patient(),
+                on_loopback(),
+                patient(),
             ):
                 ray.init(
                     address="local",
@@ -114,6 +127,7 @@ class RayCluster:
         name: str | None = None,
         comes_back: bool = False,
         groups: Mapping[str, int] | None = None,
+        resource: str | None = None,
     ) -> Any:
         """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
 
@@ -126,11 +140,14 @@ class RayCluster:
             name: by which other workers `find` it; unique in the cluster.
             comes_back: whether it is started anew, with the same arguments, each time that it dies.
             groups: name -> number of threads that do calls of that group beside the others; see `call`.
+            resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy, "name": name}
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy, "name": name}
+        if resource is not None:
+            options |= {"resources": {resource: 1}, "scheduling_strategy": "DEFAULT"}
         made = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
         actor = made.options(**options, max_restarts=-1 if comes_back else 0, max_task_retries=0)
         return actor.remote(*arguments)
@@ -286,7 +303,7 @@ def _silent_deaths() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patient() -> Iterator[None]:
+def patient() -> Iterator[None]:
     """Wait longer than Ray's 30 s for a cluster to start: on a machine that has other things to do its programs take a minute."""
     from ray._private import services
 
@@ -310,7 +327,7 @@ def _patient() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
+def on_loopback() -> Iterator[None]:
     """Make the cluster that is started meanwhile listen on 127.0.0.1 alone.
 
     Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this

@@ -24,7 +24,7 @@ from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
-    from workbench.parameter_server.cluster.in_process import Cluster
+    from workbench.parameter_server.cluster.cluster import Cluster
 
 __all__ = ["ByRows", "ParameterServerStrategy", "variable"]
 

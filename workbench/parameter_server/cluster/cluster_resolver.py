@@ -72,6 +72,13 @@ class ClusterResolver:
             return None
         return self.cluster_spec.address(self.task)
 
+    def to_json(self) -> str:
+        """Return what `from_json` reads."""
+        found: dict[str, Any] = {} if self.cluster_spec is None else {"cluster": self.cluster_spec.to_dict()}
+        if self.task is not None:
+            found["task"] = {"type": self.task.type, "index": self.task.index}
+        return json.dumps(found)
+
     @classmethod
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, *, task: Task | None = None

@@ -1,70 +1,15 @@
-"""`Cluster`: workers and servers that are up, and `create_in_process_cluster`, which starts them here (T2)."""
+"""`create_in_process_cluster`: a cluster on this machine, in one call (T2)."""
 
 from __future__ import annotations
 
 import uuid
-from itertools import count
-from typing import Literal, Self
+from typing import Literal
 
 from workbench.errors import UsageError
-from workbench.parameter_server.engines.engine import Engine
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.engines.threads import ThreadEngine
-from workbench.parameter_server.servers.placed import forget_replicas
-from workbench.parameter_server.servers.planes import forget_plane, set_plane
 
-__all__ = ["Cluster", "create_in_process_cluster"]
-
-
-class Cluster:
-    """Workers and parameter servers that are up; as a context manager it ends with the block, and leaves nothing behind.
-
-    Args:
-        engine: what runs them.
-        identity: of the cluster; None makes one.
-    """
-
-    def __init__(self, engine: Engine, identity: str | None = None) -> None:
-        self.engine = engine
-        self.id = identity or uuid.uuid4().hex
-        self._names: set[str] = set()
-        set_plane(self.id, engine.plane)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the cluster."""
-        self.shutdown()
-
-    def __repr__(self) -> str:
-        """Say how large it is, and how values travel."""
-        plane = self.engine.plane
-        return f"Cluster({self.num_workers} workers, {self.num_ps} parameter servers, engine {self.engine.name}, data plane {plane.name}: {plane.why})"
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers it has."""
-        return self.engine.num_workers
-
-    @property
-    def num_ps(self) -> int:
-        """How many parameter servers it has."""
-        return self.engine.num_servers
-
-    def unique(self, name: str) -> str:
-        """Return `name`, with a number behind it where a variable of this cluster has it already."""
-        found = (
-            name if name not in self._names else next(n for k in count(1) if (n := f"{name}_{k}") not in self._names)
-        )
-        self._names.add(found)
-        return found
-
-    def shutdown(self) -> None:
-        """End every worker and server; a second call does nothing."""
-        self.engine.close()
-        forget_plane(self.id)
-        forget_replicas(self.id)
+__all__ = ["create_in_process_cluster"]
 
 
 def create_in_process_cluster(

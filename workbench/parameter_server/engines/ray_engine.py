@@ -79,6 +79,8 @@ class RayEngine:
         data_plane: how values travel: "shm" within one machine, "gloo" between machines, "plasma" by Ray's object store between any
             two; "auto" takes the first that the places of both ends allow, and `plane.why` tells it.
         address: of a Ray cluster that is there, see `RayCluster.connect`; None takes the one of this process, or starts one here.
+        ray: the cluster itself, in place of its address; it is left at the end.
+        resource: what the machine of a task offers, see `RayCluster.place`; None lets Ray choose the machines.
         grace_s: how long a cancelled closure may take to notice before an exception is raised inside it; after three times that
             long its worker is ended.
 
@@ -98,6 +100,8 @@ class RayEngine:
         cluster: str,
         data_plane: Plane = "auto",
         address: str | None = None,
+        ray: RayCluster | None = None,
+        resource: Callable[[Job, int], str] | None = None,
         grace_s: float = 1.0,
     ) -> None:
         for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
@@ -108,12 +112,12 @@ class RayEngine:
         self.num_workers, self.num_servers, self.grace_s = num_workers, num_ps, grace_s
         self._tickets = itertools.count()
         self._closed = False
-        self._ray = RayCluster.connect(address)
+        self._ray = RayCluster.connect(address) if ray is None else ray
         self._tasks: dict[tuple[Job, int], _Task] = {}
         self._plane: LinkedPlane | None = None
         self._sent = SendOnce(self._ray.pack)
         try:
-            self._start(cluster, data_plane)
+            self._start(cluster, data_plane, resource or (lambda *_: None))
         except BaseException:
             self.close()
             raise
@@ -263,15 +267,21 @@ class RayEngine:
                 time.sleep(0.01)
         self._ray.close()
 
-    def _start(self, cluster: str, data_plane: Plane) -> None:
-        def placed(kind: type, *arguments: Any, name: str | None = None) -> Any:
-            return self._ray.place(kind, *arguments, name=name, cpus=0, comes_back=True, groups={CONTROL: 1})
+    def _start(self, cluster: str, data_plane: Plane, resource: Callable[[Job, int], str | None]) -> None:
+        def placed(job: Job, index: int, kind: type, *arguments: Any, name: str | None = None) -> Any:
+            there = resource(job, index)
+            return self._ray.place(
+                kind, *arguments, name=name, cpus=0, comes_back=True, groups={CONTROL: 1}, resource=there
+            )
 
         may_share = data_plane in ("auto", "shm")
         names = [f"workbench-{cluster}-ps{k}" for k in range(self.num_servers)]
-        servers = [placed(ServerTask, k, self.num_workers + 1, may_share, name=name) for k, name in enumerate(names)]
+        servers = [
+            placed("ps", k, ServerTask, k, self.num_workers + 1, may_share, name=name) for k, name in enumerate(names)
+        ]
         workers = [
-            placed(WorkerTask, k, cluster, Ways(names, data_plane, k), self.grace_s) for k in range(self.num_workers)
+            placed("worker", k, WorkerTask, k, cluster, Ways(names, data_plane, k), self.grace_s)
+            for k in range(self.num_workers)
         ]
         self._tasks |= {("ps", k): _Task("ps", k, actor) for k, actor in enumerate(servers)}
         self._tasks |= {("worker", k): _Task("worker", k, actor) for k, actor in enumerate(workers)}

@@ -46,13 +46,14 @@ class SidecarEvaluator:
         workload: builds the model; loss, metrics and validation data say what is evaluated.
         checkpoint_dir: where `CheckpointManager` or `ModelCheckpoint` writes; may be absent until it does.
         epochs: of the training: it ends after the checkpoint that holds so many.
+        steps: in place of `epochs`, where checkpoints count updates, as those of a trial do.
         batch_size: examples in a forward pass; None is the config's.
         poll_s: how often it looks.
         timeout_s: how long it waits for a new checkpoint before it raises; None is for ever.
         log_dir: where TensorBoard's files go; None writes none.
 
     Raises:
-        UsageError: `epochs` is no integer of at least 1.
+        UsageError: not one of `epochs` and `steps` is given, or it is no integer of at least 1.
     """
 
     def __init__(
@@ -60,17 +61,25 @@ class SidecarEvaluator:
         workload: Workload,
         checkpoint_dir: str | Path,
         *,
-        epochs: int,
+        epochs: int | None = None,
+        steps: int | None = None,
         batch_size: int | None = None,
         poll_s: float = 1.0,
         timeout_s: float | None = None,
         log_dir: str | Path | None = None,
     ) -> None:
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        given = {name: value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
+        if len(given) != 1:
             raise UsageError(
-                f"epochs={epochs!r} must be an integer of at least 1: those of the training that it follows."
+                f"epochs={epochs!r}, steps={steps!r}: give one of them, that of the training that it follows; it ends there."
             )
-        self.workload, self.directory, self.epochs = workload, Path(checkpoint_dir), epochs
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(
+                    f"{name}={value!r} must be an integer of at least 1: those of the training that it follows."
+                )
+        self.workload, self.directory = workload, Path(checkpoint_dir)
+        self.epochs, self.steps = epochs, steps
         self.batch_size = workload.config.evaluation_batch if batch_size is None else batch_size
         self.poll_s, self.timeout_s, self.log_dir = poll_s, timeout_s, log_dir
 
@@ -97,6 +106,16 @@ class SidecarEvaluator:
                     file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
             yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
 
+    @property
+    def _end(self) -> str:
+        return f"epoch {self.epochs}" if self.steps is None else f"update {self.steps}"
+
+    def _is_last(self, checkpoint: Checkpoint) -> bool:
+        if self.steps is not None:
+            return checkpoint.step >= self.steps
+        assert self.epochs is not None
+        return (checkpoint.meta.get("epoch") or 0) >= self.epochs
+
     def _checkpoints(self) -> Iterator[tuple[Path, Checkpoint]]:
         """Yield the newest checkpoint whenever it is another one, until that of the last epoch."""
         seen: str | None = None
@@ -112,13 +131,13 @@ class SidecarEvaluator:
                         raise
                     continue  # deleted under its hands: look for the newer one at once
                 yield newest, checkpoint
-                if (checkpoint.meta.get("epoch") or 0) >= self.epochs:
+                if self._is_last(checkpoint):
                     return
                 waited_from = time.monotonic()
                 continue
             if self.timeout_s is not None and time.monotonic() - waited_from > self.timeout_s:
                 raise TimeoutError(
-                    f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; epoch {self.epochs} has "
+                    f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; {self._end} has "
                     "not come. Did training end early? Else give a larger timeout_s."
                 )
             time.sleep(self.poll_s)

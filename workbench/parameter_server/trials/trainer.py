@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
 from workbench.parameter_server.trials.placed_run import PlacedRun
@@ -39,6 +41,8 @@ class ParameterServerTrainer:
     which batches the workers see then is not what it would have been.
 
     Attributes:
+        cluster: that is there, as `connect_to_cluster` returns it, and stays; `workers`, `servers` and `engine` are its own then. None starts
+            one for a run on this machine.
         workers: how many compute.
         servers: how many hold parameters.
         engine: "threads" in this process, or "ray", a process each.
@@ -50,6 +54,7 @@ class ParameterServerTrainer:
         device: "cpu": workers compute there.
     """
 
+    cluster: Cluster | None = None
     workers: int = 3
     servers: int = 2
     engine: Literal["threads", "ray"] = "threads"
@@ -144,7 +149,9 @@ class ParameterServerTrainer:
         if left:
             with (
                 isolated_rng(),
-                create_in_process_cluster(self.workers, self.servers, engine=self.engine) as cluster,
+                contextlib.nullcontext(self.cluster)
+                if self.cluster is not None
+                else create_in_process_cluster(self.workers, self.servers, engine=self.engine) as cluster,
             ):
                 for config, writer in left:
                     strategy = ParameterServerStrategy(cluster, variable_partitioner=self.variable_partitioner)
@@ -163,6 +170,6 @@ class ParameterServerTrainer:
 
     def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
         """Return the expression that repeats a run; None where functions of the user's own are part of it."""
-        if self.hooks or config.has_callables or self.variable_partitioner is not None:
+        if self.cluster or self.hooks or config.has_callables or self.variable_partitioner is not None:
             return None
         return call_on(workload, f"wb.{source_of(self)}.run({{workload}}, {source_of(config)}, out={str(out)!r})")

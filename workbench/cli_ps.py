@@ -1,0 +1,90 @@
+"""`workbench ps`: its options; one command for every task of a parameter-server cluster."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.cli_verdict import RAN
+from workbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+
+__all__ = ["add_ps"]
+
+
+def add_ps(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `workbench ps`."""
+    parser.add_argument(
+        "rest", metavar="WORKLOAD", nargs="*", help="what the chief trains; with --script, behind --, its own arguments"
+    )
+    parser.add_argument("--script", metavar="FILE", help="a program of your own, for chief and evaluator")
+    parser.add_argument(
+        "--role",
+        metavar="R",
+        default="auto",
+        help="chief, worker, ps, evaluator; auto: as the cluster's description says (default: auto)",
+    )
+    parser.add_argument("--index", metavar="N", type=int, help="among the tasks of that role, from 0")
+    parser.add_argument(
+        "--cluster", metavar="C", help="its description, JSON or a file (default: WORKBENCH_CLUSTER or TF_CONFIG)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the trial, the same for chief and evaluator")
+    parser.add_argument("--steps", metavar="N", type=int, help="updates (default: the workload's own)")
+    parser.add_argument(
+        "--wait", metavar="S", type=float, default=300.0, help="seconds for the other tasks to come (default: 300)"
+    )
+    parser.set_defaults(command=_ps)
+
+
+def _ps(args: argparse.Namespace) -> int:
+    from workbench.parameter_server.program import become_script, follow_trial, run_task, train_trial
+
+    resolver = _resolver(args)
+    if resolver.role in ("worker", "ps"):
+        run_task(resolver, chief=lambda: None, evaluator=lambda: None, wait_s=args.wait)
+        return RAN
+    if args.script is not None:
+        script = Path(args.script)
+        run_task(
+            resolver,
+            chief=lambda: become_script(resolver, script, args.rest),
+            evaluator=lambda: become_script(resolver, script, args.rest),
+        )
+        return RAN
+    if len(args.rest) != 1:
+        raise UsageError(
+            f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments behind --; given: "
+            f"{shlex.join(args.rest) or 'nothing'}."
+        )
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    (workload,) = args.rest
+    out = Path(args.out or f"runs/{workload.rpartition(':')[2]}-ps")
+    run_task(
+        resolver,
+        chief=lambda: train_trial(resolver, workload, out, steps=args.steps, wait_s=args.wait),
+        evaluator=lambda: follow_trial(workload, out, steps=args.steps, wait_s=args.wait),
+    )
+    return RAN
+
+
+def _resolver(args: argparse.Namespace) -> ClusterResolver:
+    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.cluster_spec import Task
+
+    task = None
+    if args.role != "auto":
+        if args.index is None and args.role in ("worker", "ps"):
+            raise UsageError(f"--role {args.role} needs --index N: which one of them this process is, from 0.")
+        task = Task(args.role, args.index or 0)
+    elif args.index is not None:
+        raise UsageError(f"--index {args.index} needs --role worker or --role ps beside it.")
+    if args.cluster is None:
+        return ClusterResolver.from_environment(task=task)
+    if args.cluster.lstrip().startswith("{"):
+        return ClusterResolver.from_json(args.cluster, task=task, source="--cluster")
+    return ClusterResolver.from_file(args.cluster, task=task, source=f"--cluster {args.cluster}")

@@ -1,0 +1,77 @@
+"""`Cluster`: workers and parameter servers that are up, wherever they are."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from itertools import count
+from typing import Self
+
+from workbench.parameter_server.engines.engine import Engine
+from workbench.parameter_server.servers.placed import forget_replicas
+from workbench.parameter_server.servers.planes import forget_plane, set_plane
+
+__all__ = ["Cluster"]
+
+
+class Cluster:
+    """Workers and parameter servers that are up; as a context manager it ends with the block, and leaves nothing behind.
+
+    Args:
+        engine: what runs them.
+        identity: of the cluster; None makes one.
+        leave: called at the end, with whether all is done; after an error other processes wait for the coordinator to come again.
+    """
+
+    def __init__(
+        self, engine: Engine, identity: str | None = None, *, leave: Callable[[bool], None] | None = None
+    ) -> None:
+        self.engine = engine
+        self.id = identity or uuid.uuid4().hex
+        self._leave = leave
+        self._names: set[str] = set()
+        set_plane(self.id, engine.plane)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the cluster."""
+        self.shutdown(done=kind is None)
+
+    def __repr__(self) -> str:
+        """Say how large it is, and how values travel."""
+        plane = self.engine.plane
+        return f"Cluster({self.num_workers} workers, {self.num_ps} parameter servers, engine {self.engine.name}, data plane {plane.name}: {plane.why})"
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers it has."""
+        return self.engine.num_workers
+
+    @property
+    def num_ps(self) -> int:
+        """How many parameter servers it has."""
+        return self.engine.num_servers
+
+    def unique(self, name: str) -> str:
+        """Return `name`, with a number behind it where a variable of this cluster has it already."""
+        found = (
+            name if name not in self._names else next(n for k in count(1) if (n := f"{name}_{k}") not in self._names)
+        )
+        self._names.add(found)
+        return found
+
+    def shutdown(self, *, done: bool = True) -> None:
+        """End every worker and server; a second call does nothing.
+
+        Args:
+            done: False lets processes of other machines wait for a coordinator that begins anew.
+        """
+        self.engine.close()
+        forget_plane(self.id)
+        forget_replicas(self.id)
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave(done)

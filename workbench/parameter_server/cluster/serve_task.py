@@ -1,0 +1,77 @@
+"""`serve_task`: what a worker or parameter server does as a process of its own: be there until all is done (T9.5, T9.6)."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from workbench.errors import UsageError
+from workbench.hosts.ray_node import RayNode
+from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+from workbench.parameter_server.cluster.cluster_spec import split_address
+from workbench.parameter_server.errors import Job
+
+__all__ = ["chief_address", "offered", "serve_task"]
+
+POLL_S = 0.5
+LOST = 4  # looks in a row without an answer before the chief counts as gone (rule of thumb)
+
+
+def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0) -> None:
+    """Offer this process to the cluster as the task that it is, and return when the chief says that all is done.
+
+    Start it in any order with the others. Where the chief is gone without a word, because it was killed or its program failed,
+    this waits for it to come again: what a server held is then lost, and the chief restores it from its checkpoint (T10.2).
+
+    Args:
+        resolver: says which task this is; None reads WORKBENCH_CLUSTER or TF_CONFIG.
+        wait_s: for the chief, at the start and whenever it is gone.
+
+    Raises:
+        UsageError: this is no worker and no server, or the cluster has no chief to listen to.
+        ClusterError: the chief did not come, cannot be reached from here, or this machine does not have the task's address.
+    """
+    resolver = resolver or ClusterResolver.from_environment()
+    if resolver.role not in ("worker", "ps"):
+        raise UsageError(
+            f"{resolver.source}: this process is the {resolver.role}, and only a worker or ps serves. The chief calls "
+            "connect_to_cluster(); an evaluator needs no cluster."
+        )
+    assert resolver.task is not None
+    assert resolver.address is not None
+    head = chief_address(resolver)
+    host, port = split_address(resolver.address)
+    log = logging.getLogger(__name__)
+    while True:
+        node = RayNode.join(head, host, port, offered(resolver.task.type, resolver.task.index), wait_s=wait_s)  # type: ignore[arg-type]
+        try:
+            log.info("%s is up at %s:%d", resolver.task, host, port)
+            silent = 0
+            while silent < LOST and not node.broken:
+                state = node.state()
+                if state == "ended":
+                    return
+                silent = silent + 1 if state == "lost" else 0
+                time.sleep(POLL_S)
+        finally:
+            node.close()
+        log.warning("%s: the chief at %s:%d is gone; waiting %g s for it to come again", resolver.task, *head, wait_s)
+
+
+def chief_address(resolver: ClusterResolver) -> tuple[str, int]:
+    """Return host and port at which the chief listens.
+
+    Raises:
+        UsageError: it is not said.
+    """
+    chief = resolver.cluster_spec.chief if resolver.cluster_spec is not None else ()
+    if not chief:
+        raise UsageError(
+            f'{resolver.source}: the cluster names no chief, and workers and servers meet where it listens. Add "chief": ["host:port"].'
+        )
+    return split_address(chief[0])
+
+
+def offered(job: Job, index: int) -> str:
+    """Return what the machine of a task offers to Ray, so that it runs this task and no other."""
+    return f"workbench-{job}-{index}"
