@@ -74,7 +74,9 @@ if TYPE_CHECKING:
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.connect import connect_to_cluster
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+    from workbench.parameter_server.cluster.serve_task import serve_task
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
     from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
@@ -261,6 +263,7 @@ __all__ = [
     "classification",
     "clipping_panel",
     "compare_storage",
+    "connect_to_cluster",
     "constant",
     "cosine",
     "count_visits",
@@ -367,6 +370,7 @@ __all__ = [
     "selection_gaps",
     "self_test_hosts",
     "serve_requests",
+    "serve_task",
     "server_remedies",
     "server_throughput",
     "shaped",
@@ -596,8 +600,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "parameter_server.fit.checkpoint_manager": ("CheckpointManager",),
     "parameter_server.workers.closure": ("RemoteValue",),
-    "parameter_server.cluster.in_process": ("create_in_process_cluster",),
     "parameter_server.cluster.cluster_resolver": ("ClusterResolver",),
+    "parameter_server.cluster.connect": ("connect_to_cluster",),
+    "parameter_server.cluster.in_process": ("create_in_process_cluster",),
+    "parameter_server.cluster.serve_task": ("serve_task",),
     "parameter_server.context": ("get_current_worker_index",),
     "parameter_server.coordinator.coordinator": ("ClusterCoordinator",),
     "parameter_server.fit.evaluation": (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,36 +47,38 @@ def _ps(args: argparse.Namespace) -> int:
     from workbench.parameter_server.program import become_script, follow_trial, run_task, train_trial
 
     resolver = _resolver(args)
-    if resolver.role in ("worker", "ps"):
-        run_task(resolver, chief=lambda: None, evaluator=lambda: None, wait_s=args.wait)
-        return RAN
-    if args.script is not None:
-        script = Path(args.script)
-        run_task(
-            resolver,
-            chief=lambda: become_script(resolver, script, args.rest),
-            evaluator=lambda: become_script(resolver, script, args.rest),
-        )
-        return RAN
-    if len(args.rest) != 1:
-        raise UsageError(
-            f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments behind --; given: "
-            f"{shlex.join(args.rest) or 'nothing'}."
-        )
-    if args.steps is not None and args.steps < 1:
-        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-    (workload,) = args.rest
-    out = Path(args.out or f"runs/{workload.rpartition(':')[2]}-ps")
-    run_task(
-        resolver,
-        chief=lambda: train_trial(resolver, workload, out, steps=args.steps, wait_s=args.wait),
-        evaluator=lambda: follow_trial(workload, out, steps=args.steps, wait_s=args.wait),
-    )
+    chief = evaluator = _nothing
+    if resolver.role in ("chief", "evaluator") and args.script is not None:
+        if not Path(args.script).is_file():
+            raise UsageError(f"--script {args.script}: there is no such file.")
+        chief = evaluator = partial(become_script, resolver, Path(args.script), args.rest)
+    elif resolver.role in ("chief", "evaluator"):
+        if len(args.rest) != 1:
+            raise UsageError(
+                f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments behind --; given: "
+                f"{shlex.join(args.rest) or 'nothing'}."
+            )
+        if args.steps is not None and args.steps < 1:
+            raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+        (workload,) = args.rest
+        out = Path(args.out or f"runs/{Path(workload).name.rpartition(':')[2]}-ps")
+        chief = partial(train_trial, resolver, workload, out, steps=args.steps, wait_s=args.wait)
+        evaluator = partial(follow_trial, workload, out, steps=args.steps, wait_s=args.wait)
+    # As Ctrl-C does: what runs the tasks of a cluster ends one like this, and others have to be told.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_task(resolver, chief=chief, evaluator=evaluator, wait_s=args.wait)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return RAN
 
 
+def _nothing() -> None:
+    """What a worker or server does as chief: it is none."""
+
+
 def _resolver(args: argparse.Namespace) -> ClusterResolver:
-    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
     from workbench.parameter_server.cluster.cluster_spec import Task
 
     task = None
@@ -83,6 +88,8 @@ def _resolver(args: argparse.Namespace) -> ClusterResolver:
         task = Task(args.role, args.index or 0)
     elif args.index is not None:
         raise UsageError(f"--index {args.index} needs --role worker or --role ps beside it.")
+    if args.cluster is None and args.role == "evaluator" and not any(os.environ.get(name) for name in VARIABLES):
+        return ClusterResolver(None, task, "--role evaluator")  # it needs no cluster (T1.10)
     if args.cluster is None:
         return ClusterResolver.from_environment(task=task)
     if args.cluster.lstrip().startswith("{"):

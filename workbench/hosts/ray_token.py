@@ -37,12 +37,13 @@ def require_token(*, alone: bool) -> None:
             return
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        lock, mask = os.open(folder, os.O_RDONLY), os.umask(0o077)  # Ray would let everybody on this machine read it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two that begin at once would make two
             AuthenticationTokenLoader.instance().reset_cache()
             setup.ensure_token_if_auth_enabled(create_token_if_missing=True)
         finally:
+            os.umask(mask)
             os.close(lock)
     except AuthenticationError as error:
         raise ClusterError(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
 from workbench.parameter_server.cluster.connect import connect_to_cluster
 from workbench.parameter_server.cluster.serve_task import serve_task
@@ -62,20 +61,16 @@ def follow_trial(workload: str, out: Path, *, steps: int | None = None, wait_s: 
     made = load_workload(workload)
     last = made.config.total_steps if steps is None else steps
     checkpoints = out / "trials" / "0" / "checkpoints"
-    sidecar = SidecarEvaluator(made, checkpoints, steps=last, timeout_s=wait_s, log_dir=out / "evaluator")
+    sidecar = SidecarEvaluator(
+        made, checkpoints, steps=last, timeout_s=wait_s, log_dir=out.with_name(f"{out.name}-evaluator")
+    )
     for found in sidecar:
         said = ", ".join(f"{name} {value:.4g}" for name, value in found.values.items())
         print(f"update {found.steps} of {last}: {said}", flush=True)
 
 
 def become_script(resolver: ClusterResolver, script: Path, arguments: Sequence[str]) -> None:
-    """Replace this process by a script of the user's own, which finds the description of the cluster in WORKBENCH_CLUSTER.
-
-    Raises:
-        UsageError: there is no such file.
-    """
-    if not script.is_file():
-        raise UsageError(f"--script {script}: there is no such file.")
+    """Replace this process by a script of the user's own, which finds the description of the cluster in WORKBENCH_CLUSTER."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment[VARIABLES[0]] = resolver.to_json()
     sys.stdout.flush()

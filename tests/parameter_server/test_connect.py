@@ -1,0 +1,197 @@
+"""A cluster of processes on several machines: who may do what, and what is said where they do not find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli import main
+from workbench.errors import ClusterError, UsageError
+from workbench.hosts import ray_node
+from workbench.hosts.ray_node import is_loopback, own_address, reach
+from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+from workbench.parameter_server.cluster.connect import connect_to_cluster
+from workbench.parameter_server.cluster.serve_task import serve_task
+
+SPEC = {"chief": ["127.0.0.1:2220"], "worker": ["127.0.0.1:2221"], "ps": ["127.0.0.1:2222"]}
+NOWHERE = "203.0.113.1"  # kept for examples: no machine has it (RFC 5737)
+
+
+def resolver(kind: str, **jobs: Any) -> ClusterResolver:
+    return ClusterResolver.from_json(json.dumps({"cluster": SPEC | jobs, "task": {"type": kind, "index": 0}}))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["worker", "ps", "evaluator"])
+def test_only_the_chief_connects(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"this process is {kind} 0"):
+        connect_to_cluster(resolver(kind))
+
+
+@pytest.mark.parametrize("kind", ["chief", "evaluator"])
+def test_only_workers_and_servers_serve(kind: str) -> None:
+    """T1.10: an evaluator never joins."""
+    with pytest.raises(UsageError, match=f"this process is the {kind}"):
+        serve_task(resolver(kind))
+
+
+def test_workers_and_servers_need_to_know_the_chief() -> None:
+    """T1.9."""
+    with pytest.raises(UsageError, match='Add "chief"'):
+        serve_task(resolver("worker", chief=[]))
+
+
+@pytest.mark.parametrize(
+    ("where", "numbers", "match"),
+    [
+        ("127.0.0.1:6379", {}, "needs num_workers and num_ps"),
+        ("127.0.0.1:6379", {"num_workers": 2}, "needs num_workers and num_ps"),
+        (resolver("chief"), {"num_workers": 2}, "has its own"),
+        ("nonsense", {"num_workers": 1, "num_ps": 1}, "host:port"),
+    ],
+)
+def test_numbers_are_said_once(where: Any, numbers: dict[str, int], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        connect_to_cluster(where, **numbers)
+
+
+def test_an_address_of_another_machine_is_told_at_once() -> None:
+    with pytest.raises(ClusterError, match=f"{NOWHERE} is not an address of this machine"):
+        own_address(NOWHERE, 2222)
+    with pytest.raises(ClusterError, match="'no-such-host.invalid' is not known here"):
+        own_address("no-such-host.invalid", 2222)
+
+
+def test_a_port_that_is_taken_is_told_at_once() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} is taken"):
+            own_address("127.0.0.1", port)
+    assert own_address("localhost", free_port()) == "127.0.0.1"
+
+
+def test_a_chief_that_is_not_there_yet_is_waited_for() -> None:
+    port = free_port()
+    begun = time.monotonic()
+    with pytest.raises(ClusterError, match=f"127.0.0.1:{port} was not reached in 1 s.*Was the chief started"):
+        reach(("127.0.0.1", port), 1.0)
+    assert time.monotonic() - begun >= 1.0
+    with socket.socket() as chief:
+        chief.bind(("127.0.0.1", port))
+        chief.listen()
+        reach(("127.0.0.1", port), 1.0)
+
+
+def test_a_machine_that_cannot_be_reached_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 15 s whatever `wait_s` allows, where nothing comes back at all."""
+    assert ray_node.UNREACHABLE_S + ray_node.CONNECT_S < 15
+
+    def unanswered(*_: object, **__: object) -> socket.socket:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(ray_node.socket, "create_connection", unanswered)
+    monkeypatch.setattr(ray_node, "UNREACHABLE_S", 0.3)
+    with pytest.raises(ClusterError, match="Is the address right"):
+        reach((NOWHERE, 2222), 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        (NOWHERE, False),
+        ("host1", False),
+    ],
+)
+def test_what_nobody_else_can_reach(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
+_TOKEN = """
+import sys
+from workbench.errors import ClusterError
+from workbench.hosts.ray_token import require_token
+try:
+    require_token(alone=sys.argv[1] == "alone")
+except ClusterError as error:
+    print("refused:", error)
+"""
+
+
+def test_no_cluster_without_a_token(tmp_path: Path) -> None:
+    """On one machine one is made, for its owner only; several machines have to be given the same one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        "HOME": str(tmp_path)
+    }
+
+    def run(word: str) -> str:
+        command = [sys.executable, "-c", _TOKEN, word]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    assert "RAY_AUTH_TOKEN_PATH" in run("many")
+    token = tmp_path / ".ray" / "auth_token"
+    assert not token.exists()
+    assert run("alone") == ""
+    made = token.read_text()
+    assert len(made) >= 32
+    assert token.stat().st_mode & 0o077 == 0
+    assert run("alone") == run("many") == ""
+    assert token.read_text() == made
+
+
+def test_a_description_goes_through_json() -> None:
+    for found in (resolver("ps"), resolver("chief"), ClusterResolver.from_json('{"task": {"type": "evaluator"}}')):
+        again = ClusterResolver.from_json(found.to_json())
+        assert (again.cluster_spec, again.task) == (found.cluster_spec, found.task)
+
+
+CLUSTER = ["--cluster", json.dumps({"cluster": SPEC})]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ps"], "neither of WORKBENCH_CLUSTER and TF_CONFIG is set"),
+        (["ps", *CLUSTER], "must say which task this process is"),
+        (["ps", *CLUSTER, "--role", "boss"], "Unrecognized task type 'boss'"),
+        (["ps", *CLUSTER, "--role", "worker"], "needs --index N"),
+        (["ps", *CLUSTER, "--index", "0"], "needs --role"),
+        (["ps", *CLUSTER, "--role", "worker", "--index", "1"], "worker 0 only"),
+        (["ps", *CLUSTER, "--role", "chief"], "the chief needs one WORKLOAD"),
+        (["ps", *CLUSTER, "--role", "chief", "--script", "no_such.py"], "there is no such file"),
+        (["ps", *CLUSTER, "--role", "chief", "--steps", "0", "digits_mlp"], "must be at least 1"),
+        (["ps", "--role", "evaluator"], "the evaluator needs one WORKLOAD"),
+    ],
+)
+def test_wrong_usage_of_the_command(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORKBENCH_CLUSTER", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_unknown_role_is_never_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T9.5."""
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": SPEC, "task": {"type": "master", "index": 0}}))
+    monkeypatch.delenv("WORKBENCH_CLUSTER", raising=False)
+    assert main(["ps", "digits_mlp"]) == 2
