@@ -96,7 +96,7 @@ def tasks(tmp_path: Path) -> Iterator[Callable[..., Tasks]]:
             process.kill()
             process.wait(30)
     for each in made:
-        _wait_until(lambda each=each: not any(_listening(port) for port in each.ports), "ports are free again")
+        _wait_until(lambda each=each: not any(_listening(port) for port in each.ports), lambda: "a port is left")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -112,10 +112,10 @@ def _listening(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
+def _wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
     until = time.monotonic() + LONG_S
     while not condition():
-        assert time.monotonic() < until, what
+        assert time.monotonic() < until, what()
         time.sleep(0.1)
 
 
@@ -141,7 +141,7 @@ def test_everybody_may_be_killed_on_the_way(tasks: Callable[..., Tasks], tmp_pat
             assert cluster.running["chief-0"].poll() is None, cluster.everything_said()
             return _newest(out) >= step
 
-        _wait_until(there, cluster.everything_said())
+        _wait_until(there, cluster.everything_said)
 
     reaches(1)
     cluster.kill("worker-1")

@@ -143,15 +143,23 @@ class RayNode:
             time.sleep(POLL_S)
 
     def state(self) -> str:
-        """Return "there", "ended" after `say_ended`, or "lost" where the cluster does not answer any more."""
+        """Return "there", "ended" after `say_ended`, or "lost" where the cluster does not answer any more, or is another one by now."""
+        from ray._private import ray_constants
+
+        host, _, port = self.address.rpartition(":")
         try:
-            said = self._node.get_gcs_client().internal_kv_get(_ENDED, _NAMESPACE, timeout=CONNECT_S)
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+            client = self._node.get_gcs_client()
+            name = client.internal_kv_get(b"session_name", ray_constants.KV_NAMESPACE_SESSION, timeout=CONNECT_S)
+            said = client.internal_kv_get(_ENDED, _NAMESPACE, timeout=CONNECT_S)
         except Exception:  # whatever Ray's client raises, there was no answer
+            return "lost"
+        if name is None or name.decode() != self._node.session_name:
             return "lost"
         return "there" if said is None else "ended"
 
     def close(self) -> None:
-        """Leave the cluster, or end it where it was started here; nothing stays behind."""
+        """Leave the cluster, or end it where it was started here; nothing stays behind. A second call does nothing."""
         self._leave.close()
 
 
