@@ -166,7 +166,7 @@ def test_everybody_may_be_killed_on_the_way(tasks: Callable[..., Tasks], tmp_pat
         assert cluster.code(name) == 0, cluster.everything_said()
     record = wb.open(out)
     assert record.state == "complete"
-    assert record.trials[0].steps["step"].tolist() == list(range(STEPS))
+    assert record.steps["step"].tolist() == list(range(STEPS))
     assert f"update {STEPS} of {STEPS}" in cluster.said("evaluator-0")
     assert "2 workers, 1 parameter servers" in cluster.said("chief-0")
 
