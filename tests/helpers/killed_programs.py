@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["pytest", "workbench.parameter_server.fit.strategy_model", "workbench.parameter_server.fit.sidecar",
+     "tests.helpers.workloads", "tests.parameter_server.conftest", "tests.test_layers"]
+)  # fmt: skip
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "it") -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "it", poll_s: float = 0.005
+) -> None:
     """Wait for a condition; the limit only keeps a test that fails from hanging."""
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, f"{what} did not happen in time"
-        time.sleep(0.005)
+        time.sleep(poll_s)
 
 
 class Diary:
@@ -42,7 +48,6 @@ class Diary:
 @contextlib.contextmanager
 def life(program: Callable[..., None], *args: Any) -> Iterator[multiprocessing.process.BaseProcess]:
     """A process that runs `program(*args)`; it is dead after the block."""
-    _context.set_forkserver_preload([program.__module__])  # where the one to fork from is not up yet
     process = _context.Process(target=program, args=args, daemon=True)
     process.start()
     try:
@@ -68,6 +73,16 @@ def lives(pid: int) -> bool:
         return False
 
 
+def marked(name: str, value: str) -> list[int]:
+    """Processes with this variable in their environment, which those that they start inherit."""
+    found, entry = [], f"{name}={value}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if entry in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
 def descendants() -> list[int]:
     """Processes that this one, or one of them, has started and that are there."""
     children: dict[int, list[int]] = {}
@@ -91,3 +106,11 @@ def shared_memory() -> set[str]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
             found |= {line.split()[4] for line in maps if "/memfd:workbench" in line}
     return found
+
+
+def sigkill(engine: Any, job: str, index: int) -> None:
+    """End a task of a cluster from outside; an engine of processes is told nothing, one of threads has nothing else to kill."""
+    if hasattr(engine, "pid"):
+        os.kill(engine.pid(job, index), signal.SIGKILL)
+    else:
+        engine.kill(job, index)

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
 from workbench.hosts.folders import temporary_folder
-from workbench.hosts.ray_address import check_address
+from workbench.hosts.ray_address import check_address, only_on_loopback
 from workbench.workloads.registry import file_modules
 
 __all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
@@ -56,9 +56,11 @@ class RayCluster:
             return cls(ray, lambda: None)
         if address is not None:
             check_address(address)
+            near = only_on_loopback(address, address_of_this_worker())
             with (
                 _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
                 _quiet(),
+                _on_loopback() if near else contextlib.nullcontext(),
             ):
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
             return cls(ray, ray.shutdown)
@@ -311,7 +313,7 @@ def _patient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone.
+    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone, and the one that is joined be asked there.
 
     Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this
     platform: its processes learn so from the environment, and this one from a constant that was set on import.
