@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import ClusterError, UsageError
-from workbench.hosts.ray_address import check_address
+from workbench.hosts.ray_address import check_address, only_on_loopback
 from workbench.studies.lr_sweep import LRSweep
 
 
@@ -46,6 +46,16 @@ def test_a_port_that_says_nothing_is_given_up() -> None:
         with pytest.raises(ClusterError, match="the port is open, but it is not that of a ray cluster"):
             check_address(f"127.0.0.1:{server.getsockname()[1]}", answer_s=1.0)
         assert time.monotonic() - start < 15
+
+
+def test_a_cluster_on_loopback_alone_is_told_from_one_that_others_reach() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as near:
+        address = f"127.0.0.1:{near.getsockname()[1]}"
+        assert only_on_loopback(address, "127.0.0.2")
+        assert not only_on_loopback(address, "127.0.0.1"), "nothing would be asked elsewhere"
+        with socket.create_server(("127.0.0.2", near.getsockname()[1])):
+            assert not only_on_loopback(address, "127.0.0.2")
+    assert not only_on_loopback("192.0.2.1:6379", "192.0.2.1"), "only a loopback address is replaced"
 
 
 def test_a_study_at_a_wrong_address_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.helpers.cluster_pool import ClusterPool
+from tests.helpers.leftovers import Leftovers
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -24,7 +27,16 @@ MakeCluster = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="session")
-def ray_up() -> Iterator[Callable[[], None]]:
+def nothing_left() -> Iterator[None]:
+    """When every cluster of these tests has ended, also where tests failed, nothing of them is there any more (T2.1)."""
+    before = Leftovers()
+    yield
+    gc.collect()
+    assert before.found() == []
+
+
+@pytest.fixture(scope="session")
+def ray_up(nothing_left: None) -> Iterator[Callable[[], None]]:
     """Starts the one Ray cluster of all tests where it is first needed: it takes seconds."""
     with contextlib.ExitStack() as started:
 
@@ -70,18 +82,26 @@ def lone_cluster(engine: str, standing: dict[tuple[str, int, int], Cluster]) -> 
     return standing[key]
 
 
+@pytest.fixture(scope="session")
+def pool(ray_up: Callable[[], None]) -> Iterator[ClusterPool]:
+    """Clusters that tests have harmed and given back."""
+    made = ClusterPool()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def own_cluster(engine: str) -> Iterator[MakeCluster]:
-    """Make clusters of this test alone, which may be harmed."""
+def own_cluster(engine: str, pool: ClusterPool) -> Iterator[MakeCluster]:
+    """Make clusters of this test alone, which may be harmed; they may have been other tests' before."""
     made: list[Cluster] = []
 
     def make(num_workers: int = 3, num_ps: int = 2) -> Cluster:
-        made.append(create_in_process_cluster(num_workers, num_ps, engine=engine))  # type: ignore[arg-type]
+        made.append(pool.take(engine, num_workers, num_ps))
         return made[-1]
 
     yield make
     for each in made:
-        each.shutdown()
+        pool.give_back(each)
 
 
 @pytest.fixture

@@ -102,6 +102,25 @@ def test_a_lost_server_and_a_new_cluster(own_cluster: MakeCluster, tmp_path: Pat
     assert CheckpointManager(again.placed, tmp_path / "b").checkpoints[0].name == "step-00000024"
 
 
+def test_killed_while_the_backup_is_deleted(tmp_path: Path) -> None:
+    """T4.9: the training had ended, so the next one begins anew; half a backup would stop it."""
+    folder = tmp_path / "backup"
+
+    def killed_half_way(path: Path, **_: Any) -> None:
+        for file in Path(path).rglob("model.safetensors"):
+            file.unlink()
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("shutil.rmtree", killed_half_way)
+        with pytest.raises(KeyboardInterrupt):
+            StrategyModel(adam()).fit(callbacks=[BackupAndRestore(folder)], verbose=0)
+    epochs = Epochs()
+    StrategyModel(adam()).fit(epochs=2, callbacks=[epochs, BackupAndRestore(folder)], verbose=0)
+    assert epochs.seen == [0, 1]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_backup_is_not_a_folder_of_checkpoints(tmp_path: Path) -> None:
     model = StrategyModel(adam())
     CheckpointManager(model.placed, tmp_path).save()

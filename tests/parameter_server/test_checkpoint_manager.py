@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,15 @@ from torch import nn
 from tests.helpers.workloads import small_net, small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError, UsageError
+from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.train import checkpoint
 from workbench.train.checkpoint import load_checkpoint, load_model
 
 ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")
@@ -229,6 +234,70 @@ def test_tied_parameters_are_kept_once_and_read_everywhere(strategy: ParameterSe
     again = strategy.place(tied(), ADAM.replace(precision=None))
     CheckpointManager(again, tmp_path).restore()
     assert torch.equal(again.module()[0].weight, placed.module()[2].weight)
+
+
+class Killed(BaseException):
+    """Nothing runs after it."""
+
+
+CALLS = [(Path, "rename"), (Path, "mkdir"), (checkpoint, "_write"), (shutil, "rmtree")]
+
+
+def dies_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Let the `call`-th access to the disk, and every later one, be one that a killed process does not make; rmtree is killed half-way."""
+    seen = itertools.count()
+
+    def wrapped(owner: Any, name: str) -> None:
+        before = getattr(owner, name)
+
+        def maybe(*args: Any, **kwargs: Any) -> Any:
+            number = next(seen)
+            if number == call and name == "rmtree":
+                next((path.unlink() for path in Path(args[0]).glob("*.*") if path.is_file()), None)
+            if number >= call:
+                raise Killed
+            return before(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, maybe)
+
+    for owner, name in CALLS:
+        wrapped(owner, name)
+
+
+@pytest.mark.parametrize("call", range(12))
+@pytest.mark.parametrize("again", [False, True])
+def test_killed_anywhere_in_a_save(tmp_path: Path, again: bool, call: int) -> None:
+    """T10.3, T10.4: the last checkpoint or the new one is there, whole; also where the same step is saved again, with one to keep."""
+    placed = StrategyModel(small_workload()).placed
+    CheckpointManager(placed, tmp_path, max_to_keep=1).save(epoch=1, steps=5)
+    manager = CheckpointManager(placed, tmp_path, max_to_keep=1)
+    manager.restore()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.suppress(Killed):
+        dies_at(monkeypatch, call)
+        manager.save(epoch=2, steps=5 if again else 6)
+    after = CheckpointManager(placed, tmp_path, max_to_keep=1)
+    found = after.restore()
+    assert found is not None
+    assert (found.epoch, found.steps) in ((1, 5), (2, 5 if again else 6))
+    after.save(epoch=3, steps=7)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"], "nothing is left of the one that was killed"
+
+
+def test_where_the_disk_is_full_the_same_steps_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(StrategyModel(small_workload()).placed, tmp_path)
+    manager.save(epoch=1, steps=5)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(RecordError, match="No space left"):
+        manager.save(epoch=2, steps=5)
+    found = manager.restore()
+    assert found is not None
+    assert found.epoch == 1
 
 
 def test_a_folder_of_a_longer_run_is_not_mixed_up(strategy: ParameterServerStrategy, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from tests.helpers.killed_programs import sigkill
 from tests.helpers.workloads import small_net, small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
@@ -188,40 +191,88 @@ def test_each_example_once_although_a_worker_dies_on_the_way(own_cluster: MakeCl
     assert model.steps == 48
 
 
-def test_many_random_kills_change_no_count(own_cluster: MakeCluster, engine: str) -> None:
-    """T14.15, P1: workers die at random moments and come back; steps, batches and examples stay exact, and it ends in time."""
-    cluster = own_cluster(3, 2)
-    over, kills = threading.Event(), 0
-    generator = random.Random(0)
+KILLS = 50
 
-    def harm() -> None:
-        nonlocal kills
-        while not over.wait(generator.uniform(0.0, 0.02)):
-            worker = generator.randrange(3)
-            cluster.engine.kill("worker", worker)
-            kills += 1
-            over.wait(generator.uniform(0.0, 0.02))
-            cluster.engine.restart("worker", worker)
+
+def random_kills(cluster: Cluster, coordinator: ClusterCoordinator, seed: int, over: threading.Event) -> int:
+    """SIGKILL for a worker that is at work, `KILLS` times, each at a random moment; returns how often.
+
+    Processes come back by themselves, as Ray has it; a thread that is cut off is started again after a random pause.
+    """
+    dice, engine = random.Random(seed), cluster.engine
+    for kills in range(KILLS):
+        worker = dice.randrange(cluster.num_workers)
+        ended = functools.partial(lambda of: coordinator.metrics()["closures"].get(of, 0), worker)
+        enough, failures = ended() + dice.randint(1, 4), coordinator.metrics()["worker_failures"]
+        while ended() < enough:  # it is back, and in the midst of its work
+            if over.wait(0.001):
+                return kills
+        time.sleep(dice.uniform(0.0, 0.01))
+        sigkill(engine, "worker", worker)
+        if engine.name == "threads":
+            time.sleep(dice.uniform(0.0, 0.02))
+            engine.restart("worker", worker)
+        while coordinator.metrics()["worker_failures"] == failures:
+            if over.wait(0.001):
+                return kills
+    return KILLS
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_fifty_random_kills_change_no_count(own_cluster: MakeCluster, engine: str, seed: int) -> None:
+    """T10.1, T14.15, P1: one run, in which workers die at random moments; updates, writes, batches and examples stay exact.
+
+    It ends within the time in which the kills could follow each other: each is noticed and its worker is back before the next
+    one, which the coordinator measures. Three times as long is allowed, for the steps between and for what else the machine does.
+    """
+    cluster = own_cluster(3, 2)
+    strategy = ParameterServerStrategy(cluster)
+    coordinator = ClusterCoordinator(strategy)
+    written = strategy.variable(0.0)
+
+    def step(placed: PlacedModule, batch: Any, workload: Workload) -> Stepped:
+        with placed.step() as module:
+            outputs = workload.forward(module, batch)
+            losses = workload.loss(outputs, batch)
+            losses.mean().backward()
+        written.assign_add(1.0)
+        return Stepped(outputs, losses)
 
     data = small_workload(
         train_data=numbered(), metrics={}, config={"batch_size": 2, "optimizer": "sgd", "peak_lr": 0.001}
     )
-    model = StrategyModel(data, ParameterServerStrategy(cluster), metrics={"visits": VISITS, "batches": BATCHES})
-    chaos = threading.Thread(target=harm)
-    chaos.start()
+    model = StrategyModel(data, strategy, metrics={"visits": VISITS, "batches": BATCHES}, train_step=step)
+    over, killed, ended = threading.Event(), [], []
+
+    class Until(Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.model.stop_training = over.is_set() or not chaos.is_alive()
+
+    def train() -> None:
+        ended.append(model.fit(epochs=10**6, verbose=0, validation_data=numbered(), callbacks=[Until()]))
+
+    chaos = threading.Thread(target=lambda: killed.append(random_kills(cluster, coordinator, seed, over)))
+    training = threading.Thread(target=train, daemon=True)
     begun = time.monotonic()
-    epochs = 0
+    training.start()
+    chaos.start()
     try:
-        while kills < (50 if engine == "threads" else 5) and time.monotonic() - begun < 60.0:
-            history = model.fit(epochs=2, verbose=0, validation_data=numbered()).history
-            epochs += 2
-            assert history["visits"] == history["val_visits"] == [1.0, 1.0]
-            assert history["batches"] == [24.0, 24.0]
+        while training.is_alive():
+            training.join(0.1)
+            report = coordinator.metrics()
+            once = statistics.mean([1.0, *report["recovery_s"]])
+            assert time.monotonic() - begun < 3 * (KILLS + 1) * max(1.0, once), report
     finally:
         over.set()
         chaos.join()
-    assert kills >= 5
+    (history,) = ended
+    assert killed == [KILLS]
+    epochs = len(history.epoch)
+    assert history.history["batches"] == [24.0] * epochs
+    assert history.history["visits"] == history.history["val_visits"] == [1.0] * epochs
     assert model.steps == 24 * epochs
+    assert float(written) == 24 * epochs
+    assert coordinator.metrics()["worker_failures"] >= KILLS
 
 
 def test_hooks_at_every_step_in_order_of_completion(lone_cluster: Cluster, strategy: ParameterServerStrategy) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers.killed_programs import Diary, killed, life, wait_until
 from tests.helpers.workloads import small_net, small_workload
 from tests.test_layers import PACKAGE, imports, modules
 from workbench.errors import CheckpointError, UsageError
@@ -70,6 +75,57 @@ def test_a_checkpoint_deleted_while_it_is_read(tmp_path: Path, monkeypatch: pyte
     found = SidecarEvaluator(small_workload(), tmp_path, epochs=2, poll_s=0.01, timeout_s=20.0).run()
     assert [each.epoch for each in found] == [2]
     assert found[0].values["loss"] == pytest.approx(model.evaluate()["loss"], rel=1e-12)
+
+
+EPOCHS = 12
+
+
+def follow(folder: Path) -> None:
+    """The evaluator as a program of its own, which takes its time to read."""
+    torch.set_num_threads(1)
+    diary = Diary(folder / "diary")
+
+    def slowly(path: Path) -> Checkpoint:
+        diary.write(pid=os.getpid(), reads=path.name)
+        time.sleep(0.01)
+        checkpoint = load_checkpoint(path)
+        time.sleep(0.01)
+        return checkpoint
+
+    sidecar.load_checkpoint = slowly
+    for each in SidecarEvaluator(small_workload(), folder / "c", epochs=EPOCHS, poll_s=0.002, timeout_s=120.0):
+        diary.write(pid=os.getpid(), epoch=each.epoch, loss=each.values["loss"])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_while_it_reads_it_goes_on_and_ends_by_itself(tmp_path: Path, seed: int) -> None:
+    """T8.6, T8.7: SIGKILL at random moments; training does not notice, and what is found is not changed."""
+    dice, diary, expected = random.Random(seed), Diary(tmp_path / "diary"), {}
+    kills = sorted([EPOCHS, *dice.sample(range(1, EPOCHS), 4)])
+    model = StrategyModel(small_workload())
+    manager = CheckpointManager(model.placed, tmp_path / "c", max_to_keep=2)
+    with contextlib.ExitStack() as alive:
+        evaluator = alive.enter_context(life(follow, tmp_path))
+        for epoch in range(1, EPOCHS + 1):
+            model.fit(epochs=1, verbose=0)
+            path = manager.save(epoch=epoch)
+            expected[epoch] = model.evaluate()["loss"]
+            if epoch in kills:
+                reading = {"pid": evaluator.pid, "reads": path.name}
+                wait_until(lambda reading=reading: reading in diary.read(), what="the reading of a checkpoint")
+                time.sleep(dice.uniform(0.0, 0.03))
+                if epoch < EPOCHS:
+                    assert killed(evaluator)
+                else:
+                    killed(evaluator)  # it may have read, and have ended
+                evaluator = alive.enter_context(life(follow, tmp_path))
+        evaluator.join(120)
+        assert evaluator.exitcode == 0
+    entries = [entry for entry in diary.read() if "epoch" in entry]
+    assert [entry["epoch"] for entry in entries if entry["pid"] == evaluator.pid] == [EPOCHS]
+    for entry in entries:
+        assert entry["loss"] == pytest.approx(expected[entry["epoch"]], rel=1e-12)
+    assert sorted(each.name for each in (tmp_path / "c").iterdir()) == sorted(each.name for each in manager.checkpoints)
 
 
 def test_what_is_damaged_or_does_not_fit_is_an_error(tmp_path: Path) -> None:

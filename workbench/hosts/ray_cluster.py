@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
 from workbench.hosts.folders import temporary_folder
-from workbench.hosts.ray_address import check_address
+from workbench.hosts.ray_address import check_address, only_on_loopback
 from workbench.workloads.registry import file_modules
 
 __all__ = [
@@ -64,11 +64,14 @@ class RayCluster:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return cls(ray, lambda: None)
         if address is not None:
+            near = False
             if host is None:  # else this process runs a part of it itself
                 check_address(address)
+                near = only_on_loopback(address, address_of_this_worker())
             with (
                 _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
                 _quiet(),
+                on_loopback() if near else contextlib.nullcontext(),
             ):
                 ray.init(address=address, log_to_driver=False, configure_logging=False, _node_ip_address=host)
             leave = contextlib.ExitStack()
@@ -328,7 +331,7 @@ def patient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
-    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone.
+    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone, and the one that is joined be asked there.
 
     Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this
     platform: its processes learn so from the environment, and this one from a constant that was set on import.

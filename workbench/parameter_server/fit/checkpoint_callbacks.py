@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Literal
 
 from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.parameter_server.fit.callbacks import Callback, Logs
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, delete_whole
 
 __all__ = ["BackupAndRestore", "ModelCheckpoint"]
 
@@ -98,5 +97,5 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self) -> None:
         """Take the backup away."""
-        if self.delete:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self.delete and self.directory.exists():
+            delete_whole(self.directory)

@@ -15,7 +15,9 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
-__all__ = ["CheckpointManager", "Restored"]
+__all__ = ["CheckpointManager", "Restored", "delete_whole"]
+
+ASIDE = ".kept"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class CheckpointManager:
             CheckpointError: the folder holds later checkpoints, of another run: they would be taken for this one's newest.
             RecordError: the disk is full or not writable; earlier checkpoints are untouched.
         """
+        self._mend()
         checkpoint = self._checkpoint(epoch, steps)
         latest = self.latest
         if latest is not None and _steps(latest) > max(checkpoint.step, self._reached):
@@ -102,11 +105,14 @@ class CheckpointManager:
             )
         target = self.directory / f"step-{checkpoint.step:08d}"
         if target.exists():
-            _delete(target)
-        path = save_checkpoint(self.directory, checkpoint)
+            target.rename(_aside(target))
+        try:
+            path = save_checkpoint(self.directory, checkpoint)
+        finally:
+            self._mend()
         self._reached = max(self._reached, checkpoint.step)
         for old in self.checkpoints[self.max_to_keep :] if self.max_to_keep is not None else []:
-            _delete(old)
+            delete_whole(old)
         return path
 
     def restore(self, path: str | Path | None = None) -> Restored | None:
@@ -118,6 +124,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: it is damaged, or does not match what is to be restored, in a name, a shape or the optimizer (T10.6).
         """
+        self._mend()
         path = self.latest if path is None else Path(path)
         if path is None:
             return None
@@ -145,6 +152,15 @@ class CheckpointManager:
                 "starting_epoch counts the steps of a placed module; this manager has none. Take Restored.epoch."
             )
         return self.placed.steps // steps_per_epoch
+
+    def _mend(self) -> None:
+        """Put back what a process that was killed had put aside, and take away what it left half written or half deleted."""
+        for left in self.directory.glob(".step-*"):
+            target = left.with_name(left.name.removeprefix(".").removesuffix(ASIDE))
+            if left == _aside(target) and not target.exists():
+                left.rename(target)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
 
     def _checkpoint(self, epoch: int | None, steps: int | None) -> Checkpoint:
         meta: dict[str, Any] = {"epoch": epoch, "variables": sorted(self.variables), "parameters": [], "slots": []}
@@ -194,8 +210,13 @@ def _steps(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _delete(path: Path) -> None:
-    """Take a checkpoint away whole, so that nobody finds half of it."""
+def _aside(path: Path) -> Path:
+    """Where the checkpoint of a step is while another one of the same step is written."""
+    return path.with_name(f".{path.name}{ASIDE}")
+
+
+def delete_whole(path: Path) -> None:
+    """Take a folder away at one blow, so that nobody finds half of it, also where this process is killed on the way."""
     doomed = path.with_name(f".{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)

@@ -1,0 +1,75 @@
+"""What tests of processes may leave behind, and must not: processes, threads, ports, shared memory, folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.helpers.killed_programs import descendants, shared_memory
+
+LISTENS = "0A"
+
+
+def processes() -> set[str]:
+    """Processes that this one, or one of them, has started; without those that multiprocessing keeps until this one ends."""
+    return {f"process {pid}: {command}" for pid in descendants() if "multiprocessing" not in (command := _command(pid))}
+
+
+def threads() -> set[str]:
+    """Threads of this process that Python knows, by name and number."""
+    return {f"thread {each.name!r}, {each.native_id}" for each in threading.enumerate() if each.is_alive()}
+
+
+def ports() -> set[str]:
+    """Ports on which this process listens."""
+    own = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(fd))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {
+        f"port {int(row[1].rpartition(':')[2], 16)}"
+        for row in rows
+        if row[3] == LISTENS and f"socket:[{row[9]}]" in own
+    }
+
+
+def files() -> set[str]:
+    """Files of shared memory."""
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+
+
+def folders() -> set[str]:
+    """Temporary folders of clusters that this process started."""
+    pid, place = os.getpid(), Path(tempfile.gettempdir())
+    return {str(path) for pattern in (f"workbench-{pid}-*", f"ray/session_*_{pid}") for path in place.glob(pattern)}
+
+
+KINDS: tuple[Callable[[], set[str]], ...] = (processes, threads, ports, files, shared_memory, folders)
+
+
+class Leftovers:
+    """Remembers what is there, to tell later what is there besides."""
+
+    def __init__(self) -> None:
+        self._before = {kind: kind() for kind in KINDS}
+
+    def found(self, within_s: float = 60.0) -> list[str]:
+        """What was left; what ends takes its time, which it is given."""
+        until = time.monotonic() + within_s
+        while True:
+            left = sorted(each for kind in KINDS for each in kind() - self._before[kind])
+            if not left or time.monotonic() > until:
+                return left
+            time.sleep(0.1)
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    return "multiprocessing: gone"
