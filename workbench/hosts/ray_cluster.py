@@ -15,7 +15,7 @@ from workbench.hosts.folders import temporary_folder
 from workbench.hosts.ray_address import check_address, only_on_loopback
 from workbench.workloads.registry import file_modules
 
-__all__ = ["RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
+__all__ = ["NotYet", "RayCluster", "WorkerLost", "address_of_this_worker", "node_of_this_worker", "require_ray"]
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
 START_S = 90.0  # until a cluster that is started here has to be up
@@ -23,6 +23,10 @@ START_S = 90.0  # until a cluster that is started here has to be up
 
 class WorkerLost(Exception):
     """The process that was asked is gone: killed, out of memory, or its machine is."""
+
+
+class NotYet(TimeoutError):
+    """A call is not answered yet; a `TimeoutError` without more is what the method itself raised."""
 
 
 class RayCluster:
@@ -187,14 +191,14 @@ class RayCluster:
             timeout_s: None waits for ever.
 
         Raises:
-            TimeoutError: there is no answer yet.
+            NotYet: there is no answer yet.
             WorkerLost: the worker is gone, or cannot be reached now.
         """
         errors = self._ray.exceptions
         try:
             return self._ray.get(call, timeout=timeout_s)
         except errors.GetTimeoutError:
-            raise TimeoutError(f"no answer within {timeout_s} s") from None
+            raise NotYet(f"no answer within {timeout_s} s") from None
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except errors.RayError as error:
