@@ -1,8 +1,8 @@
 # make diagnose   install into .venv and diagnose a bundled workload: verdict and report, in minutes
 # make lab        the notebooks, in JupyterLab, on this machine only
 # make test       what to run before and after a change
-# make check      test, plus style, types and the slow tests; the same as .ci/run
-# make test-cluster   parameter servers in processes of their own; minutes, most of them to start processes
+# make test-cluster   the tests that need processes of their own: minutes, most of them to start processes
+# make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
@@ -23,10 +23,10 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
-test check notebooks: export OMP_NUM_THREADS := 1
-test check notebooks: export MKL_NUM_THREADS := 1
-test check notebooks: export WORKBENCH_LIVE := 0
-test check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+test test-cluster check notebooks: export OMP_NUM_THREADS := 1
+test test-cluster check notebooks: export MKL_NUM_THREADS := 1
+test test-cluster check notebooks: export WORKBENCH_LIVE := 0
+test test-cluster check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -59,11 +59,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
+	$(MAKE) test-cluster
 	$(BIN)/python -m pytest -q -m "slow and not cluster"
 
 # Apart from the others: one Ray cluster is up from the first test to the last.
 test-cluster: $(STAMP)
-	$(BIN)/python -m pytest -q -m cluster tests/parameter_server tests/studies/test_parameter_server.py
+	$(BIN)/python -m pytest -q -m cluster --durations=15
 
 notebooks: $(STAMP)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks

@@ -1,8 +1,12 @@
-"""What tests of processes may leave behind, and must not: processes, threads, ports, shared memory, folders."""
+"""What tests of processes may leave behind, and must not: processes, threads, ports, shared memory, folders.
+
+Memory without a name is not looked for: it ends with its processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 import threading
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.helpers.killed_programs import descendants, shared_memory
+from tests.helpers.killed_programs import descendants
 
 LISTENS = "0A"
 
@@ -50,7 +54,7 @@ def folders() -> set[str]:
     return {str(path) for pattern in (f"workbench-{pid}-*", f"ray/session_*_{pid}") for path in place.glob(pattern)}
 
 
-KINDS: tuple[Callable[[], set[str]], ...] = (processes, threads, ports, files, shared_memory, folders)
+KINDS: tuple[Callable[[], set[str]], ...] = (processes, threads, ports, files, folders)
 
 
 class Leftovers:
@@ -63,6 +67,7 @@ class Leftovers:
         """What was left; what ends takes its time, which it is given."""
         until = time.monotonic() + within_s
         while True:
+            gc.collect()  # what nobody holds any more ends
             left = sorted(each for kind in KINDS for each in kind() - self._before[kind])
             if not left or time.monotonic() > until:
                 return left

@@ -311,7 +311,7 @@ def step(placed: PlacedModule, seconds: float = 0.0) -> None:
 
 @pytest.mark.parametrize(("call", "seed"), [("join", 0), ("schedule", 1), ("join", 2), ("schedule", 3), ("join", 4)])
 def test_a_dead_server_is_told_within_two_seconds_and_its_run_goes_on(
-    up: Up, tmp_path: Path, record_property: Callable[[str, object], None], call: str, seed: int
+    up: Up, tmp_path: Path, call: str, seed: int
 ) -> None:
     """Behaviours 61, 62, 65, T10.2, T10.4: killed at a random moment; from the checkpoint the run comes to as many steps as were asked for."""
     dice = random.Random(seed)
@@ -345,7 +345,7 @@ def test_a_dead_server_is_told_within_two_seconds_and_its_run_goes_on(
                 coordinator.schedule(int)
                 time.sleep(0.005)
         told_s = time.monotonic() - begun
-    record_property("told_s", told_s)
+    print(f"told after {told_s:.2f} s, {len(looks)} looks")  # pytest -rP shows it
     assert (raised.value.job, raised.value.index) == ("ps", victim)
     assert len(looks) <= 2.0 / HEALTH_S, "as often as the coordinator looks in 2 s, whatever else the machine does"
     assert told_s < 15.0
@@ -353,7 +353,7 @@ def test_a_dead_server_is_told_within_two_seconds_and_its_run_goes_on(
 
     cluster.engine.restart("ps", victim)
     wait_until(
-        lambda: cluster.engine.incarnation("ps", victim) > 0 and cluster.engine.check("ps", victim) is None, 60.0
+        lambda: cluster.engine.check("ps", victim) is None and cluster.engine.incarnation("ps", victim) > 0, 120.0
     )
     strategy = ParameterServerStrategy(cluster)
     coordinator = ClusterCoordinator(strategy)

@@ -16,6 +16,7 @@ from workbench.hosts.ray_address import check_address, only_on_loopback
 from workbench.workloads.registry import file_modules
 
 __all__ = [
+    "NotYet",
     "RayCluster",
     "WorkerLost",
     "address_of_this_worker",
@@ -31,6 +32,10 @@ START_S = 90.0  # until a cluster that is started here has to be up
 
 class WorkerLost(Exception):
     """The process that was asked is gone: killed, out of memory, or its machine is."""
+
+
+class NotYet(TimeoutError):
+    """A call is not answered yet; a `TimeoutError` without more is what the method itself raised."""
 
 
 class RayCluster:
@@ -205,14 +210,14 @@ class RayCluster:
             timeout_s: None waits for ever.
 
         Raises:
-            TimeoutError: there is no answer yet.
+            NotYet: there is no answer yet.
             WorkerLost: the worker is gone, or cannot be reached now.
         """
         errors = self._ray.exceptions
         try:
             return self._ray.get(call, timeout=timeout_s)
         except errors.GetTimeoutError:
-            raise TimeoutError(f"no answer within {timeout_s} s") from None
+            raise NotYet(f"no answer within {timeout_s} s") from None
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except errors.RayError as error:

@@ -15,13 +15,13 @@ from typing import Any
 
 from workbench import __version__
 from workbench.errors import ClusterError, UsageError
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
 from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, ServerTask, WorkerTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane
 from workbench.parameter_server.links.plasma import CONTROL
-from workbench.parameter_server.links.shared_memory import machine
+from workbench.parameter_server.links.shared_memory import Witness, machine
 from workbench.parameter_server.links.ways import PLANES, Plane, Ways
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.plane import DataPlane
@@ -45,6 +45,7 @@ class _Task:
     def __init__(self, job: Job, index: int, actor: Any) -> None:
         self.job, self.index, self.actor = job, index, actor
         self.hello: Hello | None = None
+        self.witness: Witness | None = None  # of its process, where that is on this machine
         self.incarnation = 0
         self.free = threading.Event()  # not held down
         self.free.set()
@@ -67,6 +68,15 @@ class _Task:
             self.known.clear()
             self.drop.clear()
             self.hello = hello
+            self.witness = None
+            if hello.machine == machine():
+                with contextlib.suppress(OSError):  # it has ended since, or cannot be seen: Ray will tell
+                    self.witness = Witness(hello.pid)
+
+    def gone(self) -> bool:
+        """Whether the life that it knows is seen to have ended, which Ray may take seconds to notice."""
+        witness = self.witness
+        return witness is not None and witness.gone()
 
 
 class RayEngine:
@@ -355,8 +365,8 @@ class RayEngine:
                 return self._ray.answer(sent, POLL_S)
             except WorkerLost:
                 raise UnavailableError(task.job, task.index) from None
-            except TimeoutError:
-                if not task.free.is_set() or self._closed:
+            except NotYet:
+                if not task.free.is_set() or self._closed or task.gone():
                     raise UnavailableError(task.job, task.index) from None
             if cancel is None or not cancel.is_set():
                 continue
@@ -384,16 +394,23 @@ class RayEngine:
             if task.asked is None:
                 task.asked = (self._ray.call(task.actor, "hello", group=CONTROL), time.monotonic())
             call, since = task.asked
-            try:
-                hello = self._ray.answer(call, timeout_s)
-            except WorkerLost:
-                task.asked = None
-                return UnavailableError(task.job, task.index)
-            except TimeoutError:
-                if time.monotonic() - since < SILENT_S:
-                    return None
-                task.asked = None
-                return UnavailableError(task.job, task.index, f"no answer within {SILENT_S:g} s")
+            until = time.monotonic() + timeout_s
+            hello: Hello | None = None
+            while hello is None:
+                try:
+                    hello = self._ray.answer(call, max(0.0, min(POLL_S, until - time.monotonic())))
+                except WorkerLost:
+                    task.asked = None
+                    return UnavailableError(task.job, task.index)
+                except NotYet:
+                    now = time.monotonic()
+                    if now - since > SILENT_S:
+                        task.asked = None
+                        return UnavailableError(task.job, task.index, f"no answer within {SILENT_S:g} s")
+                    if task.gone():
+                        return UnavailableError(task.job, task.index)
+                    if now > until:
+                        return None
             task.asked = None
             task.met(hello)
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.link import Pulled, Take, handed
 from workbench.parameter_server.servers.plane import Grad, whole
@@ -19,6 +19,8 @@ __all__ = ["CONTROL", "PlasmaLink"]
 
 CONTROL = "control"
 """Calls of this group are answered while another call runs."""
+
+LOOK_S = 0.1  # how often it is looked whether the server is there still, where that can be seen
 
 
 class PlasmaLink:
@@ -36,10 +38,15 @@ class PlasmaLink:
     def __init__(self, cluster: RayCluster, actor: Any, server: int, why: str) -> None:
         self.why = why
         self._cluster, self._actor, self._server = cluster, actor, server
+        self._gone: Callable[[], bool] | None = None
+
+    def watch(self, gone: Callable[[], bool]) -> None:
+        """Do not wait for an answer where this says that the server has ended: Ray may take seconds to notice."""
+        self._gone = gone
 
     def gone(self) -> bool:
-        """See `Link`; only a call would tell."""
-        return False
+        """See `Link`; only a call would tell where nobody watches."""
+        return self._gone is not None and self._gone()
 
     def begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Call a method of the server's process and return what waits for its answer."""
@@ -55,10 +62,14 @@ class PlasmaLink:
 
     def _end(self, call: Any) -> Callable[[], Any]:
         def end() -> Any:
-            try:
-                return self._cluster.answer(call)
-            except WorkerLost:
-                raise UnavailableError("ps", self._server) from None
+            while True:
+                try:
+                    return self._cluster.answer(call, None if self._gone is None else LOOK_S)
+                except WorkerLost:
+                    raise UnavailableError("ps", self._server) from None
+                except NotYet:
+                    if self.gone():
+                        raise UnavailableError("ps", self._server) from None
 
         return end
 

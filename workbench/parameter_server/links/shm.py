@@ -39,6 +39,7 @@ class ShmLink:
     def __init__(self, calls: PlasmaLink, server: int, pid: int, reader: int) -> None:
         self._calls, self._server, self._reader = calls, server, reader
         self._witness = Witness(pid)
+        calls.watch(self._witness.gone)
         self._blocks: dict[str, BlockReader | None] = {}
         self._outbox: SharedMemory | None = None
 
