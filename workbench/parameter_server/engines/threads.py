@@ -186,10 +186,16 @@ class _Hands:
                     self._raise_inside()
         if gone.is_set():
             raise when_gone()
-        value, error = self._result
-        if error is not None:
+        (value, error), self._result = (
+            self._result,
+            (None, None),
+        )  # what it refers to may go when the caller is done with it
+        if error is None:
+            return value
+        try:
             raise error
-        return value
+        finally:
+            del error
 
     def leave(self) -> None:
         """End the thread, after what it does now."""
