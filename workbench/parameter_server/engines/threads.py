@@ -187,6 +187,7 @@ class _Hands:
         if gone.is_set():
             raise when_gone()
         value, error = self._result
+        self._result = (None, None)  # an error that was raised holds the frames of whoever it met
         if error is not None:
             raise error
         return value
