@@ -25,8 +25,9 @@ def processes() -> set[str]:
 
 
 def threads() -> set[str]:
-    """Threads of this process that Python knows, by name and number."""
-    return {f"thread {each.name!r}, {each.native_id}" for each in threading.enumerate() if each.is_alive()}
+    """Threads of this process that Python knows, by name and number; without the one that tqdm keeps for all of its bars."""
+    there = [each for each in threading.enumerate() if each.name != "tqdm_monitor"]
+    return {f"thread {each.name!r}, {each.native_id}" for each in there}
 
 
 def ports() -> set[str]:

@@ -25,7 +25,6 @@ from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
-from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.fit.callbacks import Callback
 from workbench.parameter_server.fit.metric_state import AdditiveMetric
 from workbench.parameter_server.fit.step_runner import Stepped
@@ -379,23 +378,6 @@ def test_an_error_in_a_callback_leaves_nothing_running(strategy: ParameterServer
     time.sleep(0.05)
     assert model.steps == at_once < 500
     assert model.history.epoch == []
-
-
-def test_a_server_that_dies_ends_it(own_cluster: MakeCluster) -> None:
-    """T10.2, behaviour 61: at once, and with the way out."""
-    cluster = own_cluster(2, 2)
-
-    class Kill(Callback):
-        def on_train_batch_end(self, step: int, logs: Any) -> None:
-            if step == 3:
-                cluster.engine.kill("ps", 1)
-
-    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
-    begun = time.monotonic()
-    with pytest.raises(UnavailableError, match="ps 1 does not answer") as raised:
-        model.fit(epochs=1000, callbacks=[Kill()], verbose=0)
-    assert raised.value.job == "ps"
-    assert time.monotonic() - begun < 10.0
 
 
 def test_fit_and_the_user_share_a_coordinator(strategy: ParameterServerStrategy) -> None:

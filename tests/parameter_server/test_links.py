@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.hosts.ray_cluster import NotYet
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane, Pulled, Take, handed
+from workbench.parameter_server.links.plasma import PlasmaLink
 from workbench.parameter_server.servers.layout import extent, laid_out, lay, taken
 from workbench.parameter_server.servers.plane import Grad, Place, whole
 from workbench.parameter_server.servers.server import Push
@@ -122,6 +124,59 @@ def test_a_server_that_is_known_to_be_dead_is_not_asked(
     assert diary == ["close 1"]
     assert plane.ask(1, "names")[0] == 1, "by a new link"
     assert plane.ask(0, "names") == (0, "names", ())
+
+
+def test_a_server_that_was_started_anew_is_connected_anew(plane: LinkedPlane, made: list[FakeLink]) -> None:
+    plane.pull([A, B])
+    plane.forget(1)
+    plane.pull([A, B])
+    assert [link.server for link in made] == [0, 1, 1]
+
+
+class Waiting:
+    """A cluster that answers a call when it has been asked so often, or never."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers, self.limits = answers, []
+
+    def call(self, *_: Any, **__: Any) -> str:
+        return "call"
+
+    def answer(self, call: str, timeout_s: float | None = None) -> Any:
+        self.limits.append(timeout_s)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_a_call_is_not_waited_for_when_its_server_is_seen_to_be_dead() -> None:
+    """T10.2: Ray may take seconds to tell."""
+    looks = iter([False, True])
+    slow: Any = Waiting([NotYet()] * 9)
+    link = PlasmaLink(slow, None, 3, "")
+    link.watch(lambda: next(looks))
+    with pytest.raises(UnavailableError, match="ps 3"):
+        link.begin("pull")()
+    assert len(slow.answers) == 7
+
+
+def test_an_answer_is_waited_for_as_long_as_its_server_lives() -> None:
+    alive: Any = Waiting([NotYet(), NotYet(), "answer"])
+    link = PlasmaLink(alive, None, 0, "")
+    link.watch(lambda: False)
+    assert link.begin("pull")() == "answer"
+    unseen: Any = Waiting(["answer"])
+    assert PlasmaLink(unseen, None, 0, "").begin("pull")() == "answer"
+    assert unseen.limits == [None], "where nobody sees it, Ray tells"
+
+
+def test_a_time_out_that_the_server_itself_had_is_no_waiting() -> None:
+    fails: Any = Waiting([TimeoutError("of the method")])
+    link = PlasmaLink(fails, None, 0, "")
+    link.watch(lambda: False)
+    with pytest.raises(TimeoutError, match="of the method"):
+        link.begin("join_pair")()
 
 
 def test_the_plane_names_its_ways(plane: LinkedPlane, made: list[FakeLink]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -366,42 +365,3 @@ def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callab
         assert small.read().tolist() == [1, 1, 1, 1]
         assert cluster.engine.plane.name == "shm"
         assert "1 blocks of ps 0 travel by calls, because there was no memory left to share" in cluster.engine.plane.why
-
-
-def test_random_kills(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, engine: RayEngine) -> None:
-    """T10: worker processes are killed at random moments; each write counts once, and nothing hangs."""
-    total = strategy.variable(0.0)
-
-    def add() -> None:
-        total.assign_add(1.0)
-        time.sleep(0.005)
-
-    ended = threading.Event()
-    kills = 0
-
-    def killer() -> None:
-        nonlocal kills
-        dice = random.Random(0)
-        while not ended.wait(dice.uniform(0.1, 0.5)) and kills < 10:
-            try:
-                os.kill(engine.pid("worker", dice.randrange(2)), signal.SIGKILL)
-                kills += 1
-            except ProcessLookupError:
-                pass
-
-    thread = threading.Thread(target=killer)
-    thread.start()
-    try:
-        scheduled = 0
-        until = time.monotonic() + 240
-        while thread.is_alive():
-            assert time.monotonic() < until
-            for _ in range(20):
-                coordinator.schedule(add)
-            scheduled += 20
-            coordinator.join(timeout_s=120)
-    finally:
-        ended.set()
-        thread.join()
-    assert kills == 10
-    assert float(total) == scheduled

@@ -412,7 +412,10 @@ class RayEngine:
                     if now > until:
                         return None
             task.asked = None
+            before = task.incarnation
             task.met(hello)
+            if task.job == "ps" and task.incarnation != before and self._plane is not None:
+                self._plane.forget(task.index)
             return None
 
 

@@ -186,10 +186,7 @@ class _Hands:
                     self._raise_inside()
         if gone.is_set():
             raise when_gone()
-        (value, error), self._result = (
-            self._result,
-            (None, None),
-        )  # what it refers to may go when the caller is done with it
+        (value, error), self._result = self._result, (None, None)  # an error holds the frames of whoever it met
         if error is None:
             return value
         try:

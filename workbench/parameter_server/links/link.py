@@ -113,6 +113,11 @@ class LinkedPlane:
         for server in list(self._links):
             self._leave(server)
 
+    def forget(self, server: int) -> None:
+        """Find the way to a server anew when it is needed: it was started anew."""
+        with self._locks[server]:
+            self._leave(server)
+
     def pull(self, places: Sequence[Place]) -> Pulled:
         """See `DataPlane`."""
         return self._all(places, lambda link, blocks, _: link.pull(blocks))
