@@ -1,6 +1,6 @@
 """A parameter-server step beside TensorFlow's and beside one process without servers, in interleaved rounds.
 
-    python tests/benchmarks/bench_parameter_server.py [--rounds 5] [--seconds 4] [--tensorflow PYTHON]
+    python tests/benchmarks/bench_parameter_server.py [--rounds 5] [--seconds 4] [--tensorflow PYTHON [--losses]]
 
 An MLP 1024-512-512-512-10 of 1,055,242 parameters, batch 32, SGD, three workers, two servers. Each side is a process of its own that
 does nothing while another is measured. PYTHON is an interpreter that has tensorflow-cpu and tf_keras; without it that side is left out.
@@ -312,6 +312,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--sides", nargs="+", default=["ours", "alone", "TensorFlow"], choices=list(SIDES))
+    parser.add_argument(
+        "--losses", action="store_true", help="hold loss curves against TensorFlow's, too: equal_losses.py"
+    )
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -347,6 +350,10 @@ def main() -> None:
                     f"   / TensorFlow {ratio(found[name][key], against)}" if against and name != "TensorFlow" else ""
                 )
                 print(f"  {name:<14} {median(found[name][key]):10.2f}{beside}")
+    if options.losses and "TensorFlow" in names:
+        from equal_losses import report
+
+        report(options.tensorflow)
 
 
 def has_tensorflow(python: str) -> bool:
