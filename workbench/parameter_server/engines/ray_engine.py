@@ -316,7 +316,7 @@ class RayEngine:
         for call in calls:
             function = named(call.function)
             args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
-            request = Request(task.life, ticket, function, args, kwargs, call.number, dict(new), drop)
+            request = Request(task.life, ticket, function, args, kwargs, call.number, call.loop, dict(new), drop)
             contents.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
             task.known.update(new)
             new.clear()

@@ -70,6 +70,7 @@ class Request(NamedTuple):
         args: for it.
         kwargs: for it.
         number: of the closure.
+        loop: whose time it takes.
         new: what is to be kept from now on.
         drop: resources to forget.
     """
@@ -80,6 +81,7 @@ class Request(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     number: int | None
+    loop: int | None
     new: Mapping[int, bytes]
     drop: Sequence[int]
 
@@ -324,7 +326,8 @@ class WorkerTask(_Task):
                 return Outcome("not kept")
             with self._cancellable(request.ticket, flag):
                 begun = time.perf_counter()
-                value = to_wire(self._runtime.execute(Call(function, args, kwargs, request.number), flag))
+                call = Call(function, args, kwargs, request.number, request.loop)
+                value = to_wire(self._runtime.execute(call, flag))
                 return Outcome("done", value, seconds=time.perf_counter() - begun)
 
         return self._outcome(work)
