@@ -16,7 +16,8 @@ from typing import Any
 from workbench import __version__
 from workbench.errors import ClusterError, UsageError
 from workbench.hosts.ray_cluster import RayCluster, WorkerLost
-from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, ServerTask, WorkerTask
+from workbench.parameter_server.engines.ray_server import ServerTask
+from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, WorkerTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane
