@@ -1,6 +1,6 @@
 """A parameter-server step beside TensorFlow's and beside one process without servers, in interleaved rounds.
 
-    python tests/benchmarks/bench_parameter_server.py [--rounds 5] [--seconds 4] [--tensorflow PYTHON]
+    python tests/benchmarks/bench_parameter_server.py [--rounds 5] [--seconds 4] [--tensorflow PYTHON [--losses]]
 
 An MLP 1024-512-512-512-10 of 1,055,242 parameters, batch 32, SGD, three workers, two servers. Each side is a process of its own that
 does nothing while another is measured. PYTHON is an interpreter that has tensorflow-cpu and tf_keras; without it that side is left out.
@@ -38,10 +38,22 @@ def for_seconds(seconds: float, work: Callable[[], int]) -> float:
     return done / (time.perf_counter() - begun)
 
 
+def timed(work: Callable[[], object]) -> float:
+    """Return the seconds that it takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
 def coordinated(
-    coordinator: Any, step: Callable[..., Any], several: Callable[..., Any], nothing: Any, args: tuple[Any, ...]
+    coordinator: Any,
+    step: Callable[..., Any],
+    several: Callable[..., Any],
+    nothing: Any,
+    args: tuple[Any, ...],
+    raw: Callable[[], object] | None = None,
 ) -> Measure:
-    """Measure either coordinator: both have the same methods."""
+    """Measure either coordinator: both have the same methods; `raw` is a call without any."""
 
     def burst(function: Callable[..., Any], given: tuple[Any, ...], count: int) -> int:
         for _ in range(count):
@@ -49,10 +61,8 @@ def coordinated(
         coordinator.join()
         return count
 
-    def latency() -> float:
-        begun = time.perf_counter()
+    def latency() -> None:
         coordinator.schedule(nothing).fetch()
-        return time.perf_counter() - begun
 
     def measure(seconds: float) -> dict[str, float]:
         found = {
@@ -60,8 +70,16 @@ def coordinated(
             "steps/s, 10 a closure": for_seconds(seconds, lambda: 10 * burst(several, args, 2 * WORKERS)),
             "empty closures/s": for_seconds(seconds / 2, lambda: burst(nothing, (), 300)),
         }
-        seen = sorted(latency() for _ in range(300))
-        return found | {"schedule to fetch, ms": 1e3 * seen[len(seen) // 2]}
+        seen: dict[str, list[float]] = {"schedule to fetch, ms": []} | (
+            {} if raw is None else {"Ray's raw call, ms": []}
+        )
+        for _ in range(300):  # in turn, so that what else the machine does falls on both
+            for times, work in zip(seen.values(), (latency, raw), strict=False):
+                times.append(timed(work))
+        found |= {name: 1e3 * sorted(times)[len(times) // 2] for name, times in seen.items()}
+        if raw is not None:
+            found["schedule to fetch / Ray's raw call"] = found["schedule to fetch, ms"] / found["Ray's raw call, ms"]
+        return found
 
     burst(step, args, WARMING)
     burst(several, args, 2 * WORKERS)
@@ -128,7 +146,7 @@ def ours(plane: str) -> Iterator[Measure]:
         def nothing() -> None:
             return None
 
-        measure = coordinated(coordinator, step, several, nothing, (placed, iterator))
+        measure = coordinated(coordinator, step, several, nothing, (placed, iterator), raw_call())
         table = strategy.variable(torch.zeros(ROWS, WIDTH), name="table")
         rows = torch.randint(ROWS, (LOOKED_UP,))
 
@@ -146,6 +164,21 @@ def ours(plane: str) -> Iterator[Measure]:
 
         yield with_lookup
         coordinator.shutdown()
+
+
+class Empty:
+    """What an actor holds that does nothing."""
+
+    def nothing(self) -> None:
+        """Do nothing."""
+
+
+def raw_call() -> Callable[[], object]:
+    """Return a call of an actor that does nothing, past everything of ours."""
+    import ray
+
+    actors = itertools.cycle([ray.remote(Empty).options(num_cpus=0).remote() for _ in range(WORKERS)])
+    return lambda: ray.get(next(actors).nothing.remote())
 
 
 def alone() -> Iterator[Measure]:
@@ -312,6 +345,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--sides", nargs="+", default=["ours", "alone", "TensorFlow"], choices=list(SIDES))
+    parser.add_argument(
+        "--losses", action="store_true", help="hold loss curves against TensorFlow's, too: equal_losses.py"
+    )
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -347,6 +383,10 @@ def main() -> None:
                     f"   / TensorFlow {ratio(found[name][key], against)}" if against and name != "TensorFlow" else ""
                 )
                 print(f"  {name:<14} {median(found[name][key]):10.2f}{beside}")
+    if options.losses and "TensorFlow" in names:
+        from equal_losses import report
+
+        report(options.tensorflow)
 
 
 def has_tensorflow(python: str) -> bool:

@@ -63,12 +63,20 @@ def test_each_worker_makes_its_own() -> None:
         seen.append(context)
         return DataLoader(DATA, batch_size=context.get_per_replica_batch_size(2))
 
-    creator = DatasetCreator(dataset_fn, input_options={"pin_memory": False})
-    assert creator.input_options == {"pin_memory": False}
+    creator = DatasetCreator(dataset_fn)
     assert seen == []
     contexts = [InputContext(3, index) for index in range(3)]
     assert [len(list(creator(context))) for context in contexts] == [3, 3, 3]
     assert seen == contexts
+
+
+@pytest.mark.parametrize("given", [{"pin_memory": False}, {}, False, 2])
+def test_input_options_are_refused_and_not_ignored(given: Any) -> None:
+    """T4.3: whoever comes with TensorFlow's is told where prefetching, batch size and device belong here."""
+    message = "input_options=.* would change nothing.*Allowed: None.*prefetch_factor=.*get_per_replica_batch_size"
+    with pytest.raises(UsageError, match=message):
+        DatasetCreator(lambda context: DATA, input_options=given)
+    assert DatasetCreator(lambda context: DATA, input_options=None).input_options is None
 
 
 @pytest.mark.parametrize("given", [DATA, DataLoader(DATA), None, [1, 2], "dataset_fn"])

@@ -212,6 +212,8 @@ def test_a_distributed_dataset_needs_a_coordinator(
         while True:
             yield context.num_input_pipelines, context.input_pipeline_id
 
+    with pytest.raises(UsageError, match=r"options=\{'prefetch': 2\} would change nothing.*prefetch_factor="):
+        strategy.distribute_datasets_from_function(source, {"prefetch": 2})
     distributed = strategy.distribute_datasets_from_function(source)
     with pytest.raises(UsageError, match="without a coordinator"):
         iter(distributed)  # type: ignore[call-overload]

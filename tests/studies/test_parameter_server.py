@@ -32,12 +32,12 @@ from workbench.studies.parameter_server_remedies import lr_load, return_values, 
 NAP = 0.015
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Let a method take `NAP` longer."""
+def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nap: float = NAP) -> None:
+    """Let a method take so much longer."""
     method = getattr(owner, name)
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(NAP)
+        time.sleep(nap)
         return method(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, slow)
@@ -198,6 +198,112 @@ def test_a_loop_of_ones_own_is_audited() -> None:
     assert found.workload == "mine"
     assert found["ps.hotspot"].value == pytest.approx(2.0)  # the write, and a read of the variable that it returns
     assert found["ps.bound"].status == found["ps.staleness"].status == "not_measured"
+
+
+class Loop:
+    """A training loop of one's own on two workers; each hook is called once an update."""
+
+    def __init__(self, **naps: float) -> None:
+        self.naps = naps
+
+    def nap(self, where: str) -> None:
+        time.sleep(self.naps.get(where, 0.0))
+
+    def run(self, updates: int = 40, *, one_by_one: bool = False, harm: Any = None, **audited: Any) -> Any:
+        def batches() -> Any:
+            while True:
+                self.nap("data")
+                yield torch.ones(1, 2)
+
+        def push(placed: Any, iterator: Any) -> None:
+            x = next(iterator)
+            with placed.step() as module:
+                self.nap("compute")
+                module(x).sum().backward()
+
+        with create_in_process_cluster(2, 2) as cluster:
+            strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+            coordinator = ClusterCoordinator(strategy)
+            config = TrainConfig(peak_lr=0.1, total_steps=updates, batch_size=1, optimizer="sgd")
+            placed = strategy.place(nn.Linear(2, 2), config)
+            iterator = iter(coordinator.create_per_worker_dataset(batches))
+            for _ in range(updates):
+                done = coordinator.schedule(push, args=(placed, iterator))
+                if one_by_one:
+                    done.fetch()
+                    self.nap("loop")
+            coordinator.join()
+            if harm is not None:
+                harm(cluster, coordinator)
+            audit = audit_parameter_server(coordinator, placed, **audited)
+            coordinator.shutdown()
+        return audit
+
+
+SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machine either
+
+
+@pytest.mark.parametrize(
+    ("naps", "owner", "cause", "advice"),
+    [
+        ({"compute": SLOW}, None, "worker", "More workers"),
+        ({"data": SLOW}, None, "worker", "They wait for their data"),
+        ({"loop": SLOW}, None, "coordinator", "Make several updates in one closure"),
+        ({}, Dispatcher, "coordinator", "Make several updates in one closure"),
+        ({}, ServerRuntime, "server", "Use more servers"),
+    ],
+    ids=["healthy", "data", "loop", "dispatch", "server"],
+)
+def test_a_bottleneck_planted_in_a_loop_of_ones_own_is_named(
+    naps: dict[str, float], owner: Any, cause: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T13.1, T13.5: where workers themselves take the time nothing is wrong."""
+    if owner is not None:
+        slowed(monkeypatch, owner, "_call" if owner is Dispatcher else "push", SLOW)
+    found = diagnose_parameter_server(Loop(**naps).run(one_by_one="loop" in naps))["ps.bound"]
+    assert found.evidence["cause"] == cause, found
+    assert found.status == ("ok" if cause == "worker" else "warn")
+    assert found.advice[0].startswith(advice)
+    assert sum(found.evidence["shares"].values()) == pytest.approx(1)
+
+
+def test_a_short_loop_is_not_measured() -> None:
+    found = diagnose_parameter_server(Loop().run(29))["ps.bound"]
+    assert (found.status, found.summary) == ("not_measured", "Not measured: 29 updates are too few.")
+
+
+def test_seconds_that_are_given_are_the_loop_s() -> None:
+    """Workers that were busy for a second of two times a hundred were idle for the rest."""
+    facts = Loop(compute=0.01).run(40, seconds=100.0).facts["parameter_server"]["0"]
+    assert facts["training_s"] == 100.0
+    busy = sum(mine[f"{part}_s"] for mine in facts["work"] for part in ("data_wait", "pull", "compute", "push"))
+    assert sum(mine["compute_s"] for mine in facts["work"]) >= 40 * 0.01
+    assert sum(mine["updates"] for mine in facts["work"]) == pytest.approx(40)
+    found = diagnose_parameter_server(_audit(facts))["ps.bound"]
+    assert found.evidence["shares"]["idle"] == pytest.approx(1 - busy / 200)
+    assert found.evidence["cause"] == "coordinator"
+
+
+def _start_anew(cluster: Any, _: Any) -> None:
+    for worker in range(2):
+        cluster.engine.kill("worker", worker)
+        cluster.engine.restart("worker", worker)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda cluster, _: cluster.engine.kill("worker", 0), "a worker is away"),
+        (_start_anew, "know of 0 of the 40 functions alone"),
+        (lambda _, coordinator: coordinator.shutdown(), "the coordinator was shut down before"),
+    ],
+    ids=["away", "new", "shut down"],
+)
+def test_times_that_nobody_has_any_more_are_not_made_up(harm: Any, why: str) -> None:
+    found = diagnose_parameter_server(Loop().run(harm=harm))
+    assert found["ps.bound"].status == "not_measured"
+    assert why in found["ps.bound"].summary
+    assert found["ps.imbalance"].status != "not_measured"
 
 
 def test_steps_are_those_that_were_made_here_and_not_a_checkpoint_s() -> None:

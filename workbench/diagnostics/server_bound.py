@@ -56,7 +56,7 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
         why = (
             f"{updates:,} updates are too few"
             if updates and math.isfinite(shares["idle"])
-            else "nobody took the workers' time"
+            else facts.get("time_missing") or "nobody took the workers' time"
         )
         return Finding(code=code, status="not_measured", clause="T13.1", summary=f"Not measured: {why}.")
     work, served = shares["compute"] + shares["data_wait"], shares["pull"] + shares["push"]

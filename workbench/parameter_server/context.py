@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 from workbench.parameter_server.errors import CancelledError
 
 __all__ = [
+    "PARTS",
     "Flag",
     "WorkerContext",
     "building_dataset",
@@ -19,7 +21,11 @@ __all__ = [
     "current_worker",
     "get_current_worker_index",
     "on_worker",
+    "taking",
 ]
+
+PARTS = ("data_wait_s", "pull_s", "push_s")
+"""What a function spends its time on, besides computing."""
 
 
 class Flag(Protocol):
@@ -39,12 +45,14 @@ class WorkerContext:
         cancel: set when the running closure shall stop.
         closure: its number; the same when it runs again elsewhere. None where no closure runs.
         builds_dataset: whether a dataset function runs, which must not create variables (T5.4).
+        spent: seconds by `PARTS`, which `taking` adds to; None where nobody takes the time.
     """
 
     index: int
     cancel: Flag = field(default_factory=threading.Event)
     closure: int | None = None
     builds_dataset: bool = False
+    spent: dict[str, float] | None = None
     _writes: itertools.count[int] = field(default_factory=itertools.count)
 
     def token(self) -> tuple[int, int] | None:
@@ -95,6 +103,22 @@ def on_worker(context: WorkerContext) -> Iterator[None]:
         yield
     finally:
         _HERE.context = before
+
+
+@contextlib.contextmanager
+def taking(part: str) -> Iterator[None]:
+    """Count the time that the code inside takes on a worker as one of `PARTS`; what is inside of another one counts there."""
+    here = current_worker()
+    if here is None or here.spent is None:
+        yield
+        return
+    spent, here.spent = here.spent, None
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent[part] += time.perf_counter() - begun
+        here.spent = spent
 
 
 @contextlib.contextmanager

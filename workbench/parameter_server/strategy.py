@@ -170,10 +170,22 @@ class ParameterServerStrategy:
             return value
         return value.sum(axis) if op == "sum" else value.mean(axis)
 
-    def distribute_datasets_from_function(self, dataset_fn: Callable[..., Any]) -> Callable[[], Any]:
-        """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
-        from workbench.parameter_server.data.distributed_dataset import DistributedDataset
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any = None
+    ) -> Callable[[], Any]:
+        """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3).
 
+        Args:
+            dataset_fn: takes an `InputContext` and returns a dataset.
+            options: None; see `DatasetCreator`.
+
+        Raises:
+            UsageError: there are options.
+        """
+        from workbench.parameter_server.data.distributed_dataset import DistributedDataset
+        from workbench.parameter_server.data.input_context import refuse_input_options
+
+        refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)
 
     def coordinator(self) -> Any:

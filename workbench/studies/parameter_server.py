@@ -15,7 +15,7 @@ from workbench.hosts.ray_cluster import RayCluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.trials.load import load_facts
+from workbench.parameter_server.trials.load import load_facts, time_facts
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.record import StudyRecord
 from workbench.studies.base import Study
@@ -112,16 +112,19 @@ def audit_parameter_server(
 ) -> ParameterServerAudit:
     """Return what servers and workers did so far in a loop of your own, for `diagnose_parameter_server`.
 
+    Call it before `coordinator.shutdown()`: the workers are asked how they spent their time (T13.5).
+
     Args:
         coordinator: of the loop.
         placed: the module that is trained; None where it trains variables alone.
         steps: that were made; None counts the updates of `placed`, or the functions that ran.
-        seconds: that they took; NaN leaves out what needs it.
+        seconds: that they took; NaN is the time in which the coordinator had something to do, pauses of over 5 s left out.
         name: said in the diagnosis.
     """
     facts = load_facts(coordinator, placed, seconds=seconds)
     if steps is not None:
         facts["steps"] = steps
+    facts |= time_facts(coordinator, seconds=seconds, updates=facts["steps"])
     return ParameterServerAudit(facts={"parameter_server": {"0": facts}}, workload=name)
 
 

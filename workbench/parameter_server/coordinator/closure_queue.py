@@ -7,6 +7,7 @@ import time
 from collections import deque
 
 from workbench.errors import UsageError
+from workbench.parameter_server.coordinator.loop_clock import LoopClock
 from workbench.parameter_server.workers.closure import Closure
 
 __all__ = ["MAX_WAITING", "ClosureQueue"]
@@ -36,6 +37,7 @@ class ClosureQueue:
         self._error: BaseException | None = None
         self._cancel = threading.Event()
         self._stopped = False
+        self._clock, self._waits = LoopClock(), 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._callers = threading.Lock()  # while somebody waits for the end, nothing new comes in (behaviour 13)
@@ -51,6 +53,12 @@ class ClosureQueue:
         """How many closures run."""
         with self._lock:
             return self._in_flight
+
+    @property
+    def worked(self) -> tuple[float, int]:
+        """How many seconds there was something to do, see `LoopClock`, and how often somebody waited for the end of it all."""
+        with self._lock:
+            return self._clock.seconds(), self._waits
 
     def put(self, closure: Closure, tag: int | None = None) -> None:
         """Append a closure; blocks while the queue is full.
@@ -81,6 +89,7 @@ class ClosureQueue:
                 raise
             closure.cancel = self._cancel
             self._waiting.append(closure)
+            self._clock.tell(True)
             self._changed.notify_all()
 
     def get(self, timeout_s: float | None = None, tag: int | None = None) -> Closure | None:
@@ -124,12 +133,14 @@ class ClosureQueue:
                 closure.mark_cancelled()
             else:
                 self._waiting.appendleft(closure)
+            self._tell_clock()
             self._changed.notify_all()
 
     def mark_finished(self, closure: Closure) -> None:  # noqa: ARG002 - reads as what it says where it is called
         """Count a closure that came to its end."""
         with self._changed:
             self._in_flight -= 1
+            self._tell_clock()
             self._changed.notify_all()
 
     def mark_failed(self, closure: Closure, error: BaseException) -> None:
@@ -140,6 +151,7 @@ class ClosureQueue:
             if self._error is None:
                 self._error = error
                 self._cancel.set()
+            self._tell_clock()
             self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -154,6 +166,7 @@ class ClosureQueue:
                 lambda: self._error is not None or self._stopped or not (self._waiting or self._in_flight), _left(until)
             )
             self._raise_if_error()
+            self._waits += bool(over)
             return bool(over)
 
     def done(self) -> bool:
@@ -203,6 +216,10 @@ class ClosureQueue:
         for closure in self._waiting:
             closure.mark_cancelled()
         self._waiting.clear()
+        self._tell_clock()
+
+    def _tell_clock(self) -> None:
+        self._clock.tell(bool(self._waiting or self._in_flight))
 
     def _refuse_if_stopped(self, closure: Closure) -> None:
         if self._stopped:

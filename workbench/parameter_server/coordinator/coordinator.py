@@ -186,7 +186,7 @@ class ClusterCoordinator:
         return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
 
     def metrics(self) -> dict[str, Any]:
-        """Return what happened so far: counts of closures, fetches and worker failures, queued, in flight, and recovery_s."""
+        """Return what happened so far: counts of closures, fetches, joins and worker failures, queued, in flight, recovery_s and worked_s."""
         return self._dispatcher.report()
 
     def shutdown(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
@@ -29,6 +31,7 @@ START_DELAY_MAX_ENV = "WORKBENCH_PS_START_DELAY_MAX_S"
 TRANSIENT_FAILURES = 3  # of a server that is healthy when it is asked, before it counts as gone (behaviour 57)
 RECOVERY_S = 1.0  # how long a thread waits for its worker before it looks at the servers again
 AT_ONCE = 8  # closures in one call, where they are shorter than the call (rule of thumb)
+_LOOPS = itertools.count()
 HEALTH_S = 0.5  # how often the servers are looked at, which bounds how late their death is told (T10.2)
 
 
@@ -54,6 +57,7 @@ class Dispatcher:
         self.queue = ClosureQueue(max_waiting)
         self.resources = ResourceTable()
         self.metrics = CoordinatorMetrics()
+        self._loop = next(_LOOPS)
         self._stopped = threading.Event()
         queue = self.queue
         busy = lambda: bool(queue.in_flight or queue.waiting)  # noqa: E731 - not a method: the watch must not hold this
@@ -81,6 +85,7 @@ class Dispatcher:
 
     def on_every_worker(self, call: Call) -> list[Any]:
         """Run a call once on each worker and return the results by the workers' indices."""
+        call = replace(call, loop=self._loop)
         closures = [Closure(self._execute, [worker, call]) for worker in range(self.engine.num_workers)]
         for worker, closure in enumerate(closures):
             self.queue.put(closure, tag=worker)
@@ -95,8 +100,11 @@ class Dispatcher:
                     self.engine.drop(worker, [resource])
 
     def report(self) -> dict[str, Any]:
-        """Return the metrics, with what waits and runs now."""
-        return self.metrics.report() | {"queued": self.queue.waiting, "in_flight": self.queue.in_flight}
+        """Return the metrics, with what waits and runs now, and how long the loop has worked."""
+        worked_s, joins = self.queue.worked
+        return self.metrics.report() | {
+            "queued": self.queue.waiting, "in_flight": self.queue.in_flight, "worked_s": worked_s, "joins": joins,
+        }  # fmt: skip
 
     def stop(self) -> None:
         """End the threads; what waits is cancelled."""
@@ -221,7 +229,8 @@ class Dispatcher:
                 "that create_per_worker_dataset gets, and give its iterator as an argument."
             )
         args = map_structure(referred, list(closure.args))
-        return Call(closure.function, args, map_structure(referred, dict(closure.kwargs)), closure.number)
+        kwargs = map_structure(referred, dict(closure.kwargs))
+        return Call(closure.function, args, kwargs, closure.number, self._loop)
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":

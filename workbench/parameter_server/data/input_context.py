@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["DatasetCreator", "InputContext"]
+__all__ = ["DatasetCreator", "InputContext", "refuse_input_options"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class DatasetCreator:
     Attributes:
         dataset_fn: from an `InputContext` to a Dataset, a DataLoader or another iterable of batches. Shard before
             shuffling: shards of an unseeded shuffle overlap (T4.5).
-        input_options: handed on with it to whatever feeds the devices; None is the defaults.
+        input_options: None. TensorFlow's say how batches are buffered and which device they are copied to; here the dataset itself
+            does both, and anything else is refused rather than ignored.
     """
 
     dataset_fn: Callable[[InputContext], Any]
@@ -70,8 +71,9 @@ class DatasetCreator:
         """Refuse what cannot be called with a context.
 
         Raises:
-            UsageError: it is a dataset already, or takes no argument, or needs more than one.
+            UsageError: it is a dataset already, or takes no argument, or needs more than one; there are input options.
         """
+        refuse_input_options("input_options", self.input_options)
         if not callable(self.dataset_fn):
             raise UsageError(
                 f"dataset_fn={self.dataset_fn!r} must be a function that takes an InputContext and returns a dataset. "
@@ -102,6 +104,16 @@ class DatasetCreator:
                 "batches. Is the return missing?"
             )
         return dataset
+
+
+def refuse_input_options(name: str, given: Any) -> None:
+    """Raise a `UsageError` that says where each of TensorFlow's input options belongs here, unless `given` is None (T4.3)."""
+    if given is not None:
+        raise UsageError(
+            f"{name}={given!r} would change nothing: workers take batches from the dataset as they come. Allowed: None. To read ahead, return "
+            "a DataLoader with num_workers= and prefetch_factor=; for another batch size, use context.get_per_replica_batch_size in the "
+            "dataset function; copy to a device in the training step."
+        )
 
 
 def _integer(name: str, value: Any, low: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 from workbench import __version__
 from workbench.errors import ClusterError, UsageError
 from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
-from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, ServerTask, WorkerTask
+from workbench.parameter_server.engines.ray_server import ServerTask
+from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, WorkerTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane
@@ -336,7 +337,7 @@ class RayEngine:
         for call in calls:
             function = named(call.function)
             args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
-            request = Request(task.life, ticket, function, args, kwargs, call.number, dict(new), drop)
+            request = Request(task.life, ticket, function, args, kwargs, call.number, call.loop, dict(new), drop)
             contents.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
             task.known.update(new)
             new.clear()

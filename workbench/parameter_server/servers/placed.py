@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.context import check_cancelled, current_worker
+from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.plane import DataPlane, Place
 from workbench.parameter_server.servers.planes import plane_of
 from workbench.parameter_server.servers.server import Push
@@ -124,7 +124,8 @@ class PlacedModule:
                 parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
                 at += part.size
 
-        return self._plane.pull_into(self.places, take)
+        with taking("pull_s"):
+            return self._plane.pull_into(self.places, take)
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions."""
@@ -149,11 +150,12 @@ class PlacedModule:
         here = current_worker()
         token = here.token() if here is not None and self.exactly_once else None
         worker = -1 if here is None else here.index
-        return self._plane.push(
-            self.places,
-            [_pieces(held, grads) for held in self.parts.values()],
-            [Push(version, worker, token, self.scale) for version in versions],
-        )
+        with taking("push_s"):
+            return self._plane.push(
+                self.places,
+                [_pieces(held, grads) for held in self.parts.values()],
+                [Push(version, worker, token, self.scale) for version in versions],
+            )
 
     def module(self) -> nn.Module:
         """Return a plain module with the newest values, the caller's own."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import UsageError
-from workbench.parameter_server.context import check_cancelled, current_worker
+from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.planes import plane_of
 
@@ -164,16 +164,17 @@ class Variable(RemoteTensor):
     def read(self) -> Tensor:
         """See `RemoteTensor`."""
         check_cancelled()
-        ((values, _),) = plane_of(self.cluster).pull([self.place])
+        with taking("pull_s"):
+            ((values, _),) = plane_of(self.cluster).pull([self.place])
         return values.reshape(self.shape)
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`."""
         check_cancelled()
         width = self.shape[1:].numel()
-        return (
-            plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width).reshape(*rows.shape, *self.shape[1:])
-        )
+        with taking("pull_s"):
+            found = plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width)
+        return found.reshape(*rows.shape, *self.shape[1:])
 
     def assign(self, value: Any) -> Variable:
         """Replace the values."""
@@ -199,7 +200,8 @@ class Variable(RemoteTensor):
             ) from None
         here = current_worker()
         token = here.token() if here is not None and self.exactly_once else None
-        plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat.contiguous(), how, token)
+        with taking("push_s"):
+            plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat.contiguous(), how, token)
         return self
 
 
@@ -241,7 +243,8 @@ class ShardedVariable(RemoteTensor):
     def read(self) -> Tensor:
         """See `RemoteTensor`."""
         check_cancelled()
-        pulled = plane_of(self.variables[0].cluster).pull([each.place for each in self.variables])
+        with taking("pull_s"):
+            pulled = plane_of(self.variables[0].cluster).pull([each.place for each in self.variables])
         return torch.cat([values.reshape(each.shape) for (values, _), each in zip(pulled, self.variables, strict=True)])
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.errors import UsageError
+from workbench.parameter_server.context import PARTS
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.trials.work_time import WorkTime
+from workbench.parameter_server.workers.worker import spent_here
 
-__all__ = ["load_facts", "server_loads"]
+__all__ = ["load_facts", "server_loads", "time_facts"]
+
+LEAST_KNOWN = 0.9  # of the functions that ran, workers have to know (rule of thumb); one that was started anew does not
 
 
 def load_facts(
@@ -67,6 +75,44 @@ def load_facts(
         "closures": [metrics["closures"].get(worker, 0) for worker in range(cluster.num_workers)],
         "worker_failures": metrics["worker_failures"],
     } | ({} if time is None else time.to_dict())
+
+
+def time_facts(coordinator: ClusterCoordinator, *, seconds: float, updates: int) -> dict[str, Any]:
+    """Return how the workers spent their time in a loop of your own, which they take themselves, in the names of `WorkTime.to_dict`.
+
+    What a function takes beside its iterator and the servers counts as computing.
+
+    Args:
+        coordinator: of the loop.
+        seconds: that the loop took; NaN is what the coordinator saw, see `LoopClock`.
+        updates: that were made.
+
+    Returns:
+        training_s, updates, closures_timed, stretches (how often everybody waited for everybody) and work; or only time_missing,
+        which says why there is none.
+    """
+    cluster, metrics = coordinator.strategy.cluster, coordinator.metrics()
+    if any(cluster.engine.check("worker", worker) is not None for worker in range(cluster.num_workers)):
+        return {"time_missing": "a worker is away, and its times with it"}
+    spent: list[dict[str, float]] = []
+    with contextlib.suppress(UsageError, UnavailableError):
+        spent = coordinator.on_every_worker(spent_here)
+    if not spent:
+        return {"time_missing": "the coordinator was shut down before anybody asked the workers for their times"}
+    known, ran = sum(mine["closures"] for mine in spent), sum(metrics["closures"].values())
+    if known < LEAST_KNOWN * ran:
+        return {"time_missing": f"workers that were started anew know of {known:.0f} of the {ran} functions alone"}
+    per_function = updates / known if known else math.nan
+    return {
+        "training_s": seconds if math.isfinite(seconds) else metrics["worked_s"],
+        "updates": updates,
+        "closures_timed": ran,
+        "stretches": max(1, metrics["joins"]),
+        "work": [
+            {part: mine[part] for part in (*PARTS, "compute_s")} | {"updates": mine["closures"] * per_function}
+            for mine in spent
+        ],
+    }
 
 
 def _pushes(servers: Sequence[dict[str, Any]], own: Mapping[str, Any]) -> int:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from workbench.parameter_server.context import Flag, WorkerContext, building_dataset, check_cancelled, on_worker
+from workbench.parameter_server.context import (
+    PARTS,
+    Flag,
+    WorkerContext,
+    building_dataset,
+    check_cancelled,
+    current_worker,
+    on_worker,
+    taking,
+)
 from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
 from workbench.parameter_server.workers.closure import map_structure
 
-__all__ = ["Call", "ResourceRef", "WorkerIterator", "WorkerRuntime", "to_host"]
+__all__ = ["Call", "ResourceRef", "WorkerIterator", "WorkerRuntime", "spent_here", "to_host"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +36,21 @@ class ResourceRef:
 
 @dataclass(frozen=True)
 class Call:
-    """A function with its arguments, `ResourceRef`s in place of what workers hold themselves; number is the closure's."""
+    """A function with its arguments, `ResourceRef`s in place of what workers hold themselves.
+
+    Attributes:
+        function: to run.
+        args: for it.
+        kwargs: for it.
+        number: of the closure; None where it was not scheduled, but asked of every worker.
+        loop: whose time it takes; None is nobody's.
+    """
 
     function: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     number: int | None = None
+    loop: int | None = None
 
 
 class WorkerRuntime:
@@ -44,6 +64,7 @@ class WorkerRuntime:
         self.index = index
         self._resources: dict[int, Any] = {}
         self._failed: dict[int, BaseException] = {}
+        self._spent: dict[int, dict[str, float]] = {}
 
     def execute(self, call: Call, cancel: Flag | None = None) -> Any:
         """Run a call and return its result, tensors copied to the host's memory.
@@ -53,12 +74,14 @@ class WorkerRuntime:
             NotHeldError: it was not asked to build it, or is not the worker that was asked, but a new one in its place.
             Exception: what the function raises.
         """
-        context = WorkerContext(self.index, cancel or threading.Event(), closure=call.number)
+        spent = None if call.loop is None else self._spent.setdefault(call.loop, _no_time())
+        context = WorkerContext(self.index, cancel or threading.Event(), closure=call.number, spent=spent)
         with on_worker(context):
             check_cancelled()
             args = map_structure(self._resolved, list(call.args))
             kwargs = map_structure(self._resolved, dict(call.kwargs))
-            return to_host(call.function(*args, **kwargs))
+            with contextlib.nullcontext() if spent is None or call.number is None else _computing(spent):
+                return to_host(call.function(*args, **kwargs))
 
     def build(self, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None) -> None:
         """Make a resource by its recipe; an error is kept for the closure that needs it (behaviour 40).
@@ -114,7 +137,8 @@ class WorkerIterator:
         """Return the next batch."""
         check_cancelled()
         try:
-            batch = next(self._items)
+            with taking("data_wait_s"):
+                batch = next(self._items)
         except StopIteration:
             raise OutOfRangeError(
                 f"The per-worker dataset ended after {self._count:,} batches. Repeat it endlessly and schedule as many steps as "
@@ -122,6 +146,28 @@ class WorkerIterator:
             ) from None
         self._count += 1
         return batch
+
+
+def spent_here() -> dict[str, float]:
+    """Return what the worker that runs this has spent on scheduled functions of this loop since it was started: seconds by `PARTS`, compute_s, closures."""
+    here = current_worker()
+    return _no_time() if here is None or here.spent is None else dict(here.spent)
+
+
+def _no_time() -> dict[str, float]:
+    return dict.fromkeys((*PARTS, "compute_s", "closures"), 0.0)
+
+
+@contextlib.contextmanager
+def _computing(spent: dict[str, float]) -> Iterator[None]:
+    """Count a closure, and what `taking` does not account for as computing."""
+    before, begun = sum(spent[part] for part in PARTS), time.perf_counter()
+    try:
+        yield
+    finally:
+        others = sum(spent[part] for part in PARTS) - before
+        spent["compute_s"] += max(0.0, time.perf_counter() - begun - others)
+        spent["closures"] += 1
 
 
 def to_host(value: Any) -> Any:
