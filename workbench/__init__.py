@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
     from workbench.parameter_server.context import get_current_worker_index
+    from workbench.parameter_server.coordinator.buffers import merge_buffers
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
     from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
     from workbench.parameter_server.data.string_lookup import StringLookup
@@ -315,6 +316,7 @@ __all__ = [
     "load_workload",
     "lr_values",
     "measure_file_shards",
+    "merge_buffers",
     "merge_running_statistics",
     "merge_statistics",
     "merged_running_statistics",
@@ -599,6 +601,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "parameter_server.cluster.in_process": ("create_in_process_cluster",),
     "parameter_server.cluster.cluster_resolver": ("ClusterResolver",),
     "parameter_server.context": ("get_current_worker_index",),
+    "parameter_server.coordinator.buffers": ("merge_buffers",),
     "parameter_server.coordinator.coordinator": ("ClusterCoordinator",),
     "parameter_server.fit.evaluation": (
         "evaluate_direct",

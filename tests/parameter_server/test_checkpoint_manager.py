@@ -15,6 +15,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.cluster.in_process import Cluster
+from workbench.parameter_server.coordinator.buffers import merge_buffers
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
@@ -148,6 +149,7 @@ def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path
             for step in range(4):
                 coordinator.schedule(update, args=(placed, 4 * epoch + step))
             coordinator.join()
+            merge_buffers(coordinator, placed)
             manager.save(epoch=epoch + 1)
         return placed
 
@@ -156,7 +158,7 @@ def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path
     again = train(4, tmp_path / "parts")
     assert again.steps == 16
     expected, found = whole.state_dict(), again.state_dict()
-    for part in ("parameters", "slots"):
+    for part in ("parameters", "slots", "buffers"):
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
 
 

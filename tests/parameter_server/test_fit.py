@@ -27,8 +27,7 @@ from workbench.parameter_server.fit.callbacks import Callback
 from workbench.parameter_server.fit.metric_state import AdditiveMetric
 from workbench.parameter_server.fit.step_runner import Stepped
 from workbench.parameter_server.fit.strategy_model import StrategyModel
-from workbench.parameter_server.servers import placed as placed_module
-from workbench.parameter_server.servers import planes
+from workbench.parameter_server.servers import planes, replicas
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -447,7 +446,7 @@ def test_a_model_of_this_process_leaves_nothing_behind() -> None:
     del placed, module
     gc.collect()
     assert identity not in planes._PLANES
-    assert not [key for key in placed_module._REPLICAS if key[0] == identity]
+    assert not [key for key in replicas._REPLICAS if key[0] == identity]
 
 
 def test_ten_outputs_against_one_target_are_refused(strategy: ParameterServerStrategy) -> None:

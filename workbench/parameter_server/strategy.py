@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.servers.partitioners import num_shards, split_rows
+from workbench.parameter_server.servers.placeable import check_placeable, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
@@ -73,7 +74,7 @@ class ParameterServerStrategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Let `variable` inside place what it makes on the servers (behaviour 68)."""
+        """Let `variable` inside place what it makes on the servers (behaviour 68); a module's parameters are placed by `place`."""
         stack = _SCOPES.__dict__.setdefault("stack", [])
         stack.append(self)
         try:
@@ -124,21 +125,22 @@ class ParameterServerStrategy:
         The shards of all its parameters on one server lie together, their optimizer slots beside them (behaviour 72).
 
         Args:
-            module: with its initial values; it is left as it is.
-            config: optimizer, its constants, lr schedule and max_grad_norm of the updates.
+            module: with its initial values; it is left as it is. What needs no gradient stays in it, and is placed nowhere.
+            config: optimizer, its constants, lr schedule and max_grad_norm of the updates. Parts of a model that shall have different
+                ones are placed one by one.
             name: unique; None counts.
             reduction: "sum" applies every push in full, as plain asynchronous training does, so that updates per second grow with
                 the workers; "mean" divides each by the number of workers.
+
+        Raises:
+            UsageError: the module or the config is none that servers can train; see `check_placeable`.
         """
         if reduction not in ("sum", "mean"):
             raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
-        if callable(config.optimizer):
-            raise UsageError(
-                f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
-            )
+        check_placeable(module, config)
         name = self.cluster.unique(name or type(module).__name__.lower())
         parts: dict[int, list[Part]] = {}
-        for key, parameter in module.named_parameters():
+        for key, parameter in trained_parameters(module).items():
             row = parameter.shape[1:].numel() if parameter.dim() else 1
             for offset, count in self._shards(tuple(parameter.shape), parameter.dtype):
                 begin, size = offset * row, (count * row if parameter.dim() else 1)

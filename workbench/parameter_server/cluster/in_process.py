@@ -9,8 +9,8 @@ from typing import Literal, Self
 from workbench.errors import UsageError
 from workbench.parameter_server.engines.engine import Engine
 from workbench.parameter_server.engines.threads import ThreadEngine
-from workbench.parameter_server.servers.placed import forget_replicas
 from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.servers.replicas import forget_replicas
 
 __all__ = ["Cluster", "create_in_process_cluster"]
 

@@ -128,6 +128,7 @@ class CheckpointManager:
                 {
                     "parameters": {key: checkpoint.model[key] for key in checkpoint.meta["parameters"]},
                     "buffers": _within("buffers", checkpoint.trainer),
+                    "frozen": checkpoint.model,
                     "slots": {slot: _within(f"slots/{slot}", checkpoint.trainer) for slot in checkpoint.meta["slots"]},
                     "plain_slots": _within("plain_slots", checkpoint.trainer),
                     "steps": checkpoint.step,
@@ -153,8 +154,9 @@ class CheckpointManager:
             return Checkpoint(self._reached + 1 if steps is None else steps, {}, trainer, meta)
         state = self.placed.state_dict()
         module = self.placed.module()
-        for key, parameter in module.named_parameters():
-            parameter.data = state["parameters"][key]
+        named = dict(module.named_parameters())
+        for key, value in state["parameters"].items():
+            named[key].data = value
         meta |= {
             "parameters": list(state["parameters"]), "slots": list(state["slots"]), "optimizer": self.placed.config.optimizer,
             "config": self.placed.config.to_dict(),

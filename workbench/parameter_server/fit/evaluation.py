@@ -161,4 +161,5 @@ def without_data(workload: Workload) -> Workload:
 
 
 def _runner(placed: PlacedModule, workload: Workload, metrics: Mapping[str, AdditiveMetric] | None) -> StepRunner:
+    placed.check_statistics()
     return StepRunner(placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step)
