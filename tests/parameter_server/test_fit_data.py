@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -231,6 +232,12 @@ def test_bad_data() -> None:
         model.fit(X, Y[1:])
     with pytest.raises(UsageError, match="y= goes with x"):
         model.fit(Items(), Y)
+    with pytest.raises(UsageError, match=r"list and list\. Make arrays of them"):
+        model.fit(X.tolist(), Y.tolist())
+    with pytest.raises(UsageError, match=r"dict with the keys \['x', 'y'\]; its columns .* whose items are dicts"):
+        model.fit({"x": X, "y": Y})
+    with pytest.raises(UsageError, match=r"a DataFrame, whose items are columns .*to_numpy\(\)"):
+        model.fit(pd.DataFrame(X.numpy()))
     with pytest.raises(UsageError, match="data=3 is no data"):
         model.fit(3)
     with pytest.raises(UsageError, match="iterator that is under way"):

@@ -18,7 +18,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.cluster.in_process import Cluster
 from workbench.parameter_server.coordinator.buffers import merge_buffers
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.errors import ClosureInputError, UnavailableError
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers import replicas
@@ -354,3 +354,31 @@ def test_freezing_the_original_afterwards_changes_nothing(strategy: ParameterSer
     assert all(torch.equal(value, original.state_dict()[key]) for key, value in before.items())
     changed = zip(placed.module().parameters(), original.parameters(), strict=True)
     assert all(not torch.equal(new, old) for new, old in changed)
+
+
+def test_torch_optimizers_stay_where_they_are(coordinator: ClusterCoordinator) -> None:
+    """Each worker would train a copy: nothing fails, and nothing is learned."""
+    module = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def captures() -> None:
+        optimizer.step()
+
+    says = r"SGD, a torch optimizer: .* strategy\.place\(module, TrainConfig"
+    with pytest.raises(UsageError, match=says):
+        coordinator.schedule(print, args=(module, [{"with": optimizer}]))
+    coordinator.schedule(captures)
+    with pytest.raises(ClosureInputError, match="'optimizer', a torch optimizer"):
+        coordinator.join()
+    cells: dict[str, Any] = {"__name__": "__main__", "shared": optimizer}
+    exec("def notebook():\n    shared.step()", cells)
+    coordinator.schedule(cells["notebook"])
+    with pytest.raises(ClosureInputError, match="'shared', a torch optimizer"):
+        coordinator.join()
+
+
+def test_a_model_is_made_of_a_workload() -> None:
+    with pytest.raises(
+        UsageError, match="workload must be a Workload, not Linear: model, loss, data and config together"
+    ):
+        StrategyModel(nn.Linear(5, 3))  # type: ignore[arg-type]

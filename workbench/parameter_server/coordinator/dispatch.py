@@ -12,7 +12,7 @@ from typing import Any
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.coordinator.metrics import CoordinatorMetrics
 from workbench.parameter_server.coordinator.watchdog import WatchDog
-from workbench.parameter_server.data.datasets import captured_iterators
+from workbench.parameter_server.data.datasets import refuse_captured
 from workbench.parameter_server.engines.engine import Engine
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
 from workbench.parameter_server.workers.closure import Closure, map_structure
@@ -214,12 +214,7 @@ class Dispatcher:
         return found
 
     def _call(self, closure: Closure) -> Call:
-        taken = captured_iterators(closure.function)
-        if taken:
-            raise ClosureInputError(
-                f"The function uses {taken[0]!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
-                "that create_per_worker_dataset gets, and give its iterator as an argument."
-            )
+        refuse_captured(closure.function)
         args = map_structure(referred, list(closure.args))
         return Call(closure.function, args, map_structure(referred, dict(closure.kwargs)), closure.number)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -67,8 +67,10 @@ def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
         return TensorDataset(*tensors)
     if y is not None:
         raise UsageError(
-            f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. A dataset holds both."
+            f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. Make arrays of them by "
+            "numpy.asarray; a dataset holds both."
         )
+    _refuse_columns(data)
     known = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
     if isinstance(data, DatasetCreator) or (known and not isinstance(data, type)):
         if isinstance(data, Iterator):
@@ -188,6 +190,20 @@ def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int
         for batch in itertools.islice(loader.batch_sampler or [], skip, None):
             yield list(batch)
         skip = 0
+
+
+def _refuse_columns(data: Any) -> None:
+    """Refuse tables, whose items are columns and not examples."""
+    if isinstance(data, Mapping) and 0 not in data:
+        raise UsageError(
+            f"data is a dict with the keys {[*data][:4]}; its columns are no examples. Give arrays, fit(x, y), or a dataset whose items are "
+            "dicts, such as [{name: column[k] for name, column in data.items()} for k in range(examples)]."
+        )
+    if hasattr(data, "iloc"):
+        raise UsageError(
+            f"data is a {type(data).__name__}, whose items are columns and no examples. Give arrays: "
+            "fit(frame[features].to_numpy(), frame[target].to_numpy())."
+        )
 
 
 def _tensor(column: Any, dtype: torch.dtype) -> Tensor:

@@ -34,7 +34,8 @@ def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> 
 class RemoteTensor:
     """What `Variable` and `ShardedVariable` share: reading, and being used in place of a tensor.
 
-    Every use reads the newest values; two uses may see different ones, because nobody waits for anybody (T1.2).
+    Every use reads the newest values; two uses may see different ones, because nobody waits for anybody (T1.2). What is read has no
+    gradient: train modules, by `ParameterServerStrategy.place`, or read, call `requires_grad_()`, and write by `assign_sub`.
     """
 
     name: str
