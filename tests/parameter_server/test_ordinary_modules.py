@@ -366,7 +366,7 @@ def test_torch_optimizers_stay_where_they_are(coordinator: ClusterCoordinator) -
 
     says = r"SGD, a torch optimizer: .* strategy\.place\(module, TrainConfig"
     with pytest.raises(UsageError, match=says):
-        coordinator.schedule(print, args=(module, [{"with": optimizer}]))
+        coordinator.schedule(print, args=([{"with": optimizer}],))
     coordinator.schedule(captures)
     with pytest.raises(ClosureInputError, match="'optimizer', a torch optimizer"):
         coordinator.join()
@@ -382,3 +382,29 @@ def test_a_model_is_made_of_a_workload() -> None:
         UsageError, match="workload must be a Workload, not Linear: model, loss, data and config together"
     ):
         StrategyModel(nn.Linear(5, 3))  # type: ignore[arg-type]
+
+
+def test_a_module_that_was_not_placed_is_not_trained(coordinator: ClusterCoordinator) -> None:
+    """In threads the workers would share it, elsewhere each would train a copy."""
+    module = nn.Linear(5, 3)
+    with pytest.raises(UsageError, match=r"module in training mode \(Linear\) .* strategy\.place\(module"):
+        coordinator.schedule(nn.Module.state_dict, args=(module,))
+    found = coordinator.schedule(nn.Module.state_dict, args=(module.eval(),)).fetch()
+    assert torch.equal(found["weight"], module.weight)
+
+
+def test_a_placed_module_says_how_to_come_by_a_module(strategy: ParameterServerStrategy) -> None:
+    placed = strategy.place(nn.Linear(5, 3), config())
+    with pytest.raises(AttributeError, match=r"no attribute 'parameters'\. .* placed\.module\(\) a plain copy"):
+        placed.parameters()
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'\.$"):
+        placed.nothing  # noqa: B018
+    with pytest.raises(UsageError, match=r"takes a TrainConfig, not 0\.1: placed\.config\.replace"):
+        placed.reconfigure(0.1)  # type: ignore[arg-type]
+
+
+def test_what_makes_no_strategy(cluster: Cluster) -> None:
+    with pytest.raises(UsageError, match="takes a cluster that is up, not dict"):
+        ParameterServerStrategy({"worker": ["localhost:1"]})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"variable_partitioner=2 must be a function .* FixedShardsPartitioner\(2\)"):
+        ParameterServerStrategy(cluster, variable_partitioner=2)  # type: ignore[arg-type]

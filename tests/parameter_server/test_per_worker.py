@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.data.input_context import DatasetCreator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.resources import PerWorkerValues
@@ -175,6 +177,23 @@ def test_a_live_iterator_is_no_dataset(coordinator: ClusterCoordinator) -> None:
     with pytest.raises((ClosureInputError, TypeError), match="iterator|generator"):  # noqa: PT012
         coordinator.schedule(lambda: next(live))
         coordinator.join()
+
+
+def with_context(context: Any) -> Iterator[int]:
+    return itertools.repeat(100 * context.num_input_pipelines + context.input_pipeline_id)
+
+
+@pytest.mark.parametrize("source", [with_context, DatasetCreator(with_context)], ids=["function", "creator"])
+def test_a_function_that_wants_its_context_gets_it(coordinator: ClusterCoordinator, source: Any) -> None:
+    """T7.3: as `distribute_datasets_from_function` would have it."""
+    found = by_worker(coordinator, iter(coordinator.create_per_worker_dataset(source)))
+    assert {items[0] for items in found.values()} == {300, 301, 302}
+
+
+def test_a_dataset_in_place_of_its_iterator(coordinator: ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(numbers)
+    with pytest.raises(UsageError, match=r"iter\(dataset\), or dataset\.build\(\)"):
+        coordinator.schedule(next, args=(dataset,))
 
 
 @pytest.mark.parametrize("source", [3, None])

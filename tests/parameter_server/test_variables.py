@@ -123,13 +123,17 @@ def test_slices_are_those_of_the_whole(cluster: Cluster, key: Any) -> None:
 
 
 def test_an_index_beyond_the_end(cluster: Cluster) -> None:
-    """Behaviour 74."""
+    """Behaviour 74; a shard alone says the same."""
     made = sharded(cluster, torch.zeros(10, 2))
     with pytest.raises(IndexError):
         made[10]
-    for row in (10, -1):
-        with pytest.raises(IndexError, match="rows 0 to 9"):
-            made.gather(torch.tensor([0, row]))
+    for each, last in ((made, 9), (made.variables[0], 2)):
+        for row in (last + 1, -1):
+            with pytest.raises(IndexError, match=f"Row {row} of .*rows 0 to {last}"):
+                each.gather(torch.tensor([0, row]))
+        with pytest.raises(UsageError, match=r"torch.float32 values; give integer ids"):
+            each.gather(torch.tensor([1.0]))
+        assert each.gather(torch.tensor([])).shape == (0, 2)
 
 
 @pytest.mark.parametrize("shards", [1, 4])

@@ -57,11 +57,23 @@ class ParameterServerStrategy:
         variable_partitioner: called with shape and dtype of every variable; returns the number of shards along each axis.
         exactly_once: a function that runs again because its worker died does not write twice. False is the source's behaviour,
             at least once (T6.4).
+
+    Raises:
+        UsageError: `cluster` is none, or the partitioner no function.
     """
 
     def __init__(
         self, cluster: Cluster, *, variable_partitioner: Partitioner | None = None, exactly_once: bool = True
     ) -> None:
+        if not hasattr(cluster, "engine"):
+            raise UsageError(
+                f"ParameterServerStrategy takes a cluster that is up, not {type(cluster).__name__}: create_in_process_cluster(num_workers, num_ps)."
+            )
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise UsageError(
+                f"variable_partitioner={variable_partitioner!r} must be a function of shape and dtype that returns the number of shards along "
+                "each axis, such as FixedShardsPartitioner(2)."
+            )
         self.cluster, self.exactly_once = cluster, exactly_once
         self._partitioner = variable_partitioner
         self._servers = itertools.cycle(range(cluster.num_ps))

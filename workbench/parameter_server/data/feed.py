@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from workbench.errors import DataError, UsageError
 from workbench.parameter_server.data.batch_sources import Batching, IndexedBatches, Shards, Stream, finite_length
 from workbench.parameter_server.data.datasets import DatasetRecipe, as_dataset_recipe
 from workbench.parameter_server.data.distributed_dataset import DistributedDataset
-from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
+from workbench.parameter_server.data.input_context import DatasetCreator, InputContext, takes_context
 from workbench.train.batches import train_order
 from workbench.workloads.indexed import in_its_own_order
 
@@ -77,7 +76,7 @@ def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
             as_dataset_recipe(data)  # which refuses it
         return data
     if callable(data):
-        return DatasetCreator(data) if _takes_context(data) else as_dataset_recipe(data)
+        return DatasetCreator(data) if takes_context(data) else as_dataset_recipe(data)
     raise UsageError(
         f"data={data!r} is no data. Allowed: a DatasetCreator, a function that makes a dataset, a DataLoader, a dataset, arrays."
     )
@@ -220,15 +219,3 @@ def _has_length(data: Any) -> bool:
         return len(data) >= 0
     except (TypeError, NotImplementedError):
         return False
-
-
-def _takes_context(function: Callable[..., Any]) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind()
-    except TypeError:
-        return True
-    return False

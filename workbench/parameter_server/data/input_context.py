@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["DatasetCreator", "InputContext"]
+__all__ = ["DatasetCreator", "InputContext", "takes_context"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,19 @@ class DatasetCreator:
                 "batches. Is the return missing?"
             )
         return dataset
+
+
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Return whether a dataset function cannot be called without an argument, so that it wants an `InputContext`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _integer(name: str, value: Any, low: int) -> None:

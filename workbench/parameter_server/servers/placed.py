@@ -76,6 +76,13 @@ class PlacedModule:
         )
         return f"PlacedModule({self.name!r}: {where})"
 
+    def __getattr__(self, name: str) -> Any:
+        """Say how to come by a module, where something of a module is asked for."""
+        hint = ""
+        if not name.startswith("_") and hasattr(nn.Module, name):
+            hint = " Its parameters are on the servers: `with placed.step() as module` hands out one to train with, placed.module() a plain copy."
+        raise AttributeError(f"PlacedModule has no attribute {name!r}.{hint}")
+
     def delete(self) -> None:
         """Let the servers forget it."""
         for place in self.places:
@@ -256,6 +263,8 @@ class PlacedModule:
 
     def reconfigure(self, config: TrainConfig) -> None:
         """Let the servers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
+        if not isinstance(config, TrainConfig):
+            raise UsageError(f"reconfigure takes a TrainConfig, not {config!r}: placed.config.replace(peak_lr=...).")
         if config.optimizer != self.config.optimizer or config.rules != self.config.rules:
             raise UsageError(
                 f"reconfigure got optimizer={config.optimizer!r}; the servers keep the state of {self.config.optimizer!r}. Change "

@@ -13,6 +13,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.rows import checked_rows
 
 __all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
 
@@ -171,7 +172,7 @@ class Variable(RemoteTensor):
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`."""
         check_cancelled()
-        width = self.shape[1:].numel()
+        rows, width = checked_rows(rows, len(self), self.name), self.shape[1:].numel()
         return (
             plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width).reshape(*rows.shape, *self.shape[1:])
         )
@@ -247,12 +248,8 @@ class ShardedVariable(RemoteTensor):
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`; one request for each shard that holds one of the rows."""
+        rows = checked_rows(rows, len(self), self.name)
         flat = rows.reshape(-1)
-        low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
-        if low < 0 or high >= self.shape[0]:
-            raise IndexError(
-                f"Row {low if low < 0 else high} of {self.name!r}, which has rows 0 to {self.shape[0] - 1}."
-            )
         found = torch.empty(flat.numel(), *self.shape[1:], dtype=self.dtype)
         for each, offset in zip(self.variables, self.offsets, strict=False):
             held = (flat >= offset) & (flat < offset + each.shape[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from torch import nn
 from torch.optim import Optimizer
 
 from workbench.errors import UsageError
@@ -117,6 +118,13 @@ class Closure:
         for leaf in _leaves((list(self.args), dict(self.kwargs))):
             if isinstance(leaf, Optimizer):
                 raise UsageError(f"schedule got {type(leaf).__name__}, {NO_OPTIMIZER}")
+            if isinstance(leaf, nn.Module) and leaf.training and any(each.requires_grad for each in leaf.parameters()):
+                raise UsageError(
+                    f"schedule got a module in training mode ({type(leaf).__name__}) as an argument: each worker would train a copy of its "
+                    "own. Give what strategy.place(module, TrainConfig(...)) returns; call eval() on a module that only computes."
+                )
+            if hasattr(leaf, "not_an_argument"):
+                raise UsageError(leaf.not_an_argument)
             if isinstance(leaf, RemoteValue):
                 raise UsageError(
                     "schedule got a RemoteValue as an argument: the value may not exist yet. Give its fetch() instead, or do "
