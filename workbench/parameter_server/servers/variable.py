@@ -217,16 +217,21 @@ class ShardedVariable(RemoteTensor):
     """
 
     def __init__(self, variables: Sequence[Variable], name: str) -> None:
-        shards = list(variables)
+        shards = [] if isinstance(variables, RemoteTensor) else list(variables)
         strange = [each for each in shards if not isinstance(each, Variable)]
         if strange or not shards:
-            given = repr(strange[0]) if strange else "an empty list"
-            raise UsageError(f"ShardedVariable takes a list of Variables, at least one; given: {given}.")
+            given = f"a {type(strange[0]).__name__} among them" if strange else type(variables).__name__
+            raise UsageError(
+                f"ShardedVariable takes a list of Variables, at least one; given: {given}. strategy.variable makes them, in shards where "
+                "there is a variable_partitioner."
+            )
         if len({each.dtype for each in shards}) > 1:
             raise UsageError(
                 f"The shards of {name!r} differ in dtype: {[str(each.dtype) for each in shards]}; give one dtype."
             )
-        if any(not each.shape for each in shards) or len({each.shape[1:] for each in shards}) > 1:
+        if not all(each.shape for each in shards):
+            raise UsageError(f"The shards of {name!r} have no axis: each must hold rows. Give them one, by view(1).")
+        if len({each.shape[1:] for each in shards}) > 1:
             shapes = [tuple(each.shape) for each in shards]
             raise UsageError(f"The shards of {name!r} have shapes {shapes}: they may differ in the first axis alone.")
         self.name, self.variables, self.dtype = name, shards, shards[0].dtype
