@@ -217,7 +217,8 @@ class ShardedVariable(RemoteTensor):
     """
 
     def __init__(self, variables: Sequence[Variable], name: str) -> None:
-        shards = [] if isinstance(variables, RemoteTensor) else list(variables)
+        single: Any = variables
+        shards = [] if isinstance(single, RemoteTensor) else list(variables)
         strange = [each for each in shards if not isinstance(each, Variable)]
         if strange or not shards:
             given = f"a {type(strange[0]).__name__} among them" if strange else type(variables).__name__
