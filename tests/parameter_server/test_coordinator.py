@@ -15,6 +15,7 @@ import torch
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import dispatch
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
 from workbench.parameter_server.errors import CancelledError
@@ -47,6 +48,16 @@ def test_a_strategy_has_one_coordinator(coordinator: ClusterCoordinator, strateg
     assert ClusterCoordinator(strategy) is coordinator
     with pytest.raises(UsageError, match="takes a ParameterServerStrategy, not NoneType"):
         ClusterCoordinator(None)  # type: ignore[arg-type]
+
+
+def test_after_a_shutdown_a_strategy_gets_a_new_one(strategy: ParameterServerStrategy) -> None:
+    """Behaviour 15: the first is of no use any more."""
+    first = ClusterCoordinator(strategy)
+    first.shutdown()
+    second = ClusterCoordinator(strategy)
+    assert second is not first
+    assert second.schedule(int).fetch() == 0
+    second.shutdown()
 
 
 def test_nested_results_keep_their_nesting(coordinator: ClusterCoordinator) -> None:
@@ -149,6 +160,24 @@ def test_workers_may_begin_one_after_the_other(own_cluster: MakeCluster, monkeyp
     coordinator = ClusterCoordinator(ParameterServerStrategy(own_cluster(3, 1)))
     assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)]) == [0] * 6
     coordinator.shutdown()
+
+
+def test_the_delay_of_a_start_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 24."""
+    assert [dispatch._start_delay(worker) for worker in range(3)] == [0, 0, 0]
+    monkeypatch.setenv(START_DELAY_ENV, "2")
+    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 4, 6]
+    monkeypatch.setenv(START_DELAY_MAX_ENV, "3.5")
+    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 3.5, 3.5]
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", ""])
+def test_a_delay_that_is_none_is_told_before_a_thread_dies_of_it(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(START_DELAY_ENV, given)
+    with pytest.raises(UsageError, match=f"WORKBENCH_PS_START_DELAY_S='{given}' must be a number of seconds"):
+        ClusterCoordinator(strategy)
 
 
 def test_a_function_knows_its_worker(coordinator: ClusterCoordinator) -> None:

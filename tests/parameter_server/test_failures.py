@@ -15,6 +15,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.in_process import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import dispatch
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, UnavailableError
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -336,6 +337,49 @@ def test_a_server_that_came_back_empty_is_told_too(up: Up) -> None:
     with pytest.raises(UnavailableError, match="ps 0"):  # noqa: PT012 - whichever comes first
         coordinator.schedule(slow_add, args=(total, None, 0.0))
         coordinator.join(timeout_s=20.0)
+
+
+def test_a_server_that_came_back_empty_is_told_where_nobody_asks_it(up: Up) -> None:
+    """Behaviour 64: nothing is scheduled, and `done` says so all the same."""
+    cluster, strategy, coordinator = up(1, 1)
+    strategy.variable(5.0)
+    before = cluster.engine.incarnation("ps", 0)
+    cluster.engine.kill("ps", 0)
+    cluster.engine.restart("ps", 0)
+    wait_until(lambda: cluster.engine.incarnation("ps", 0) != before)
+
+    def told() -> bool:
+        try:
+            return not coordinator.done()
+        except UnavailableError as error:
+            return (error.job, error.index) == ("ps", 0)
+
+    wait_until(told)
+
+
+def test_a_servers_death_is_told_once_and_what_needed_it_does_not_run_again(
+    up: Up, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T12.3, behaviour 64: whether the closure or the watch over the servers sees it first."""
+    if engine != "threads":
+        pytest.skip("another engine starts servers again by itself, at a moment of its own")
+    monkeypatch.setattr(dispatch, "HEALTH_S", 3600.0)
+    cluster, strategy, coordinator = up(1, 2, exactly_once=False)
+    lost, runs = strategy.variable(0.0), strategy.variable(0.0)
+
+    def needs_it() -> None:
+        runs.assign_add(1.0)
+        lost.assign_add(1.0)
+
+    cluster.engine.kill("ps", 0)
+    cluster.engine.restart("ps", 0)
+    coordinator.schedule(needs_it)
+    with pytest.raises(UnavailableError, match="ps 0"):
+        coordinator.join(timeout_s=20.0)
+    assert float(runs) == 1.0
+    coordinator._dispatcher._look_at_servers()
+    assert coordinator.done()
+    coordinator.join()
 
 
 def test_no_thread_is_left(own_cluster: MakeCluster, engine: str) -> None:
