@@ -179,6 +179,17 @@ def test_a_lookup_moves_its_rows_alone(cluster: Cluster) -> None:
     assert [b[0] - a[0] for a, b in zip(after, requests(made, cluster), strict=True)] == [1, 0, 0, 0]
 
 
+def test_a_lookup_with_more_to_it_is_that_of_the_whole(cluster: Cluster) -> None:
+    """Behaviour 75: where rows are shortened, too."""
+    whole, ids = torch.arange(20.0).reshape(10, 2), torch.tensor([[1, 9], [0, 3]])
+    made: Any = sharded(cluster, whole)
+    expected = functional.embedding(ids, whole.clone(), max_norm=2.0)
+    assert expected.norm(dim=-1).max() <= 2.0 + 1e-5
+    torch.testing.assert_close(functional.embedding(ids, made, max_norm=2.0), expected)
+    torch.testing.assert_close(functional.embedding(ids, made, padding_idx=1), whole[ids])
+    torch.testing.assert_close(functional.embedding_bag(ids, made), whole[ids].mean(1))
+
+
 def shard(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Variable:
     return Variable("v", shape, dtype, Place(0, "v"), "none")
 
