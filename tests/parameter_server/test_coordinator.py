@@ -133,6 +133,59 @@ def test_run_outside_of_a_function_warns(coordinator: ClusterCoordinator, strate
     """Behaviour 22."""
     with pytest.warns(UserWarning, match="runs on the coordinator"):
         assert strategy.run(int) == 0
+    with pytest.warns(UserWarning, match=r"strategy.reduce was called .* runs on the coordinator"):
+        assert float(strategy.reduce("sum", torch.ones(3), axis=0)) == 3.0
+    with pytest.raises(UsageError, match="op='max'"):
+        strategy.reduce("max", torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_run_and_reduce_in_a_function(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviour 21, T5.3, T5.10: a worker has one replica, so that its sum is its own; inside of the scope it is the same."""
+
+    def step(x: torch.Tensor) -> Any:
+        rows = strategy.run(lambda given: given.sum(1), args=(x,))
+        return rows, strategy.reduce("SUM", rows), strategy.reduce("mean", rows, axis=0), strategy.num_workers  # type: ignore[arg-type]
+
+    x = torch.arange(6.0).view(2, 3)
+    with strategy.scope():
+        inside = coordinator.schedule(step, args=(x,))
+    for value in (inside, coordinator.schedule(step, args=(x,))):
+        rows, total, mean, workers = value.fetch()
+        assert rows.tolist() == total.tolist() == [3.0, 12.0]
+        assert (float(mean), workers) == (7.5, 3)
+
+
+@pytest.mark.parametrize(("made", "given"), [("variable", (1.0,)), ("place", (None, None))])
+def test_what_is_on_servers_is_made_on_the_coordinator(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, made: str, given: Any
+) -> None:
+    def makes() -> None:
+        getattr(strategy, made)(*given)
+
+    coordinator.schedule(makes)
+    with pytest.raises(UsageError, match=r"A scheduled function made a .* give it as an argument"):
+        coordinator.join()
+
+
+def test_whoever_is_free_takes_the_next(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """T1.2, T6.2: one worker does not come to an end before the others have done everything else."""
+    others = strategy.variable(0.0)
+    first = strategy.variable(0.0)
+
+    def work(last: bool) -> int:
+        if last:
+            first.assign(1.0)
+        while last and float(others) < 20:
+            time.sleep(0.005)
+        if not last:
+            others.assign_add(1.0)
+        return get_current_worker_index()
+
+    slow = coordinator.schedule(work, args=(True,))
+    while float(first) == 0:
+        time.sleep(0.005)
+    quick = coordinator.fetch([coordinator.schedule(work, args=(False,)) for _ in range(20)])
+    assert slow.fetch() not in set(quick)
 
 
 def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordinator: ClusterCoordinator) -> None:

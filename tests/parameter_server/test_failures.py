@@ -164,6 +164,26 @@ def test_a_gradient_that_is_sent_again_counts_once(up: Up, exactly_once: bool) -
     assert placed.steps == (1 if exactly_once else 2)
 
 
+def test_a_worker_that_dies_before_its_result_is_copied(up: Up, engine: str) -> None:
+    """T11.2: the function came to its end, nobody has its value, so another worker runs it."""
+    if engine != "threads":
+        pytest.skip("a worker cannot end another engine's worker")
+    cluster, strategy, coordinator = up(2, 1)
+    total, left = strategy.variable(0.0), []
+
+    def work() -> int:
+        here = get_current_worker_index()
+        total.assign_add(1.0)
+        if not left:
+            left.append(here)
+            cluster.engine.kill("worker", here)
+        return here
+
+    assert coordinator.schedule(work).fetch() == 1 - left[0]
+    assert float(total) == 1.0
+    cluster.engine.restart("worker", left[0])
+
+
 def test_the_users_error_is_told_not_the_workers(up: Up) -> None:
     """Behaviour 49; three more run while the worker is still away."""
     cluster, strategy, coordinator = up()

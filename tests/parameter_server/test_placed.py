@@ -192,7 +192,7 @@ def test_staleness_is_counted(coordinator: ClusterCoordinator, strategy: Paramet
         assert row["staleness_steps"] == {0: 6, 2: 1}
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "nadam"])
 @pytest.mark.parametrize(("shards", "servers"), [(1, 1), (4, 2), (3, 3)])
 def test_a_checkpoint_fits_other_shards(own_cluster: Any, optimizer: str, shards: int, servers: int) -> None:
     """Behaviour 77, T14.5: values, slots and step, and the next updates are those of who went on."""

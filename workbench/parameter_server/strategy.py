@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,12 @@ from workbench.parameter_server.servers.placeable import check_placeable, traine
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
+from workbench.parameter_server.workers.strategy_on_worker import (
+    StrategyOnWorker,
+    reduce_replicas,
+    refuse_on_worker,
+    run_replicas,
+)
 from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 if TYPE_CHECKING:
@@ -79,6 +84,10 @@ class ParameterServerStrategy:
         self._servers = itertools.cycle(range(cluster.num_ps))
         self._coordinator: weakref.ref[Any] | None = None
 
+    def __reduce__(self) -> tuple[type[StrategyOnWorker], tuple[int]]:
+        """Travel to a worker as what can be used there."""
+        return StrategyOnWorker, (self.num_workers,)
+
     @property
     def num_workers(self) -> int:
         """How many workers the cluster has."""
@@ -102,13 +111,14 @@ class ParameterServerStrategy:
             name: unique; None counts.
 
         Raises:
-            UsageError: inside a dataset function (T5.4); a name that is taken; a partitioner that returns nonsense.
+            UsageError: inside a dataset function (T5.4), or any function on a worker; a name that is taken; a partitioner that returns nonsense.
         """
         here = current_worker()
         if here is not None and here.builds_dataset:
             raise UsageError(
                 "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
             )
+        refuse_on_worker("a variable")
         name = self.cluster.unique(name or "variable")
         rows = value.rows if isinstance(value, ByRows) else None
         whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
@@ -149,6 +159,7 @@ class ParameterServerStrategy:
         """
         if reduction not in ("sum", "mean"):
             raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
+        refuse_on_worker("a placed module")
         check_placeable(module, config)
         name = self.cluster.unique(name or type(module).__name__.lower())
         parts: dict[int, list[Part]] = {}
@@ -169,20 +180,11 @@ class ParameterServerStrategy:
 
         Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
         """
-        if current_worker() is None:
-            warnings.warn(
-                "strategy.run was called outside of a scheduled function: it runs on the coordinator. Use coordinator.schedule.",
-                stacklevel=2,
-            )
-        return function(*args)
+        return run_replicas(function, args)
 
     def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
         """Reduce the replicas' values, and an axis of them where one is given, to one (T5.10)."""
-        if op not in ("sum", "mean"):
-            raise UsageError(f"reduce got op={op!r}. Allowed: 'sum', 'mean'.")
-        if axis is None:
-            return value
-        return value.sum(axis) if op == "sum" else value.mean(axis)
+        return reduce_replicas(op, value, axis)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[..., Any]) -> Callable[[], Any]:
         """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
