@@ -123,6 +123,22 @@ def test_three_are_kept_newest_first(strategy: ParameterServerStrategy, tmp_path
     assert len(all_kept.checkpoints) == 4
 
 
+def test_who_goes_back_over_its_own_checkpoints_may_save(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """Another run's later ones would be taken for its newest; those that this manager wrote itself are known."""
+    placed = strategy.place(net(), ADAM)
+    manager = CheckpointManager(placed, tmp_path)
+    update(placed, 0)
+    state = placed.state_dict()
+    for number in (1, 2, 3):
+        update(placed, number)
+    assert manager.save().name == "step-00000004"
+    placed.load_state_dict(state)
+    update(placed, 1)
+    assert manager.save().name == "step-00000002"
+    with pytest.raises(CheckpointError, match="step-00000004, of a run that was 2 steps further on"):
+        CheckpointManager(placed, tmp_path).save()
+
+
 def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
     """T10.5: also where steps were repeated, so that there are more of them than were scheduled."""
     placed = strategy.place(net(), ADAM)

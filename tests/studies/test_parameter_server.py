@@ -179,6 +179,22 @@ def test_sorted_words_load_one_shard_as_their_frequencies_say_and_shuffled_ones_
     assert diagnose_parameter_server(_audit(loads))["ps.imbalance"].clause == "T13.4"
 
 
+def test_loops_on_one_cluster_do_not_see_what_others_left() -> None:
+    """The loads are those of a cluster of their own."""
+    alone = lr_load(True, steps=20), vocabulary_load(shuffled=0, words=200, lookups=5)
+    with create_in_process_cluster(2, 2) as cluster:
+        return_values(values=10, closures=2, rounds=1, cluster=cluster)
+        shared = (
+            lr_load(True, steps=20, cluster=cluster),
+            vocabulary_load(shuffled=0, words=200, lookups=5, cluster=cluster),
+        )
+        lr_load(False, steps=20, cluster=cluster)
+        assert [cluster.engine.plane.ask(server, "load_report") for server in range(2)] == [{}, {}]
+    for one, other in zip(alone, shared, strict=True):
+        for name in ("requests", "bytes_in", "bytes_out"):
+            assert [load[name] for load in one["servers"]] == [load[name] for load in other["servers"]]
+
+
 def test_a_return_value_is_timed_against_none() -> None:
     found = return_values(values=1000, closures=5, rounds=2)
     assert found["with_s"] > 0
