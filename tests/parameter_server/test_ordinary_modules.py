@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,30 @@ def test_one_worker_trains_it_as_torch_does(
     assert any(not torch.equal(start[key], expected[key]) for key in start), "there was something to learn"
     coordinator.shutdown()
     placed.delete()
+
+
+@pytest.mark.parametrize(
+    "parametrized", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal]
+)  # fmt: skip
+def test_what_torch_does_not_pickle_travels_all_the_same(
+    strategy: ParameterServerStrategy, parametrized: Callable[..., nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(parametrized(nn.Linear(5, 3)), nn.Linear(3, 3), parametrized(nn.Linear(3, 2)))
+    module[2].requires_grad_(False)
+    ways = pytest.importorskip("ray.cloudpickle")  # weight norm has a local function in it
+    with pytest.raises(RuntimeError, match="parametrized modules"):
+        ways.dumps(module)
+    placed = strategy.place(module, config())
+    arrived = pickle.loads(ways.dumps(placed))._module
+    assert [(name, p.requires_grad) for name, p in arrived.named_parameters()] == [
+        (name, p.requires_grad) for name, p in module.named_parameters()
+    ]
+    torch.testing.assert_close(dict(arrived.state_dict()), dict(module.state_dict()), rtol=0, atol=0)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(arrived.eval()(x), module.eval()(x), rtol=0, atol=0)
+    arrived(x).sum().backward()
+    assert all(p.grad is not None for p in arrived.parameters() if p.requires_grad)
 
 
 def test_what_is_frozen_is_on_no_server_and_in_the_checkpoint(

@@ -18,6 +18,7 @@ from workbench.parameter_server.servers.gradients import with_gradients
 from workbench.parameter_server.servers.placeable import trained_parameters
 from workbench.parameter_server.servers.plane import DataPlane, Place
 from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.portable import portable, unpacked
 from workbench.parameter_server.servers.replicas import Replica, forget_replicas, replica_of, tracks_statistics
 from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers
@@ -75,6 +76,14 @@ class PlacedModule:
             f"{sum(part.size for part in held):,} values on ps {server}" for server, held in self.parts.items()
         )
         return f"PlacedModule({self.name!r}: {where})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel, whatever the module is made of."""
+        return self.__dict__ | {"_module": portable(self._module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive."""
+        self.__dict__ |= state | {"_module": unpacked(state["_module"])}
 
     def __getattr__(self, name: str) -> Any:
         """Say how to come by a module, where something of a module is asked for."""
