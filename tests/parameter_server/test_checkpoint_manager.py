@@ -139,6 +139,19 @@ def test_who_goes_back_over_its_own_checkpoints_may_save(strategy: ParameterServ
         CheckpointManager(placed, tmp_path).save()
 
 
+def test_saving_twice_at_one_step_keeps_the_later(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """As where an epoch that a crash cut short is trained again."""
+    held = strategy.variable(1.0)
+    manager = CheckpointManager(None, tmp_path, variables={"held": held})
+    manager.save(steps=4)
+    held.assign(2.0)
+    assert manager.save(steps=4, epoch=1).name == "step-00000004"
+    held.assign(3.0)
+    restored = manager.restore()
+    assert restored is not None
+    assert (float(held), restored.epoch) == (2.0, 1)
+
+
 def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
     """T10.5: also where steps were repeated, so that there are more of them than were scheduled."""
     placed = strategy.place(net(), ADAM)

@@ -346,6 +346,23 @@ def test_a_server_that_dies_ends_it(own_cluster: MakeCluster) -> None:
     assert time.monotonic() - begun < 10.0
 
 
+def test_a_server_that_dies_while_nobody_works_ends_it_too(own_cluster: MakeCluster, engine: str) -> None:
+    """Behaviour 63: no worker is there whose function could fail of it."""
+    if engine != "threads":
+        pytest.skip("another engine starts workers again by itself")
+    cluster = own_cluster(1, 2)
+
+    class Kill(Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if step == 3:
+                cluster.engine.kill("worker", 0)
+                cluster.engine.kill("ps", 1)
+
+    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
+    with pytest.raises(UnavailableError, match="ps 1 does not answer"):
+        model.fit(epochs=1000, callbacks=[Kill()], verbose=0)
+
+
 def test_fit_and_the_user_share_a_coordinator(strategy: ParameterServerStrategy) -> None:
     """T4.13, behaviour 83: functions of the user's run on the workers beside fit."""
     coordinator = ClusterCoordinator(strategy)
@@ -426,6 +443,24 @@ def test_what_fit_gave_the_workers_is_forgotten_afterwards(lone_cluster: Cluster
         model.predict(torch.zeros(5, 3, dtype=torch.float64))
     gc.collect()
     assert lone_cluster.engine.held(0) == before + 1
+
+
+def test_the_gradient_is_that_of_the_weighted_mean(strategy: ParameterServerStrategy) -> None:
+    """One update with the full batch, by hand."""
+    fields = {"optimizer": "sgd", "batch_size": 48, "peak_lr": 0.5}
+    small = small_workload(weights=lambda batch: batch[0][:, 0].square(), config=fields)
+    for where in (None, strategy):
+        model = StrategyModel(small, where)
+        expected = model.module()
+        history = model.fit(epochs=1, verbose=0)
+        x, y = (column.double() for column in small.train_data.tensors)
+        weights = x[:, 0].square()
+        loss = (weights * squared(expected(x), (x, y))).sum() / weights.sum()
+        loss.backward()
+        for parameter, found in zip(expected.parameters(), model.module().parameters(), strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(found, parameter - 0.5 * parameter.grad)
+        assert history.history["loss"] == [pytest.approx(loss.item())]
 
 
 def test_weights_that_leave_nothing_are_refused() -> None:

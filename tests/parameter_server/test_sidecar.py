@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,26 @@ def test_a_checkpoint_deleted_while_it_is_read(tmp_path: Path, monkeypatch: pyte
     found = SidecarEvaluator(small_workload(), tmp_path, epochs=2, poll_s=0.01, timeout_s=20.0).run()
     assert [each.epoch for each in found] == [2]
     assert found[0].values["loss"] == pytest.approx(model.evaluate()["loss"], rel=1e-12)
+
+
+def test_it_waits_from_the_newest_checkpoint_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T8.7: an epoch may take as long as `timeout_s`, all of them together longer."""
+    manager = CheckpointManager(StrategyModel(small_workload()).placed, tmp_path)
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now in (6.0, 12.0, 18.0):
+            manager.save(epoch=int(now) // 6, steps=int(now))
+
+    monkeypatch.setattr(sidecar, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    evaluator = SidecarEvaluator(small_workload(), tmp_path, epochs=3, poll_s=1.0, timeout_s=8.0)
+    assert [each.steps for each in evaluator.run()] == [6, 12, 18]
+    shutil.rmtree(tmp_path)
+    with pytest.raises(TimeoutError, match="for 8 s, the newest is None"):
+        evaluator.run()
+    assert now == 27.0
 
 
 def test_what_is_damaged_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
