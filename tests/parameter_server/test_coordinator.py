@@ -167,6 +167,26 @@ def test_what_is_on_servers_is_made_on_the_coordinator(
         coordinator.join()
 
 
+def test_done_is_asked_meanwhile(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """T6.8: it does not wait; reading and writing variables goes on while functions run."""
+    go, made = strategy.variable(0.0), strategy.variable(0.0)
+
+    def work() -> None:
+        made.assign_add(1.0)
+        while not float(go):
+            time.sleep(0.005)
+
+    for _ in range(5):
+        coordinator.schedule(work)
+    while float(made) < 3:
+        assert not coordinator.done()
+    assert not coordinator.done()
+    go.assign(1.0)
+    while not coordinator.done():
+        time.sleep(0.005)
+    assert float(made) == 5.0
+
+
 def test_whoever_is_free_takes_the_next(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
     """T1.2, T6.2: one worker does not come to an end before the others have done everything else."""
     others = strategy.variable(0.0)

@@ -15,18 +15,20 @@ from torch.nn import functional
 
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
+from workbench.errors import ConfigError, UsageError
 from workbench.parameter_server.cluster.in_process import Cluster
 from workbench.parameter_server.coordinator.buffers import merge_buffers
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import ClosureInputError, UnavailableError
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.fit.evaluation import evaluate_direct
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers import replicas
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
 from workbench.train.trainer import Trainer
 
 UPDATES = 6
@@ -433,3 +435,25 @@ def test_what_makes_no_strategy(cluster: Cluster) -> None:
         ParameterServerStrategy({"worker": ["localhost:1"]})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"variable_partitioner=2 must be a function .* FixedShardsPartitioner\(2\)"):
         ParameterServerStrategy(cluster, variable_partitioner=2)  # type: ignore[arg-type]
+
+
+def forgets_to_return(placed: PlacedModule, given: Any, workload: Any) -> None:
+    with placed.step() as module:
+        workload.loss(module(given[0]), given).mean().backward()
+
+
+def test_what_stands_in_a_wrong_place_is_named(tmp_path: Path) -> None:
+    module: Any = nn.Linear(3, 1)
+    says = r"placed must be what strategy\.place\(module, config\) returned"
+    with pytest.raises(UsageError, match=says):
+        evaluate_direct(module, small_workload(), small_workload().validation_data)
+    with pytest.raises(UsageError, match=says):
+        CheckpointManager(module, tmp_path)
+    with pytest.raises(UsageError, match="variables must be a dict of names"):
+        CheckpointManager(None, tmp_path, variables=[1])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes the ClusterCoordinator of the loop, not Linear"):
+        audit_parameter_server(module)
+    with pytest.raises(UsageError, match=r"train_step returned NoneType; it has to return Stepped\("):
+        StrategyModel(small_workload(), train_step=forgets_to_return).fit(verbose=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"workers=3 must hold .* such as \(1, 2, 3\)"):
+        ParameterServerStudy(workers=3)  # type: ignore[arg-type]

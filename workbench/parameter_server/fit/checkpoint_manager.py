@@ -59,6 +59,14 @@ class CheckpointManager:
         variables: Mapping[str, Variable | ShardedVariable] | None = None,
         max_to_keep: int | None = 3,
     ) -> None:
+        if placed is not None and not isinstance(placed, PlacedModule):
+            raise UsageError(
+                f"placed must be what strategy.place(module, config) returned, or None, not {type(placed).__name__}."
+            )
+        if variables is not None and not isinstance(variables, Mapping):
+            raise UsageError(
+                'variables must be a dict of names, such as {"counts": counts}: they are found again by them.'
+            )
         self.placed, self.directory, self.variables = placed, Path(directory), dict(variables or {})
         if placed is None and not self.variables:
             raise UsageError("CheckpointManager has nothing to save: give a placed module, variables=, or both.")
