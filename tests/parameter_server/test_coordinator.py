@@ -167,6 +167,29 @@ def test_what_is_on_servers_is_made_on_the_coordinator(
         coordinator.join()
 
 
+def never_looks(begun: Any) -> None:
+    begun.assign_add(1.0)
+    while True:
+        time.sleep(0.005)
+
+
+def test_a_function_that_never_looks_is_stopped_all_the_same(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """Behaviours 45, 46: an exception is raised inside it; its worker is usable afterwards."""
+    begun = strategy.variable(0.0)
+    values = [coordinator.schedule(never_looks, args=(begun,)) for _ in range(2)]
+    while float(begun) < 2:
+        time.sleep(0.005)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    for value in values:
+        with pytest.raises(CancelledError):
+            value.fetch(0)
+    assert len(coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)])) == 6
+
+
 def test_done_is_asked_meanwhile(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
     """T6.8: it does not wait; reading and writing variables goes on while functions run."""
     go, made = strategy.variable(0.0), strategy.variable(0.0)
