@@ -126,7 +126,22 @@ def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path:
     assert split["after"] < 1.2 < split["before"]
     before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
     assert study.run(small_workload(), out=tmp_path / "study").facts["parameter_server_runs"] == runs
-    assert before
+    assert (tmp_path / "study" / "study.json").stat().st_mtime_ns == before
+
+
+def test_a_trainer_that_is_given_is_taken_with_the_studys_workers(tmp_path: Path) -> None:
+    given = ParameterServerTrainer(workers=5, servers=3, steps_per_closure=4)
+    study = ParameterServerStudy(workers=(2,), closures=(1,), steps=20, remedies=False)
+    facts = study.run(small_workload(), out=tmp_path / "study", trainer=given).facts
+    trial = facts["parameter_server"]["0"]
+    assert (trial["workers"], len(trial["servers"]), trial["steps_per_closure"]) == (2, 3, 4)
+    assert [(row["name"], len(row["servers"])) for row in facts["parameter_server_runs"]] == [
+        ("2 workers", 3),
+        ("sharded", 3),
+    ]
+    assert "parameter_server_remedies" not in facts
+    timed = wb.open(tmp_path / "study" / "runs" / "2_workers_0").evals["step"]
+    assert set(timed) == {0, 20}, "what is timed is not held up by evaluations"
 
 
 @pytest.mark.cluster
