@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import workbench as wb
 
@@ -73,6 +74,14 @@ def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monke
     assert names["found"]["evaluation.weighting"].status == "fail"
     assert set(wb.open("runs/evaluation").evals["setting"]) == {"periodic", "offline"}
     assert len(names["record"].predictions) == 8 * 3
+
+
+def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"wb": wb, "torch": torch}
+    exec(block("wb.create_in_process_cluster(").replace("epochs=2", "epochs=1"), names)
+    assert "epoch 1/1" in capsys.readouterr().out
+    assert names["last"] < names["first"] / 2
+    assert names["trained"](torch.zeros(1, 64)).shape == (1, 10)
 
 
 def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
     from workbench.parameter_server.cluster.serve_task import serve_task
     from workbench.parameter_server.context import get_current_worker_index
+    from workbench.parameter_server.coordinator.buffers import merge_buffers
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
     from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
     from workbench.parameter_server.data.string_lookup import StringLookup
@@ -318,6 +319,7 @@ __all__ = [
     "load_workload",
     "lr_values",
     "measure_file_shards",
+    "merge_buffers",
     "merge_running_statistics",
     "merge_statistics",
     "merged_running_statistics",
@@ -605,6 +607,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "parameter_server.cluster.in_process": ("create_in_process_cluster",),
     "parameter_server.cluster.serve_task": ("serve_task",),
     "parameter_server.context": ("get_current_worker_index",),
+    "parameter_server.coordinator.buffers": ("merge_buffers",),
     "parameter_server.coordinator.coordinator": ("ClusterCoordinator",),
     "parameter_server.fit.evaluation": (
         "evaluate_direct",

@@ -267,6 +267,34 @@ def test_where_more_workers_stop_helping_is_said(updates: tuple[int, ...], flat:
     assert "saturated_at_workers" not in diagnose_parameter_server(served(facts()))["ps.bound"].evidence
 
 
+def test_of_one_number_of_workers_nothing_is_said() -> None:
+    record = served(facts())
+    record.facts["parameter_server_runs"] = [{"name": "3 workers"} | facts(), {"name": "3 workers"} | facts()]
+    found = diagnose_parameter_server(record)["ps.bound"]
+    assert "Timed" not in found.summary
+    assert "updates_per_s_by_workers" not in found.evidence
+
+
+def test_repeated_runs_count_by_their_median() -> None:
+    record = served(facts())
+    made = {1: (100, 400, 110), 2: (190, 200, 20)}
+    record.facts["parameter_server_runs"] = [
+        {"name": f"{k} workers"} | facts(workers=k, updates=each) for k, each_run in made.items() for each in each_run
+    ]
+    found = diagnose_parameter_server(record)["ps.bound"]
+    assert found.evidence["updates_per_s_by_workers"] == {"1": 110 / 4, "2": 190 / 4}
+
+
+def test_only_the_rows_of_the_trial_count() -> None:
+    """Another trial's straggler is not this one's."""
+    late = np.where(np.arange(UPDATES) % WORKERS == 2, 20.0, 1.0)
+    record = served(facts(), facts())
+    record.steps.loc[record.steps["trial"] == 1, "staleness_steps"] = late
+    first, second = (diagnose_parameter_server(record, trial=k)["ps.staleness"].evidence for k in (0, 1))
+    assert max(row["mean"] for row in first["by_worker"]) < 5
+    assert max(row["mean"] for row in second["by_worker"]) == 20
+
+
 def test_clocks_that_disagree_do_not_give_more_than_the_whole() -> None:
     shares = time_shares(facts(work=[work(compute_s=9.0)] * WORKERS))
     assert sum(shares.values()) == pytest.approx(1.0)

@@ -58,6 +58,18 @@ def test_a_cluster_on_loopback_alone_is_told_from_one_that_others_reach() -> Non
     assert not only_on_loopback("192.0.2.1:6379", "192.0.2.1"), "only a loopback address is replaced"
 
 
+@pytest.mark.slow
+def test_auto_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own client waits two minutes for what RAY_ADDRESS or another program's cluster promises."""
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(ClusterError, match="address='auto': none runs on this machine"):
+            check_address("auto", answer_s=1.0)
+        assert time.monotonic() - start < 60
+
+
 def test_a_study_at_a_wrong_address_leaves_nothing_behind(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     start = time.monotonic()

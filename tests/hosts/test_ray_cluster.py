@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.executors import gone
-from workbench.errors import WorkbenchError
+from workbench.errors import ClusterError, WorkbenchError
 from workbench.hosts.folders import temporary_folder
 from workbench.studies.executors.base import make_executor
 
@@ -131,3 +131,16 @@ def listening_elsewhere(found: dict[str, Any]) -> list[str]:
     listening = [row for row in found["sockets"] if row[3] == "0A" and row[9] in ours]
     assert listening, "or this test sees nothing"
     return [row[1] for row in listening if not row[1].startswith(loopback)]
+
+
+def test_a_signal_to_end_is_no_trouble_of_the_cluster() -> None:
+    """Ray answers SIGTERM by SystemExit while it starts; what it raises where it cannot start is told as that."""
+    from workbench.hosts.ray_cluster import _as_cluster_error
+
+    with pytest.raises(SystemExit), _as_cluster_error("no Ray cluster can be started"):
+        raise SystemExit(15)
+    with (
+        pytest.raises(ClusterError, match="no Ray cluster can be started: 1"),
+        _as_cluster_error("no Ray cluster can be started"),
+    ):
+        raise SystemExit(1)

@@ -18,6 +18,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.coordinator.buffers import merge_buffers
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.strategy_model import StrategyModel
@@ -127,6 +128,35 @@ def test_three_are_kept_newest_first(strategy: ParameterServerStrategy, tmp_path
     assert len(all_kept.checkpoints) == 4
 
 
+def test_who_goes_back_over_its_own_checkpoints_may_save(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """Another run's later ones would be taken for its newest; those that this manager wrote itself are known."""
+    placed = strategy.place(net(), ADAM)
+    manager = CheckpointManager(placed, tmp_path)
+    update(placed, 0)
+    state = placed.state_dict()
+    for number in (1, 2, 3):
+        update(placed, number)
+    assert manager.save().name == "step-00000004"
+    placed.load_state_dict(state)
+    update(placed, 1)
+    assert manager.save().name == "step-00000002"
+    with pytest.raises(CheckpointError, match="step-00000004, of a run that was 2 steps further on"):
+        CheckpointManager(placed, tmp_path).save()
+
+
+def test_saving_twice_at_one_step_keeps_the_later(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """As where an epoch that a crash cut short is trained again."""
+    held = strategy.variable(1.0)
+    manager = CheckpointManager(None, tmp_path, variables={"held": held})
+    manager.save(steps=4)
+    held.assign(2.0)
+    assert manager.save(steps=4, epoch=1).name == "step-00000004"
+    held.assign(3.0)
+    restored = manager.restore()
+    assert restored is not None
+    assert (float(held), restored.epoch) == (2.0, 1)
+
+
 def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
     """T10.5: also where steps were repeated, so that there are more of them than were scheduled."""
     placed = strategy.place(net(), ADAM)
@@ -153,6 +183,7 @@ def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path
             for step in range(4):
                 coordinator.schedule(update, args=(placed, 4 * epoch + step))
             coordinator.join()
+            merge_buffers(coordinator, placed)
             manager.save(epoch=epoch + 1)
         return placed
 
@@ -161,7 +192,7 @@ def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path
     again = train(4, tmp_path / "parts")
     assert again.steps == 16
     expected, found = whole.state_dict(), again.state_dict()
-    for part in ("parameters", "slots"):
+    for part in ("parameters", "slots", "buffers"):
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
 
 

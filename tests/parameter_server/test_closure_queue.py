@@ -255,6 +255,30 @@ def test_what_is_put_back_after_an_error_is_cancelled(queue: ClosureQueue) -> No
     assert queue.waiting == 0
 
 
+def test_what_is_put_back_runs_before_what_waits() -> None:
+    """Behaviour 48: the oldest is not overtaken because its worker died."""
+    queue, (first, second) = ClosureQueue(), (closure(), closure())
+    queue.put(first)
+    queue.put(second)
+    queue.put_back(taken(queue))
+    assert [taken(queue), taken(queue)] == [first, second]
+
+
+def test_a_worker_waits_while_an_error_is_not_yet_told() -> None:
+    """It neither gets what will be cancelled nor goes away: it takes what is put next."""
+    queue, found = ClosureQueue(), []
+    for _ in range(2):
+        queue.put(closure())
+    queue.mark_failed(taken(queue), ValueError("planted"))
+    thread, _ = background(lambda: found.append(queue.get()))
+    with pytest.raises(ValueError, match="planted"):
+        queue.wait()
+    new = closure()
+    queue.put(new)
+    assert ended(thread)
+    assert found == [new]
+
+
 def test_a_stopped_queue_wakes_everybody_and_takes_nothing(queue: ClosureQueue) -> None:
     waiting = closure()
     queue.put(waiting)

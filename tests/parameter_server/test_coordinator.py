@@ -15,6 +15,7 @@ import torch
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import dispatch
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
 from workbench.parameter_server.errors import CancelledError
@@ -47,6 +48,16 @@ def test_a_strategy_has_one_coordinator(coordinator: ClusterCoordinator, strateg
     assert ClusterCoordinator(strategy) is coordinator
     with pytest.raises(UsageError, match="takes a ParameterServerStrategy, not NoneType"):
         ClusterCoordinator(None)  # type: ignore[arg-type]
+
+
+def test_after_a_shutdown_a_strategy_gets_a_new_one(strategy: ParameterServerStrategy) -> None:
+    """Behaviour 15: the first is of no use any more."""
+    first = ClusterCoordinator(strategy)
+    first.shutdown()
+    second = ClusterCoordinator(strategy)
+    assert second is not first
+    assert second.schedule(int).fetch() == 0
+    second.shutdown()
 
 
 def test_nested_results_keep_their_nesting(coordinator: ClusterCoordinator) -> None:
@@ -122,6 +133,102 @@ def test_run_outside_of_a_function_warns(coordinator: ClusterCoordinator, strate
     """Behaviour 22."""
     with pytest.warns(UserWarning, match="runs on the coordinator"):
         assert strategy.run(int) == 0
+    with pytest.warns(UserWarning, match=r"strategy.reduce was called .* runs on the coordinator"):
+        assert float(strategy.reduce("sum", torch.ones(3), axis=0)) == 3.0
+    with pytest.raises(UsageError, match="op='max'"):
+        strategy.reduce("max", torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_run_and_reduce_in_a_function(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviour 21, T5.3, T5.10: a worker has one replica, so that its sum is its own; inside of the scope it is the same."""
+
+    def step(x: torch.Tensor) -> Any:
+        rows = strategy.run(lambda given: given.sum(1), args=(x,))
+        return rows, strategy.reduce("SUM", rows), strategy.reduce("mean", rows, axis=0), strategy.num_workers  # type: ignore[arg-type]
+
+    x = torch.arange(6.0).view(2, 3)
+    with strategy.scope():
+        inside = coordinator.schedule(step, args=(x,))
+    for value in (inside, coordinator.schedule(step, args=(x,))):
+        rows, total, mean, workers = value.fetch()
+        assert rows.tolist() == total.tolist() == [3.0, 12.0]
+        assert (float(mean), workers) == (7.5, 3)
+
+
+@pytest.mark.parametrize(("made", "given"), [("variable", (1.0,)), ("place", (None, None))])
+def test_what_is_on_servers_is_made_on_the_coordinator(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, made: str, given: Any
+) -> None:
+    def makes() -> None:
+        getattr(strategy, made)(*given)
+
+    coordinator.schedule(makes)
+    with pytest.raises(UsageError, match=r"A scheduled function made a .* give it as an argument"):
+        coordinator.join()
+
+
+def never_looks(begun: Any) -> None:
+    begun.assign_add(1.0)
+    while True:
+        time.sleep(0.005)
+
+
+def test_a_function_that_never_looks_is_stopped_all_the_same(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """Behaviours 45, 46: an exception is raised inside it; its worker is usable afterwards."""
+    begun = strategy.variable(0.0)
+    values = [coordinator.schedule(never_looks, args=(begun,)) for _ in range(2)]
+    while float(begun) < 2:
+        time.sleep(0.005)
+    coordinator.schedule(fail)
+    with pytest.raises(PlantedError):
+        coordinator.join()
+    for value in values:
+        with pytest.raises(CancelledError):
+            value.fetch(0)
+    assert len(coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)])) == 6
+
+
+def test_done_is_asked_meanwhile(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """T6.8: it does not wait; reading and writing variables goes on while functions run."""
+    go, made = strategy.variable(0.0), strategy.variable(0.0)
+
+    def work() -> None:
+        made.assign_add(1.0)
+        while not float(go):
+            time.sleep(0.005)
+
+    for _ in range(5):
+        coordinator.schedule(work)
+    while float(made) < 3:
+        assert not coordinator.done()
+    assert not coordinator.done()
+    go.assign(1.0)
+    while not coordinator.done():
+        time.sleep(0.005)
+    assert float(made) == 5.0
+
+
+def test_whoever_is_free_takes_the_next(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """T1.2, T6.2: one worker does not come to an end before the others have done everything else."""
+    others = strategy.variable(0.0)
+    first = strategy.variable(0.0)
+
+    def work(last: bool) -> int:
+        if last:
+            first.assign(1.0)
+        while last and float(others) < 20:
+            time.sleep(0.005)
+        if not last:
+            others.assign_add(1.0)
+        return get_current_worker_index()
+
+    slow = coordinator.schedule(work, args=(True,))
+    while float(first) == 0:
+        time.sleep(0.005)
+    quick = coordinator.fetch([coordinator.schedule(work, args=(False,)) for _ in range(20)])
+    assert slow.fetch() not in set(quick)
 
 
 def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordinator: ClusterCoordinator) -> None:
@@ -149,6 +256,24 @@ def test_workers_may_begin_one_after_the_other(own_cluster: MakeCluster, monkeyp
     coordinator = ClusterCoordinator(ParameterServerStrategy(own_cluster(3, 1)))
     assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)]) == [0] * 6
     coordinator.shutdown()
+
+
+def test_the_delay_of_a_start_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 24."""
+    assert [dispatch._start_delay(worker) for worker in range(3)] == [0, 0, 0]
+    monkeypatch.setenv(START_DELAY_ENV, "2")
+    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 4, 6]
+    monkeypatch.setenv(START_DELAY_MAX_ENV, "3.5")
+    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 3.5, 3.5]
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", ""])
+def test_a_delay_that_is_none_is_told_before_a_thread_dies_of_it(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(START_DELAY_ENV, given)
+    with pytest.raises(UsageError, match=f"WORKBENCH_PS_START_DELAY_S='{given}' must be a number of seconds"):
+        ClusterCoordinator(strategy)
 
 
 def test_a_function_knows_its_worker(coordinator: ClusterCoordinator) -> None:

@@ -18,6 +18,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
+from workbench.parameter_server.coordinator import dispatch
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import HEALTH_S
 from workbench.parameter_server.errors import CancelledError, UnavailableError
@@ -167,6 +168,26 @@ def test_a_gradient_that_is_sent_again_counts_once(up: Up, exactly_once: bool) -
     coordinator.join()
     cluster.engine.restart("worker", first)
     assert placed.steps == (1 if exactly_once else 2)
+
+
+def test_a_worker_that_dies_before_its_result_is_copied(up: Up, engine: str) -> None:
+    """T11.2: the function came to its end, nobody has its value, so another worker runs it."""
+    if engine != "threads":
+        pytest.skip("a worker cannot end another engine's worker")
+    cluster, strategy, coordinator = up(2, 1)
+    total, left = strategy.variable(0.0), []
+
+    def work() -> int:
+        here = get_current_worker_index()
+        total.assign_add(1.0)
+        if not left:
+            left.append(here)
+            cluster.engine.kill("worker", here)
+        return here
+
+    assert coordinator.schedule(work).fetch() == 1 - left[0]
+    assert float(total) == 1.0
+    cluster.engine.restart("worker", left[0])
 
 
 def test_the_users_error_is_told_not_the_workers(up: Up) -> None:
@@ -394,6 +415,49 @@ def test_a_server_that_came_back_empty_is_told_too(up: Up) -> None:
     with pytest.raises(UnavailableError, match="ps 0"):  # noqa: PT012 - whichever comes first
         coordinator.schedule(slow_add, args=(total, None, 0.0))
         coordinator.join(timeout_s=20.0)
+
+
+def test_a_server_that_came_back_empty_is_told_where_nobody_asks_it(up: Up) -> None:
+    """Behaviour 64: nothing is scheduled, and `done` says so all the same."""
+    cluster, strategy, coordinator = up(1, 1)
+    strategy.variable(5.0)
+    before = cluster.engine.incarnation("ps", 0)
+    cluster.engine.kill("ps", 0)
+    cluster.engine.restart("ps", 0)
+    wait_until(lambda: cluster.engine.incarnation("ps", 0) != before)
+
+    def told() -> bool:
+        try:
+            return not coordinator.done()
+        except UnavailableError as error:
+            return (error.job, error.index) == ("ps", 0)
+
+    wait_until(told)
+
+
+def test_a_servers_death_is_told_once_and_what_needed_it_does_not_run_again(
+    up: Up, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T12.3, behaviour 64: whether the closure or the watch over the servers sees it first."""
+    if engine != "threads":
+        pytest.skip("another engine starts servers again by itself, at a moment of its own")
+    monkeypatch.setattr(dispatch, "HEALTH_S", 3600.0)
+    cluster, strategy, coordinator = up(1, 2, exactly_once=False)
+    lost, runs = strategy.variable(0.0), strategy.variable(0.0)
+
+    def needs_it() -> None:
+        runs.assign_add(1.0)
+        lost.assign_add(1.0)
+
+    cluster.engine.kill("ps", 0)
+    cluster.engine.restart("ps", 0)
+    coordinator.schedule(needs_it)
+    with pytest.raises(UnavailableError, match="ps 0"):
+        coordinator.join(timeout_s=20.0)
+    assert float(runs) == 1.0
+    coordinator._dispatcher._look_at_servers()
+    assert coordinator.done()
+    coordinator.join()
 
 
 def test_no_thread_is_left(own_cluster: MakeCluster, engine: str) -> None:

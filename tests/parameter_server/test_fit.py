@@ -25,12 +25,12 @@ from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
+from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.fit.callbacks import Callback
 from workbench.parameter_server.fit.metric_state import AdditiveMetric
 from workbench.parameter_server.fit.step_runner import Stepped
 from workbench.parameter_server.fit.strategy_model import StrategyModel
-from workbench.parameter_server.servers import placed as placed_module
-from workbench.parameter_server.servers import planes
+from workbench.parameter_server.servers import planes, replicas
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -380,6 +380,23 @@ def test_an_error_in_a_callback_leaves_nothing_running(strategy: ParameterServer
     assert model.history.epoch == []
 
 
+def test_a_server_that_dies_while_nobody_works_ends_it_too(own_cluster: MakeCluster, engine: str) -> None:
+    """Behaviour 63: no worker is there whose function could fail of it."""
+    if engine != "threads":
+        pytest.skip("another engine starts workers again by itself")
+    cluster = own_cluster(1, 2)
+
+    class Kill(Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if step == 3:
+                cluster.engine.kill("worker", 0)
+                cluster.engine.kill("ps", 1)
+
+    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
+    with pytest.raises(UnavailableError, match="ps 1 does not answer"):
+        model.fit(epochs=1000, callbacks=[Kill()], verbose=0)
+
+
 def test_fit_and_the_user_share_a_coordinator(strategy: ParameterServerStrategy) -> None:
     """T4.13, behaviour 83: functions of the user's run on the workers beside fit."""
     coordinator = ClusterCoordinator(strategy)
@@ -462,6 +479,24 @@ def test_what_fit_gave_the_workers_is_forgotten_afterwards(lone_cluster: Cluster
     assert lone_cluster.engine.held(0) == before + 1
 
 
+def test_the_gradient_is_that_of_the_weighted_mean(strategy: ParameterServerStrategy) -> None:
+    """One update with the full batch, by hand."""
+    fields = {"optimizer": "sgd", "batch_size": 48, "peak_lr": 0.5}
+    small = small_workload(weights=lambda batch: batch[0][:, 0].square(), config=fields)
+    for where in (None, strategy):
+        model = StrategyModel(small, where)
+        expected = model.module()
+        history = model.fit(epochs=1, verbose=0)
+        x, y = (column.double() for column in small.train_data.tensors)
+        weights = x[:, 0].square()
+        loss = (weights * squared(expected(x), (x, y))).sum() / weights.sum()
+        loss.backward()
+        for parameter, found in zip(expected.parameters(), model.module().parameters(), strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(found, parameter - 0.5 * parameter.grad)
+        assert history.history["loss"] == [pytest.approx(loss.item())]
+
+
 def test_weights_that_leave_nothing_are_refused() -> None:
     """A batch of padding alone has no mean; in an evaluation it may be one of many."""
     small = small_workload(weights=lambda batch: 0 * batch[1])
@@ -480,7 +515,7 @@ def test_a_model_of_this_process_leaves_nothing_behind() -> None:
     del placed, module
     gc.collect()
     assert identity not in planes._PLANES
-    assert not [key for key in placed_module._REPLICAS if key[0] == identity]
+    assert not [key for key in replicas._REPLICAS if key[0] == identity]
 
 
 def test_ten_outputs_against_one_target_are_refused(strategy: ParameterServerStrategy) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
-from workbench.parameter_server.context import get_current_worker_index
+from workbench.parameter_server.context import WorkerContext, get_current_worker_index, on_worker
+from workbench.parameter_server.data import batch_sources
+from workbench.parameter_server.data.batch_sources import Batching
+from workbench.parameter_server.data.datasets import DatasetRecipe
 from workbench.parameter_server.data.feed import as_data, evaluation_feed, training_feed
 from workbench.parameter_server.data.input_context import DatasetCreator
 from workbench.parameter_server.data.string_lookup import StringLookup
@@ -214,6 +218,44 @@ def test_the_order_of_an_epoch_is_the_trainers_and_goes_on_where_it_stopped() ->
     assert first[:3] != first[3:6]
 
 
+def test_a_loader_goes_on_at_the_batch_where_it_stopped() -> None:
+    """T4.9: where it does not shuffle, that is the batch that would have come."""
+    feed = training_feed(DataLoader(TensorDataset(X, Y), batch_size=5), workload().config, None, num_workers=2)
+    assert feed.steps_per_epoch == 5
+    whole, later = feed.plans(0), feed.plans(7)
+    first = [next(whole) for _ in range(12)]
+    assert [next(later) for _ in range(5)] == first[7:]
+    assert first[:5] == [list(range(at, min(at + 5, 24))) for at in range(0, 24, 5)]
+
+
+def drawn(worker: int, source: Any, batching: Batching, share: int | None, count: int) -> list[Any]:
+    with on_worker(WorkerContext(worker)):
+        stream = batch_sources.Stream(DatasetRecipe(source), batching, share)
+        return [stream.take(None) for _ in range(count)]
+
+
+def test_workers_shuffle_apart_and_drop_what_fills_no_batch() -> None:
+    """T7.4: the same examples in another order on each worker, anew in each pass; an evaluation keeps order and rest."""
+    training, evaluation = Batching(10, None, 3), Batching(10, None, None)
+    orders = [
+        [int(x) for (batch,) in drawn(k, TensorDataset(torch.arange(24)), training, None, 4) for x in batch]
+        for k in range(3)
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+    for order in orders:
+        assert len(set(order[:20])) == len(set(order[20:])) == 20
+        assert order[:20] != order[20:]
+    kept = [batch[0].tolist() for batch in evaluation(TensorDataset(torch.arange(24)))]
+    assert kept == [list(range(10)), list(range(10, 20)), list(range(20, 24))]
+
+
+def test_a_stream_of_fewer_batches_than_workers_is_read_by_all() -> None:
+    """Nobody waits for a batch that never comes."""
+    batches = ["a", "b"]
+    found = [drawn(worker, batches, Batching(1, None, 0), 3, 4) for worker in range(3)]
+    assert found == [["a"] * 4, ["b"] * 4, ["a", "b"] * 2]
+
+
 def test_shards_are_even_and_hold_everything() -> None:
     """Behaviour 86: 5 shards a worker unless they are counted; never an empty one."""
     for examples, size, shards, expected in ((24, 1, None, 10), (24, 8, None, 3), (24, 5, 2, 2)):
@@ -231,6 +273,12 @@ def test_bad_data() -> None:
         model.fit(X, Y[1:])
     with pytest.raises(UsageError, match="y= goes with x"):
         model.fit(Items(), Y)
+    with pytest.raises(UsageError, match=r"list and list\. Make arrays of them"):
+        model.fit(X.tolist(), Y.tolist())
+    with pytest.raises(UsageError, match=r"dict with the keys \['x', 'y'\]; its columns .* whose items are dicts"):
+        model.fit({"x": X, "y": Y})
+    with pytest.raises(UsageError, match=r"a DataFrame, whose items are columns .*to_numpy\(\)"):
+        model.fit(pd.DataFrame(X.numpy()))
     with pytest.raises(UsageError, match="data=3 is no data"):
         model.fit(3)
     with pytest.raises(UsageError, match="iterator that is under way"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -14,11 +16,20 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import UsageError
-from workbench.parameter_server.context import get_current_worker_index
+from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.context import (
+    WorkerContext,
+    building_dataset,
+    current_worker,
+    get_current_worker_index,
+    on_worker,
+)
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.data.input_context import DatasetCreator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.resources import PerWorkerValues
+from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 
 def numbers() -> Iterator[int]:
@@ -177,6 +188,23 @@ def test_a_live_iterator_is_no_dataset(coordinator: ClusterCoordinator) -> None:
         coordinator.join()
 
 
+def with_context(context: Any) -> Iterator[int]:
+    return itertools.repeat(100 * context.num_input_pipelines + context.input_pipeline_id)
+
+
+@pytest.mark.parametrize("source", [with_context, DatasetCreator(with_context)], ids=["function", "creator"])
+def test_a_function_that_wants_its_context_gets_it(coordinator: ClusterCoordinator, source: Any) -> None:
+    """T7.3: as `distribute_datasets_from_function` would have it."""
+    found = by_worker(coordinator, iter(coordinator.create_per_worker_dataset(source)))
+    assert {items[0] for items in found.values()} == {300, 301, 302}
+
+
+def test_a_dataset_in_place_of_its_iterator(coordinator: ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(numbers)
+    with pytest.raises(UsageError, match=r"iter\(dataset\), or dataset\.build\(\)"):
+        coordinator.schedule(next, args=(dataset,))
+
+
 @pytest.mark.parametrize("source", [3, None])
 def test_what_is_no_dataset(coordinator: ClusterCoordinator, source: Any) -> None:
     with pytest.raises(UsageError, match="create_per_worker_dataset got"):
@@ -277,3 +305,37 @@ def test_a_dataset_that_ends_says_so(coordinator: ClusterCoordinator) -> None:
         coordinator.schedule(draw, args=(iterators,))
     with pytest.raises(OutOfRangeError, match="ended after 1 batches. Repeat it"):
         coordinator.join()
+
+
+def kept_and_raised(held: torch.Tensor) -> torch.Tensor:
+    held += 1
+    return held
+
+
+def test_a_result_is_what_it_was_when_its_function_ended(lone_cluster: Cluster) -> None:
+    """T11.1: a worker that goes on with a tensor does not change what it returned."""
+    coordinator = ClusterCoordinator(ParameterServerStrategy(lone_cluster))
+    held = coordinator.per_worker(functools.partial(torch.zeros, 2))
+    values = [coordinator.schedule(kept_and_raised, args=(held,)) for _ in range(3)]
+    assert [value.tolist() for value in coordinator.fetch(values)] == [[1, 1], [2, 2], [3, 3]]
+    coordinator.shutdown()
+
+
+def test_what_was_read_of_a_workers_variable_stays() -> None:
+    """Behaviour 38."""
+    held = WorkerVariable(1.0)
+    before = held.read()
+    held.assign_add(1.0)
+    assert (float(before), float(held.read())) == (1.0, 2.0)
+
+
+def test_a_worker_builds_a_dataset_only_while_it_does() -> None:
+    """Behaviour 32: what a function makes afterwards on the same worker is its own affair."""
+    with on_worker(WorkerContext(0)):
+        here = current_worker()
+        assert here is not None
+        with building_dataset():
+            with building_dataset():
+                pass
+            assert here.builds_dataset
+        assert not here.builds_dataset

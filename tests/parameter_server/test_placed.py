@@ -14,6 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers import server
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -109,6 +110,42 @@ def test_reduction_is_named(
     assert before - placed.module().weight.item() == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_another_lr_leaves_the_slots_as_they_are(strategy: ParameterServerStrategy, optimizer: str) -> None:
+    """T8.2: with the same lr again nothing has changed, with half of it the next update is half as large."""
+    fields = config(optimizer=optimizer)
+    one, same, half = (strategy.place(net(), fields) for _ in range(3))
+    data = batches()
+    for _ in range(4):
+        x, y = next(data)
+        for placed in (one, same, half):
+            train(placed, iter([(x, y)]))
+    same.reconfigure(fields.replace(peak_lr=fields.peak_lr))
+    half.reconfigure(fields.replace(peak_lr=fields.peak_lr / 2))
+    before = one.state_dict()["parameters"]
+    x, y = next(data)
+    for placed in (one, same, half):
+        train(placed, iter([(x, y)]))
+    after = [placed.state_dict()["parameters"] for placed in (one, same, half)]
+    for key, value in before.items():
+        assert torch.equal(after[0][key], after[1][key])
+        torch.testing.assert_close(after[2][key] - value, (after[0][key] - value) / 2)
+
+
+def test_what_was_applied_is_remembered_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6.4: a write that comes again is none; what a server keeps of them has an end."""
+    monkeypatch.setattr(server, "TOKENS", 3)
+    runtime = server.ServerRuntime(0)
+    runtime.create("counts", torch.zeros(1))
+    for number in range(10):
+        runtime.write("counts", torch.ones(1), "add", (number, 0))
+    for number in (7, 8, 9):
+        assert runtime.write("counts", torch.ones(1), "add", (number, 0)) == number + 1
+    assert runtime.read("counts")[0].tolist() == [10.0]
+    runtime.write("counts", torch.ones(1), "add", (0, 0))
+    assert runtime.read("counts")[0].tolist() == [11.0]
+
+
 def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStrategy) -> None:
     placed = strategy.place(nn.Linear(4, 1, bias=False).double(), config(peak_lr=1.0, max_grad_norm=0.5))
     before = placed.module().weight.detach().clone()
@@ -155,7 +192,7 @@ def test_staleness_is_counted(coordinator: ClusterCoordinator, strategy: Paramet
         assert row["staleness_steps"] == {0: 6, 2: 1}
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "nadam"])
 @pytest.mark.parametrize(("shards", "servers"), [(1, 1), (4, 2), (3, 3)])
 def test_a_checkpoint_fits_other_shards(own_cluster: Any, optimizer: str, shards: int, servers: int) -> None:
     """Behaviour 77, T14.5: values, slots and step, and the next updates are those of who went on."""

@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,26 @@ def test_killed_while_it_reads_it_goes_on_and_ends_by_itself(tmp_path: Path, see
     for entry in entries:
         assert entry["loss"] == pytest.approx(expected[entry["epoch"]], rel=1e-12)
     assert sorted(each.name for each in (tmp_path / "c").iterdir()) == sorted(each.name for each in manager.checkpoints)
+
+
+def test_it_waits_from_the_newest_checkpoint_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T8.7: an epoch may take as long as `timeout_s`, all of them together longer."""
+    manager = CheckpointManager(StrategyModel(small_workload()).placed, tmp_path)
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now in (6.0, 12.0, 18.0):
+            manager.save(epoch=int(now) // 6, steps=int(now))
+
+    monkeypatch.setattr(sidecar, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    evaluator = SidecarEvaluator(small_workload(), tmp_path, epochs=3, poll_s=1.0, timeout_s=8.0)
+    assert [each.steps for each in evaluator.run()] == [6, 12, 18]
+    shutil.rmtree(tmp_path)
+    with pytest.raises(TimeoutError, match="for 8 s, the newest is None"):
+        evaluator.run()
+    assert now == 27.0
 
 
 def test_what_is_damaged_or_does_not_fit_is_an_error(tmp_path: Path) -> None:

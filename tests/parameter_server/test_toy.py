@@ -15,6 +15,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
+from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -90,6 +91,17 @@ def test_it_is_solved_within_four_epochs(cluster: Cluster) -> None:
     shared = evaluate_distributed(strategy, placed, toy_workload(), data, batch_size=8)
     assert direct["accuracy"] == shared["accuracy"] == 1.0
     assert shared["loss"] == pytest.approx(direct["loss"], rel=1e-9)
+    coordinator.shutdown()
+
+
+def test_fit_solves_it_too(cluster: Cluster) -> None:
+    """T1.4, T3.1: both paths train it, under one strategy."""
+    strategy, placed = make(cluster)
+    found, coordinator = train(strategy, placed)
+    model = StrategyModel(toy_workload(), strategy)
+    history = model.fit(epochs=6, verbose=0)
+    assert max(found) == max(history.history["accuracy"]) == 1.0
+    assert model.evaluate()["accuracy"] == 1.0
     coordinator.shutdown()
 
 

@@ -123,13 +123,17 @@ def test_slices_are_those_of_the_whole(cluster: Cluster, key: Any) -> None:
 
 
 def test_an_index_beyond_the_end(cluster: Cluster) -> None:
-    """Behaviour 74."""
+    """Behaviour 74; a shard alone says the same."""
     made = sharded(cluster, torch.zeros(10, 2))
     with pytest.raises(IndexError):
         made[10]
-    for row in (10, -1):
-        with pytest.raises(IndexError, match="rows 0 to 9"):
-            made.gather(torch.tensor([0, row]))
+    for each, last in ((made, 9), (made.variables[0], 2)):
+        for row in (last + 1, -1):
+            with pytest.raises(IndexError, match=f"Row {row} of .*rows 0 to {last}"):
+                each.gather(torch.tensor([0, row]))
+        with pytest.raises(UsageError, match=r"torch.float32 values; give integer ids"):
+            each.gather(torch.tensor([1.0]))
+        assert each.gather(torch.tensor([])).shape == (0, 2)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -175,6 +179,17 @@ def test_a_lookup_moves_its_rows_alone(cluster: Cluster) -> None:
     assert [b[0] - a[0] for a, b in zip(after, requests(made, cluster), strict=True)] == [1, 0, 0, 0]
 
 
+def test_a_lookup_with_more_to_it_is_that_of_the_whole(cluster: Cluster) -> None:
+    """Behaviour 75: where rows are shortened, too."""
+    whole, ids = torch.arange(20.0).reshape(10, 2), torch.tensor([[1, 9], [0, 3]])
+    made: Any = sharded(cluster, whole)
+    expected = functional.embedding(ids, whole.clone(), max_norm=2.0)
+    assert expected.norm(dim=-1).max() <= 2.0 + 1e-5
+    torch.testing.assert_close(functional.embedding(ids, made, max_norm=2.0), expected)
+    torch.testing.assert_close(functional.embedding(ids, made, padding_idx=1), whole[ids])
+    torch.testing.assert_close(functional.embedding_bag(ids, made), whole[ids].mean(1))
+
+
 def shard(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Variable:
     return Variable("v", shape, dtype, Place(0, "v"), "none")
 
@@ -182,11 +197,12 @@ def shard(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Variabl
 @pytest.mark.parametrize(
     ("shards", "match"),
     [
-        ([], "an empty list"),
-        ([torch.zeros(2)], "takes a list of Variables"),
+        ([], r"at least one; given: list\. strategy\.variable makes them"),
+        ([torch.zeros(2)], "takes a list of Variables.* given: a Tensor among them"),
+        (shard((2, 2)), "takes a list of Variables.* given: Variable"),
         ([shard((2, 2)), shard((2, 2), torch.float64)], "differ in dtype"),
         ([shard((2, 2)), shard((2, 3))], "first axis alone"),
-        ([shard(()), shard(())], "first axis alone"),
+        ([shard(()), shard(())], r"have no axis: .* view\(1\)"),
     ],
 )
 def test_shards_that_do_not_fit_together(shards: Any, match: str) -> None:

@@ -126,7 +126,22 @@ def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path:
     assert split["after"] < 1.2 < split["before"]
     before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
     assert study.run(small_workload(), out=tmp_path / "study").facts["parameter_server_runs"] == runs
-    assert before
+    assert (tmp_path / "study" / "study.json").stat().st_mtime_ns == before
+
+
+def test_a_trainer_that_is_given_is_taken_with_the_studys_workers(tmp_path: Path) -> None:
+    given = ParameterServerTrainer(workers=5, servers=3, steps_per_closure=4)
+    study = ParameterServerStudy(workers=(2,), closures=(1,), steps=20, remedies=False)
+    facts = study.run(small_workload(), out=tmp_path / "study", trainer=given).facts
+    trial = facts["parameter_server"]["0"]
+    assert (trial["workers"], len(trial["servers"]), trial["steps_per_closure"]) == (2, 3, 4)
+    assert [(row["name"], len(row["servers"])) for row in facts["parameter_server_runs"]] == [
+        ("2 workers", 3),
+        ("sharded", 3),
+    ]
+    assert "parameter_server_remedies" not in facts
+    timed = wb.open(tmp_path / "study" / "runs" / "2_workers_0").evals["step"]
+    assert set(timed) == {0, 20}, "what is timed is not held up by evaluations"
 
 
 @pytest.mark.cluster
@@ -177,6 +192,22 @@ def test_sorted_words_load_one_shard_as_their_frequencies_say_and_shuffled_ones_
     assert _ratio(loads) == pytest.approx(2 * float(shares[: words // 2].sum()), rel=0.02)
     assert max(_ratio(vocabulary_load(shuffled=seed, words=words, lookups=20)) for seed in range(3)) < 1.3
     assert diagnose_parameter_server(_audit(loads))["ps.imbalance"].clause == "T13.4"
+
+
+def test_loops_on_one_cluster_do_not_see_what_others_left() -> None:
+    """The loads are those of a cluster of their own."""
+    alone = lr_load(True, steps=20), vocabulary_load(shuffled=0, words=200, lookups=5)
+    with create_in_process_cluster(2, 2) as cluster:
+        return_values(values=10, closures=2, rounds=1, cluster=cluster)
+        shared = (
+            lr_load(True, steps=20, cluster=cluster),
+            vocabulary_load(shuffled=0, words=200, lookups=5, cluster=cluster),
+        )
+        lr_load(False, steps=20, cluster=cluster)
+        assert [cluster.engine.plane.ask(server, "load_report") for server in range(2)] == [{}, {}]
+    for one, other in zip(alone, shared, strict=True):
+        for name in ("requests", "bytes_in", "bytes_out"):
+            assert [load[name] for load in one["servers"]] == [load[name] for load in other["servers"]]
 
 
 def test_a_return_value_is_timed_against_none() -> None:

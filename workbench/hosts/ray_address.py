@@ -20,9 +20,11 @@ IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray
 # Asking from a process of its own is the only way to give up waiting: there is no time limit in Ray's client.
 _ASK = """
 import sys
+from ray._private.services import canonicalize_bootstrap_address
 from ray._raylet import GcsClient
+address = canonicalize_bootstrap_address("auto") if sys.argv[1] == "auto" else sys.argv[1]
 print("asking", flush=True)
-GcsClient(address=sys.argv[1])
+GcsClient(address=address)
 print("answered", flush=True)
 """
 
@@ -31,7 +33,7 @@ def check_address(address: str, *, connect_s: float = CONNECT_S, answer_s: float
     """Return if a Ray cluster answers at `address`.
 
     Args:
-        address: "host:port", or "auto", which is not checked.
+        address: "host:port", or "auto": that of RAY_ADDRESS, or of a cluster on this machine.
         connect_s: how long to wait for the port, in seconds.
         answer_s: how long to wait for the cluster behind it, in seconds.
 
@@ -40,6 +42,10 @@ def check_address(address: str, *, connect_s: float = CONNECT_S, answer_s: float
         ClusterError: nothing, or something else, answers there.
     """
     if address == "auto":
+        if not _answers(address, answer_s):
+            raise _unanswered(
+                address, "none runs on this machine that this process can reach, nor at RAY_ADDRESS where it is set"
+            )
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:

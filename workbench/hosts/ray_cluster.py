@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -282,6 +283,8 @@ def _as_cluster_error(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's answer to it: this process shall end
+            raise
         raise ClusterError(f"{what}: {_in_short(error)}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,16 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.servers.partitioners import num_shards, split_rows
+from workbench.parameter_server.servers.placeable import check_placeable, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
+from workbench.parameter_server.workers.strategy_on_worker import (
+    StrategyOnWorker,
+    reduce_replicas,
+    refuse_on_worker,
+    run_replicas,
+)
 from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 if TYPE_CHECKING:
@@ -56,15 +62,31 @@ class ParameterServerStrategy:
         variable_partitioner: called with shape and dtype of every variable; returns the number of shards along each axis.
         exactly_once: a function that runs again because its worker died does not write twice. False is the source's behaviour,
             at least once (T6.4).
+
+    Raises:
+        UsageError: `cluster` is none, or the partitioner no function.
     """
 
     def __init__(
         self, cluster: Cluster, *, variable_partitioner: Partitioner | None = None, exactly_once: bool = True
     ) -> None:
+        if not hasattr(cluster, "engine"):
+            raise UsageError(
+                f"ParameterServerStrategy takes a cluster that is up, not {type(cluster).__name__}: create_in_process_cluster(num_workers, num_ps)."
+            )
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise UsageError(
+                f"variable_partitioner={variable_partitioner!r} must be a function of shape and dtype that returns the number of shards along "
+                "each axis, such as FixedShardsPartitioner(2)."
+            )
         self.cluster, self.exactly_once = cluster, exactly_once
         self._partitioner = variable_partitioner
         self._servers = itertools.cycle(range(cluster.num_ps))
         self._coordinator: weakref.ref[Any] | None = None
+
+    def __reduce__(self) -> tuple[type[StrategyOnWorker], tuple[int]]:
+        """Travel to a worker as what can be used there."""
+        return StrategyOnWorker, (self.num_workers,)
 
     @property
     def num_workers(self) -> int:
@@ -73,7 +95,7 @@ class ParameterServerStrategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Let `variable` inside place what it makes on the servers (behaviour 68)."""
+        """Let `variable` inside place what it makes on the servers (behaviour 68); a module's parameters are placed by `place`."""
         stack = _SCOPES.__dict__.setdefault("stack", [])
         stack.append(self)
         try:
@@ -89,13 +111,14 @@ class ParameterServerStrategy:
             name: unique; None counts.
 
         Raises:
-            UsageError: inside a dataset function (T5.4); a name that is taken; a partitioner that returns nonsense.
+            UsageError: inside a dataset function (T5.4), or any function on a worker; a name that is taken; a partitioner that returns nonsense.
         """
         here = current_worker()
         if here is not None and here.builds_dataset:
             raise UsageError(
                 "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
             )
+        refuse_on_worker("a variable")
         name = self.cluster.unique(name or "variable")
         rows = value.rows if isinstance(value, ByRows) else None
         whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
@@ -124,21 +147,23 @@ class ParameterServerStrategy:
         The shards of all its parameters on one server lie together, their optimizer slots beside them (behaviour 72).
 
         Args:
-            module: with its initial values; it is left as it is.
-            config: optimizer, its constants, lr schedule and max_grad_norm of the updates.
+            module: with its initial values; it is left as it is. What needs no gradient stays in it, and is placed nowhere.
+            config: optimizer, its constants, lr schedule and max_grad_norm of the updates. Parts of a model that shall have different
+                ones are placed one by one.
             name: unique; None counts.
             reduction: "sum" applies every push in full, as plain asynchronous training does, so that updates per second grow with
                 the workers; "mean" divides each by the number of workers.
+
+        Raises:
+            UsageError: the module or the config is none that servers can train; see `check_placeable`.
         """
         if reduction not in ("sum", "mean"):
             raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
-        if callable(config.optimizer):
-            raise UsageError(
-                f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
-            )
+        refuse_on_worker("a placed module")
+        check_placeable(module, config)
         name = self.cluster.unique(name or type(module).__name__.lower())
         parts: dict[int, list[Part]] = {}
-        for key, parameter in module.named_parameters():
+        for key, parameter in trained_parameters(module).items():
             row = parameter.shape[1:].numel() if parameter.dim() else 1
             for offset, count in self._shards(tuple(parameter.shape), parameter.dtype):
                 begin, size = offset * row, (count * row if parameter.dim() else 1)
@@ -155,20 +180,11 @@ class ParameterServerStrategy:
 
         Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
         """
-        if current_worker() is None:
-            warnings.warn(
-                "strategy.run was called outside of a scheduled function: it runs on the coordinator. Use coordinator.schedule.",
-                stacklevel=2,
-            )
-        return function(*args)
+        return run_replicas(function, args)
 
     def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
         """Reduce the replicas' values, and an axis of them where one is given, to one (T5.10)."""
-        if op not in ("sum", "mean"):
-            raise UsageError(f"reduce got op={op!r}. Allowed: 'sum', 'mean'.")
-        if axis is None:
-            return value
-        return value.sum(axis) if op == "sum" else value.mean(axis)
+        return reduce_replicas(op, value, axis)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import Audit
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, UsageError
 from workbench.hosts.ray_cluster import RayCluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
@@ -61,8 +61,10 @@ class ParameterServerStudy(Study):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not self.workers or any(not _count(each) for each in self.workers):
-            raise ConfigError(f"workers={self.workers!r} must hold integers of at least 1, at least one of them.")
+        if not isinstance(self.workers, Sequence) or not self.workers or any(not _count(each) for each in self.workers):
+            raise ConfigError(
+                f"workers={self.workers!r} must hold integers of at least 1, at least one of them, such as (1, 2, 3)."
+            )
         if isinstance(self.closures, str) or any(each != "auto" and not _count(each) for each in self.closures):
             raise ConfigError(f'closures={self.closures!r} must hold integers of at least 1, or "auto".')
         if not _count(self.repeats):
@@ -121,6 +123,10 @@ def audit_parameter_server(
         seconds: that they took; NaN is the time in which the coordinator had something to do, pauses of over 5 s left out.
         name: said in the diagnosis.
     """
+    if not isinstance(coordinator, ClusterCoordinator):
+        raise UsageError(
+            f"audit_parameter_server takes the ClusterCoordinator of the loop, not {type(coordinator).__name__}."
+        )
     facts = load_facts(coordinator, placed, seconds=seconds)
     if steps is not None:
         facts["steps"] = steps

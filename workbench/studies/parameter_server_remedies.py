@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import Any, Literal
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
+from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
@@ -25,31 +28,45 @@ Engine = Literal["threads", "ray"]
 
 
 def measure_remedies(*, engine: Engine = "threads") -> dict[str, Any]:
-    """Return facts on three remedies, before and after: lr, vocabulary, return_values."""
-    return {
-        "lr": {"before": lr_load(True, engine=engine), "after": lr_load(False, engine=engine)},
-        "vocabulary": {
-            "before": vocabulary_load(shuffled=None, engine=engine),
-            "after": [vocabulary_load(shuffled=seed, engine=engine) for seed in range(3)],
-        },
-        "return_values": return_values(engine=engine),
-    }
+    """Return facts on three remedies, before and after, on one cluster: lr, vocabulary, return_values."""
+    with create_in_process_cluster(2, 2, engine=engine) as cluster:
+        return {
+            "lr": {"before": lr_load(True, cluster=cluster), "after": lr_load(False, cluster=cluster)},
+            "vocabulary": {
+                "before": vocabulary_load(shuffled=None, cluster=cluster),
+                "after": [vocabulary_load(shuffled=seed, cluster=cluster) for seed in range(3)],
+            },
+            "return_values": return_values(cluster=cluster),
+        }
 
 
-def lr_load(as_variable: bool, *, steps: int = 60, workers: int = 2, engine: Engine = "threads") -> dict[str, Any]:
+@contextlib.contextmanager
+def _up(cluster: Cluster | None, workers: int, servers: int) -> Iterator[Cluster]:
+    """Hand out the cluster that is up, and empty its servers afterwards, or one of threads for this loop alone."""
+    if cluster is None:
+        with create_in_process_cluster(workers, servers) as own:
+            yield own
+        return
+    yield cluster
+    plane = cluster.engine.plane
+    for server in range(cluster.num_ps):
+        for block in plane.ask(server, "load_report"):
+            plane.ask(server, "delete", block)
+
+
+def lr_load(as_variable: bool, *, steps: int = 60, cluster: Cluster | None = None) -> dict[str, Any]:
     """Train a small net whose learning rate is a variable that every step reads, or a schedule that each server works out (T13.3).
 
     Args:
         as_variable: which of the two.
         steps: updates.
-        workers: of the cluster; it has two servers.
-        engine: of the cluster.
+        cluster: that is up, with nothing on its two servers; None is one of two workers in this process.
 
     Returns:
         Facts for `diagnose_parameter_server`.
     """
-    with create_in_process_cluster(workers, 2, engine=engine) as cluster:
-        strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+    with _up(cluster, 2, 2) as there:
+        strategy = ParameterServerStrategy(there, variable_partitioner=FixedShardsPartitioner(2))
         coordinator = ClusterCoordinator(strategy)
         net = nn.Linear(16, 16)
         placed = strategy.place(
@@ -83,9 +100,8 @@ def vocabulary_load(
     words: int = 5000,
     lookups: int = 40,
     batch: int = 256,
-    servers: int = 2,
     exponent: float = 1.0,
-    engine: Engine = "threads",
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """Look up rows of an embedding that is split over the servers, by ids that follow Zipf's law (T13.4).
 
@@ -94,9 +110,8 @@ def vocabulary_load(
         words: of the vocabulary.
         lookups: closures, each of one batch.
         batch: ids.
-        servers: shards.
         exponent: of Zipf's law.
-        engine: of the cluster.
+        cluster: that is up, with nothing on its servers, each of which gets a shard; None is one of two and two in this process.
 
     Returns:
         Facts for `diagnose_parameter_server`.
@@ -109,8 +124,8 @@ def vocabulary_load(
         if shuffled is None
         else torch.randperm(words, generator=torch.Generator().manual_seed(shuffled + 1))
     )
-    with create_in_process_cluster(2, servers, engine=engine) as cluster:
-        strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(servers))
+    with _up(cluster, 2, 2) as there:
+        strategy = ParameterServerStrategy(there, variable_partitioner=FixedShardsPartitioner(there.num_ps))
         coordinator = ClusterCoordinator(strategy)
         table = strategy.variable(torch.zeros(words, 16), name="words")
         begun = time.perf_counter()
@@ -127,7 +142,7 @@ def _look_up(table: RemoteTensor, ids: Tensor) -> None:
 
 
 def return_values(
-    *, values: int = 250_000, closures: int = 40, rounds: int = 5, workers: int = 2, engine: Engine = "threads"
+    *, values: int = 250_000, closures: int = 40, rounds: int = 5, cluster: Cluster | None = None
 ) -> dict[str, Any]:
     """Time functions that return a tensor against the same ones that return nothing (T11.3, T13.8).
 
@@ -135,14 +150,13 @@ def return_values(
         values: float32 numbers that are returned.
         closures: of a round.
         rounds: of each kind, in turn.
-        workers: of the cluster.
-        engine: of the cluster.
+        cluster: that is up; None is one of two workers in this process.
 
     Returns:
         values, with_s and without_s: medians of the seconds of a closure.
     """
-    with create_in_process_cluster(workers, 1, engine=engine) as cluster:
-        coordinator = ClusterCoordinator(ParameterServerStrategy(cluster))
+    with _up(cluster, 2, 1) as there:
+        coordinator = ClusterCoordinator(ParameterServerStrategy(there))
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for number in range(rounds + 1):
             for returns in (True, False):

@@ -100,7 +100,7 @@ class LaneStack:
     def collect(self, lane: int, grads: Sequence[Tensor | None], *, add: bool) -> None:
         """Copy one lane's per-parameter gradients into its row, or add them to it; None is zero."""
         flat = [
-            self.values.new_zeros(where.stop - where.start) if g is None else g.reshape(-1)
+            self.values.new_zeros(where.stop - where.start) if g is None else g.to_dense().reshape(-1)
             for g, where in zip(grads, self.slices, strict=True)
         ]
         row = self.grad[lane]

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Self
 
 from workbench.parameter_server.engines.engine import Engine
-from workbench.parameter_server.servers.placed import forget_replicas
 from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.servers.replicas import forget_replicas
 
 __all__ = ["Cluster"]
 

@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
 from workbench.parameter_server.data.datasets import IteratorRecipe, as_dataset_recipe
+from workbench.parameter_server.data.input_context import DatasetCreator, takes_context
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
 from workbench.parameter_server.workers.resources import PerWorkerValues, Recipe
@@ -35,7 +36,14 @@ class PerWorkerDataset:
     `iter` starts it anew on every worker; the iterators live there (T7.1).
     """
 
+    not_an_argument: ClassVar[str] = (
+        "schedule got a per-worker dataset as an argument. Give an iterator over it, made once by iter(dataset), or dataset.build() for the "
+        "datasets themselves."
+    )
+
     def __init__(self, coordinator: ClusterCoordinator, source: Any) -> None:
+        if isinstance(source, DatasetCreator) or (callable(source) and takes_context(source)):
+            source = coordinator.strategy.distribute_datasets_from_function(source)
         self._coordinator, self._recipe = coordinator, as_dataset_recipe(source)
 
     def __len__(self) -> int:
@@ -156,8 +164,8 @@ class ClusterCoordinator:
         """Let every worker build a dataset of its own, and again when it comes back from a failure (T7.1, T7.7).
 
         Args:
-            source: a function without arguments that builds the whole dataset, called on each worker; or a dataset (anything to
-                iterate over), which is copied there.
+            source: a function that builds the whole dataset, called on each worker, with its `InputContext` where it takes an argument;
+                or a dataset (anything to iterate over), which is copied there.
         """
         return PerWorkerDataset(self, source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.coordinator.metrics import CoordinatorMetrics
 from workbench.parameter_server.coordinator.watchdog import WatchDog
-from workbench.parameter_server.data.datasets import captured_iterators
+from workbench.parameter_server.data.datasets import refuse_captured
 from workbench.parameter_server.engines.engine import Engine
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
 from workbench.parameter_server.workers.closure import Closure, map_structure
@@ -53,6 +55,7 @@ class Dispatcher:
         watchdog_s: float | None = None,
         on_stall: Callable[[], object] | None = None,
     ) -> None:
+        delays = [_start_delay(worker) for worker in range(engine.num_workers)]
         self.engine = engine
         self.queue = ClosureQueue(max_waiting)
         self.resources = ResourceTable()
@@ -65,7 +68,7 @@ class Dispatcher:
         self._transient: dict[int, int] = {}
         self._servers = {k: engine.incarnation("ps", k) for k in range(engine.num_servers)}
         self._told: set[tuple[int, int]] = set()
-        threads = [threading.Thread(target=self._serve, args=(k,), name=f"worker {k} of the coordinator", daemon=True)
+        threads = [threading.Thread(target=self._serve, args=(k, delays[k]), name=f"worker {k} of the coordinator", daemon=True)
                    for k in range(engine.num_workers)]  # fmt: skip
         threads.append(threading.Thread(target=self._watch_servers, name="health of the servers", daemon=True))
         self.threads = threads
@@ -122,8 +125,8 @@ class Dispatcher:
         if self._watchdog is not None:
             self._watchdog.report_progress()
 
-    def _serve(self, worker: int) -> None:
-        if self._stopped.wait(_start_delay(worker)):
+    def _serve(self, worker: int, delay_s: float) -> None:
+        if self._stopped.wait(delay_s):
             return
         while (closure := self.queue.get(tag=worker)) is not None:
             if isinstance(getattr(closure.function, "__self__", None), Dispatcher):
@@ -222,12 +225,7 @@ class Dispatcher:
         return found
 
     def _call(self, closure: Closure) -> Call:
-        taken = captured_iterators(closure.function)
-        if taken:
-            raise ClosureInputError(
-                f"The function uses {taken[0]!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
-                "that create_per_worker_dataset gets, and give its iterator as an argument."
-            )
+        refuse_captured(closure.function)
         args = map_structure(referred, list(closure.args))
         kwargs = map_structure(referred, dict(closure.kwargs))
         return Call(closure.function, args, kwargs, closure.number, self._loop)
@@ -267,14 +265,17 @@ class Dispatcher:
     def _watch_servers(self) -> None:
         """Tell of a server's death, once for each of its lives, also where no closure asks it anything (behaviours 61 to 63)."""
         while not self._stopped.wait(HEALTH_S):
-            for index, first in self._servers.items():
-                gone = self.engine.check("ps", index)
-                life = self.engine.incarnation("ps", index)
-                if gone is None and life != first:
-                    gone = UnavailableError("ps", index, "it was started anew, empty")
-                if gone is not None and (index, life) not in self._told:
-                    self._told.add((index, life))
-                    self.queue.fail(gone)
+            self._look_at_servers()
+
+    def _look_at_servers(self) -> None:
+        for index, first in self._servers.items():
+            gone = self.engine.check("ps", index)
+            life = self.engine.incarnation("ps", index)
+            if gone is None and life != first:
+                gone = UnavailableError("ps", index, "it was started anew, empty")
+            if gone is not None and (index, life) not in self._told:
+                self._told.add((index, life))
+                self.queue.fail(gone)
 
     def _build(self, worker: int, resource: int) -> None:
         recipe = dict(self.resources).get(resource)
@@ -291,7 +292,18 @@ def referred(value: Any) -> Any:
 
 
 def _start_delay(worker: int) -> float:
-    delay, most = os.environ.get(START_DELAY_ENV), os.environ.get(START_DELAY_MAX_ENV)
-    if delay is None:
-        return 0.0
-    return min(worker * float(delay), float(most) if most is not None else float("inf"))
+    delay, most = _seconds(START_DELAY_ENV), _seconds(START_DELAY_MAX_ENV)
+    return 0.0 if delay is None else min(worker * delay, math.inf if most is None else most)
+
+
+def _seconds(name: str) -> float | None:
+    given = os.environ.get(name)
+    try:
+        found = None if given is None else float(given)
+    except ValueError:
+        found = -1.0
+    if found is not None and not 0 <= found < math.inf:
+        raise UsageError(
+            f"{name}={given!r} must be a number of seconds of at least 0. Unset it, or set it to such as 0.5."
+        )
+    return found

@@ -139,6 +139,6 @@ def finite_length(data: Any) -> int:
     except (TypeError, NotImplementedError):
         raise UsageError(
             f"Evaluation with each example exactly once takes a dataset with a length; {type(data).__name__} has none, and may be "
-            "endless. Leave out its repeat and give it a __len__ (a list of batches has one), or give steps=, which counts "
-            "batches and promises nothing about examples."
+            "endless. Leave out its repeat and give it a __len__ (a list of batches has one), or give steps= (validation_steps= of fit), "
+            "which counts batches and promises nothing about examples."
         ) from None

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import building_dataset, current_worker
+from workbench.parameter_server.errors import ClosureInputError
+from workbench.parameter_server.workers.closure import NO_OPTIMIZER
 from workbench.parameter_server.workers.worker import WorkerIterator
 
-__all__ = ["DatasetRecipe", "IteratorRecipe", "as_dataset_recipe", "refuse_variables"]
+__all__ = ["DatasetRecipe", "IteratorRecipe", "as_dataset_recipe", "refuse_captured", "refuse_variables"]
 
 
 def refuse_variables(module: nn.Module, name: str, parameter: nn.Parameter) -> None:  # noqa: ARG001 - torch's signature
@@ -91,7 +94,7 @@ def as_dataset_recipe(source: Any) -> DatasetRecipe:
     """
     if isinstance(source, Iterator):
         raise UsageError(
-            f"create_per_worker_dataset got an iterator that is under way ({type(source).__name__}): it cannot be on every worker. "
+            f"The dataset is an iterator that is under way ({type(source).__name__}): it cannot be on every worker. "
             "Give a function that builds the whole dataset, or the dataset itself."
         )
     if not callable(source) and not _iterable(source):
@@ -107,10 +110,24 @@ def _iterable(value: object) -> bool:
     return isinstance(value, Iterable) or hasattr(value, "__getitem__")
 
 
-def captured_iterators(function: Callable[..., Any]) -> list[str]:
-    """Return the names of live iterators that a function would take along from the coordinator."""
+def refuse_captured(function: Callable[..., Any]) -> None:
+    """Refuse a function that would take along from the coordinator what cannot be in several places.
+
+    Looked at are its free variables and, where it is a script's or a notebook's own, the globals that it names.
+
+    Raises:
+        ClosureInputError: a live iterator, or a torch optimizer (behaviour 34).
+    """
     try:
-        found = inspect.getclosurevars(inspect.unwrap(function)).nonlocals
+        found = inspect.getclosurevars(inspect.unwrap(function))
     except TypeError:
-        return []
-    return [name for name, value in found.items() if isinstance(value, Iterator)]
+        return
+    own = getattr(function, "__module__", None) == "__main__"
+    for name, value in [*found.nonlocals.items(), *(found.globals.items() if own else ())]:
+        if isinstance(value, Iterator):
+            raise ClosureInputError(
+                f"The function uses {name!r}, an iterator that lives on the coordinator: build the whole dataset in the function "
+                "that create_per_worker_dataset gets, and give its iterator as an argument."
+            )
+        if isinstance(value, Optimizer):
+            raise ClosureInputError(f"The function uses {name!r}, {NO_OPTIMIZER}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from workbench.errors import DataError, UsageError
 from workbench.parameter_server.data.batch_sources import Batching, IndexedBatches, Shards, Stream, finite_length
 from workbench.parameter_server.data.datasets import DatasetRecipe, as_dataset_recipe
 from workbench.parameter_server.data.distributed_dataset import DistributedDataset
-from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
+from workbench.parameter_server.data.input_context import DatasetCreator, InputContext, takes_context
 from workbench.train.batches import train_order
 from workbench.workloads.indexed import in_its_own_order
 
@@ -67,15 +66,17 @@ def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
         return TensorDataset(*tensors)
     if y is not None:
         raise UsageError(
-            f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. A dataset holds both."
+            f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. Make arrays of them by "
+            "numpy.asarray; a dataset holds both."
         )
+    _refuse_columns(data)
     known = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
     if isinstance(data, DatasetCreator) or (known and not isinstance(data, type)):
         if isinstance(data, Iterator):
             as_dataset_recipe(data)  # which refuses it
         return data
     if callable(data):
-        return DatasetCreator(data) if _takes_context(data) else as_dataset_recipe(data)
+        return DatasetCreator(data) if takes_context(data) else as_dataset_recipe(data)
     raise UsageError(
         f"data={data!r} is no data. Allowed: a DatasetCreator, a function that makes a dataset, a DataLoader, a dataset, arrays."
     )
@@ -190,6 +191,20 @@ def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int
         skip = 0
 
 
+def _refuse_columns(data: Any) -> None:
+    """Refuse tables, whose items are columns and not examples."""
+    if isinstance(data, Mapping) and 0 not in data:
+        raise UsageError(
+            f"data is a dict with the keys {[*data][:4]}; its columns are no examples. Give arrays, fit(x, y), or a dataset whose items are "
+            "dicts, such as [{name: column[k] for name, column in data.items()} for k in range(examples)]."
+        )
+    if hasattr(data, "iloc"):
+        raise UsageError(
+            f"data is a {type(data).__name__}, whose items are columns and no examples. Give arrays: "
+            "fit(frame[features].to_numpy(), frame[target].to_numpy())."
+        )
+
+
 def _tensor(column: Any, dtype: torch.dtype) -> Tensor:
     found = torch.as_tensor(column)
     return found.to(dtype) if isinstance(column, np.ndarray) and found.is_floating_point() else found
@@ -204,15 +219,3 @@ def _has_length(data: Any) -> bool:
         return len(data) >= 0
     except (TypeError, NotImplementedError):
         return False
-
-
-def _takes_context(function: Callable[..., Any]) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind()
-    except TypeError:
-        return True
-    return False

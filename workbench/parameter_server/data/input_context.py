@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["DatasetCreator", "InputContext", "refuse_input_options"]
+__all__ = ["DatasetCreator", "InputContext", "refuse_input_options", "takes_context"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,19 @@ def refuse_input_options(name: str, given: Any) -> None:
             "a DataLoader with num_workers= and prefetch_factor=; for another batch size, use context.get_per_replica_batch_size in the "
             "dataset function; copy to a device in the training step."
         )
+
+
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Return whether a dataset function cannot be called without an argument, so that it wants an `InputContext`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _integer(name: str, value: Any, low: int) -> None:

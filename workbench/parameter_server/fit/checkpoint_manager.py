@@ -61,6 +61,14 @@ class CheckpointManager:
         variables: Mapping[str, Variable | ShardedVariable] | None = None,
         max_to_keep: int | None = 3,
     ) -> None:
+        if placed is not None and not isinstance(placed, PlacedModule):
+            raise UsageError(
+                f"placed must be what strategy.place(module, config) returned, or None, not {type(placed).__name__}."
+            )
+        if variables is not None and not isinstance(variables, Mapping):
+            raise UsageError(
+                'variables must be a dict of names, such as {"counts": counts}: they are found again by them.'
+            )
         self.placed, self.directory, self.variables = placed, Path(directory), dict(variables or {})
         if placed is None and not self.variables:
             raise UsageError("CheckpointManager has nothing to save: give a placed module, variables=, or both.")
@@ -135,6 +143,7 @@ class CheckpointManager:
                 {
                     "parameters": {key: checkpoint.model[key] for key in checkpoint.meta["parameters"]},
                     "buffers": _within("buffers", checkpoint.trainer),
+                    "frozen": checkpoint.model,
                     "slots": {slot: _within(f"slots/{slot}", checkpoint.trainer) for slot in checkpoint.meta["slots"]},
                     "plain_slots": _within("plain_slots", checkpoint.trainer),
                     "steps": checkpoint.step,
@@ -169,8 +178,9 @@ class CheckpointManager:
             return Checkpoint(self._reached + 1 if steps is None else steps, {}, trainer, meta)
         state = self.placed.state_dict()
         module = self.placed.module()
-        for key, parameter in module.named_parameters():
-            parameter.data = state["parameters"][key]
+        named = dict(module.named_parameters())
+        for key, value in state["parameters"].items():
+            named[key].data = value
         meta |= {
             "parameters": list(state["parameters"]), "slots": list(state["slots"]), "optimizer": self.placed.config.optimizer,
             "config": self.placed.config.to_dict(),

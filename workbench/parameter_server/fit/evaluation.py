@@ -161,4 +161,7 @@ def without_data(workload: Workload) -> Workload:
 
 
 def _runner(placed: PlacedModule, workload: Workload, metrics: Mapping[str, AdditiveMetric] | None) -> StepRunner:
+    if not isinstance(placed, PlacedModule):
+        raise UsageError(f"placed must be what strategy.place(module, config) returned, not {type(placed).__name__}.")
+    placed.check_statistics()
     return StepRunner(placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step)

@@ -15,9 +15,11 @@ from torch import nn
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.placed import Part, PlacedModule, forget_replicas
+from workbench.parameter_server.servers.placeable import check_placeable, trained_parameters
+from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.plane import DirectPlane
 from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import RemoteValue
@@ -60,9 +62,10 @@ class LocalExecutor:
 
     def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:  # noqa: ARG002
         """See `Executor`; a single worker's mean is its sum. What it holds goes when nobody holds the placed module any more."""
+        check_placeable(module, config)
         identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
         set_plane(identity, DirectPlane(lambda _: runtime))
-        held = [Part(key, 0, parameter.numel()) for key, parameter in module.named_parameters()]
+        held = [Part(key, 0, parameter.numel()) for key, parameter in trained_parameters(module).items()]
         placed = PlacedModule(module, config, {0: held}, name="module", cluster=identity)
         weakref.finalize(placed, _forget, identity)
         placed.create()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.fit.metric_state import MetricSet, State, total
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -122,7 +123,12 @@ class StepRunner:
         states = []
         for plan in plans:
             batch = to_device(source.take(plan), CPU, self._dtype)
-            stepped = Stepped(*self.step(self.placed, batch, self.workload))
+            made = self.step(self.placed, batch, self.workload)
+            if not isinstance(made, tuple) or len(made) not in (2, 3):
+                raise UsageError(
+                    f"train_step returned {type(made).__name__}; it has to return Stepped(outputs, losses, weights), the losses one per example."
+                )
+            stepped = Stepped(*made)
             check_loss_shape(stepped.losses, examples_of(batch))
             states.append(self.metrics.state(stepped.outputs, batch, stepped.losses, stepped.weights))
         return states

@@ -64,6 +64,11 @@ class StrategyModel:
         train_step: TrainStep = train_step,
         reduction: Literal["sum", "mean"] = "sum",
     ) -> None:
+        if not isinstance(workload, Workload):
+            raise UsageError(
+                f"workload must be a Workload, not {type(workload).__name__}: model, loss, data and config together, "
+                "Workload(name=..., build_model=..., loss=..., train_data=..., validation_data=..., config=TrainConfig(...))."
+            )
         self.workload, self.strategy, self.config = workload, strategy, config or workload.config
         _check(self.config, strategy)
         if not callable(train_step):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +14,16 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
+from workbench.parameter_server.servers.gradients import with_gradients
+from workbench.parameter_server.servers.placeable import trained_parameters
 from workbench.parameter_server.servers.plane import DataPlane, Place
 from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.portable import portable, unpacked
+from workbench.parameter_server.servers.replicas import Replica, forget_replicas, replica_of, tracks_statistics
 from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers
 
-__all__ = ["Part", "PlacedModule", "Replica"]
+__all__ = ["Part", "PlacedModule"]
 
 
 class Part(NamedTuple):
@@ -29,26 +34,12 @@ class Part(NamedTuple):
     size: int
 
 
-@dataclass
-class Replica:
-    """A worker's copy of the module.
-
-    Attributes:
-        module: to compute with; its parameters are replaced by every pull.
-        parameters: of the module by name, flat.
-        versions: of the blocks, as they were last pulled.
-    """
-
-    module: nn.Module
-    parameters: dict[str, Tensor]
-    versions: list[int]
-
-
 class PlacedModule:
     """Parameters in one block a server; `step` is one update by whoever calls it, on a worker or on the coordinator.
 
-    Made by `ParameterServerStrategy.place`. It travels to the workers as it is, without values: a worker makes its replica when it
-    first needs one. Buffers, such as the running statistics of batch norm, are each worker's own and start as the module's.
+    Made by `ParameterServerStrategy.place`. A worker makes its replica when it first needs one. Parameters that need no gradient stay
+    in the module and are no server's. Buffers, such as the running statistics of batch norm, are each worker's own and start as the
+    module's; `merge_buffers` brings them together.
 
     Args:
         module: with its initial values.
@@ -76,6 +67,8 @@ class PlacedModule:
         self.places = [Place(server, f"{name}@{server}") for server in self.parts]
         self.exactly_once, self.scale = exactly_once, scale
         self._module = module
+        self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
+        self._knows_statistics = False
 
     def __repr__(self) -> str:
         """Say how many values lie where."""
@@ -84,14 +77,30 @@ class PlacedModule:
         )
         return f"PlacedModule({self.name!r}: {where})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel, whatever the module is made of."""
+        return self.__dict__ | {"_module": portable(self._module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive."""
+        self.__dict__ |= state | {"_module": unpacked(state["_module"])}
+
+    def __getattr__(self, name: str) -> Any:
+        """Say how to come by a module, where something of a module is asked for."""
+        hint = ""
+        if not name.startswith("_") and hasattr(nn.Module, name):
+            hint = " Its parameters are on the servers: `with placed.step() as module` hands out one to train with, placed.module() a plain copy."
+        raise AttributeError(f"PlacedModule has no attribute {name!r}.{hint}")
+
     def delete(self) -> None:
         """Let the servers forget it."""
         for place in self.places:
             self._plane.ask(place.server, "delete", place.block)
+        forget_replicas(self.cluster, self.name)
 
     def create(self) -> None:
         """Give the servers the initial values."""
-        values = {key: parameter.detach().reshape(-1) for key, parameter in self._module.named_parameters()}
+        values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(self._module).items()}
         for place, held in zip(self.places, self.parts.values(), strict=True):
             self._plane.ask(place.server, "create", place.block, _joined(held, values), self.config)
 
@@ -99,7 +108,7 @@ class PlacedModule:
     def step(self) -> Iterator[nn.Module]:
         """Pull the newest values, hand out the module with empty gradients, and push what `backward` left in them.
 
-        Nothing is pushed where the code inside raises.
+        Nothing is pushed where the code inside raises. To look at the values, or to leave an update out, use `pull` and `push`.
         """
         replica = self.pull()
         replica.module.zero_grad(set_to_none=True)
@@ -128,16 +137,26 @@ class PlacedModule:
             return self._plane.pull_into(self.places, take)
 
     def push(self, replica: Replica) -> list[int]:
-        """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions."""
+        """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions.
+
+        A parameter that got none counts as one with gradient 0, as in `Trainer`: momentum goes on, and weight decay. Sparse gradients
+        are sent whole.
+
+        Raises:
+            UsageError: no parameter has a gradient, or one has that is on no server.
+        """
+        held = with_gradients(replica.module, self._shapes)
         if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(replica.module.parameters(), self.config.max_grad_norm)
+            nn.utils.clip_grad_norm_(held.values(), self.config.max_grad_norm)
         grads = {
             key: torch.zeros(parameter.numel(), dtype=parameter.dtype)
             if parameter.grad is None
             else parameter.grad.reshape(-1)
-            for key, parameter in replica.module.named_parameters()
+            for key, parameter in held.items()
         }
-        return self.push_flat(grads, replica.versions)
+        versions = self.push_flat(grads, replica.versions)
+        replica.updates += 1
+        return versions
 
     def push_flat(self, grads: Mapping[str, Tensor], versions: Sequence[int]) -> list[int]:
         """Send flat gradients by the parameters' names as they are; returns the new versions of the blocks.
@@ -159,12 +178,13 @@ class PlacedModule:
 
     def module(self) -> nn.Module:
         """Return a plain module with the newest values, the caller's own."""
+        self.check_statistics()
         return copy.deepcopy(self.pull().module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, optimizer slots and steps, whole, whatever the shards (T10.4, T14.5)."""
+        """Return parameters, optimizer slots, buffers, what is not trained, and steps: whole, whatever the shards (T10.4, T14.5)."""
         states = [self._plane.ask(place.server, "state", place.block) for place in self.places]
-        shapes = {key: parameter.shape for key, parameter in self._module.named_parameters()}
+        shapes = self._shapes
         slots = sorted({key for state in states for key in state["slots"]})
         parameters = self._whole(shapes, [state["values"] for state in states])
         kept = {
@@ -175,7 +195,10 @@ class PlacedModule:
         plain = {slot: states[0]["slots"][slot] for slot in slots if slot not in kept}
         buffers = {key: buffer.clone() for key, buffer in self._replica().module.named_buffers()}
         steps = max(state["version"] for state in states)
-        return {"parameters": parameters, "buffers": buffers, "slots": kept, "plain_slots": plain, "steps": steps}
+        frozen = {key: parameter.detach().clone() for key, parameter in self._frozen(self._module)}
+        return {
+            "parameters": parameters, "buffers": buffers, "frozen": frozen, "slots": kept, "plain_slots": plain, "steps": steps,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned, also of a cluster with other shards or another number of servers.
@@ -183,7 +206,7 @@ class PlacedModule:
         Raises:
             CheckpointError: names or shapes of the parameters differ (T10.6).
         """
-        shapes = {key: tuple(parameter.shape) for key, parameter in self._module.named_parameters()}
+        shapes = {key: tuple(shape) for key, shape in self._shapes.items()}
         given = {key: tuple(value.shape) for key, value in state["parameters"].items()}
         if shapes != given:
             strange = sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key))
@@ -204,6 +227,11 @@ class PlacedModule:
                     "slots": {slot: _joined(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
                 },
             )  # fmt: skip
+        with torch.no_grad():
+            for module in (self._module, self._replica().module):
+                for key, parameter in self._frozen(module):
+                    if key in state.get("frozen", {}):
+                        parameter.copy_(state["frozen"][key])
         self.load_buffers(state["buffers"])
 
     def buffers(self) -> dict[str, Tensor]:
@@ -216,9 +244,38 @@ class PlacedModule:
             for module in (self._module, self._replica().module):
                 for key, buffer in module.named_buffers():
                     buffer.copy_(buffers[key])
+        self._knows_statistics = True
+
+    def take_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Give the replica here, from which `module` and checkpoints are made, these buffers; workers keep their own."""
+        with torch.no_grad():
+            for key, buffer in self._replica().module.named_buffers():
+                buffer.copy_(buffers[key])
+        self._knows_statistics = True
+
+    def replica_buffers(self) -> ReplicaBuffers:
+        """Return the buffers of the replica here, with the number of updates that were pushed from it."""
+        return ReplicaBuffers(self._replica().updates, self.buffers())
+
+    def start_buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that every replica begins with."""
+        return {key: buffer.detach().clone() for key, buffer in self._module.named_buffers()}
+
+    def check_statistics(self) -> None:
+        """Warn where batch norm's running statistics are still those of before training here: the workers made their own."""
+        if self._knows_statistics or current_worker() is not None or not tracks_statistics(self._module):
+            return
+        if self.steps and not self._replica().updates:
+            warnings.warn(
+                f"{self.name!r} has batch norm layers whose running statistics lie on the workers; here they are those of before training. "
+                "Call merge_buffers(coordinator, placed) before you evaluate, export or save it.",
+                stacklevel=3,
+            )
 
     def reconfigure(self, config: TrainConfig) -> None:
         """Let the servers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
+        if not isinstance(config, TrainConfig):
+            raise UsageError(f"reconfigure takes a TrainConfig, not {config!r}: placed.config.replace(peak_lr=...).")
         if config.optimizer != self.config.optimizer or config.rules != self.config.rules:
             raise UsageError(
                 f"reconfigure got optimizer={config.optimizer!r}; the servers keep the state of {self.config.optimizer!r}. Change "
@@ -230,7 +287,7 @@ class PlacedModule:
 
     def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each shard of a parameter its server and its shape (T3.8)."""
-        shape = dict(self._module.named_parameters())[parameter].shape
+        shape = self._shapes[parameter]
         held = sorted((part.begin, server, part.size) for server, parts in self.parts.items() for part in parts if part.parameter == parameter)  # fmt: skip
         row = shape[1:].numel()
         return [(server, (size // row, *shape[1:]) if shape else ()) for _, server, size in held]
@@ -246,15 +303,10 @@ class PlacedModule:
         return plane_of(self.cluster)
 
     def _replica(self) -> Replica:
-        here = current_worker()
-        key = (self.cluster, self.name, None if here is None else here.index)
-        if key not in _REPLICAS:
-            module = copy.deepcopy(self._module)
-            flat = {name: parameter.data.reshape(-1) for name, parameter in module.named_parameters()}
-            for name, parameter in module.named_parameters():
-                parameter.data = flat[name].view(parameter.shape)
-            _REPLICAS[key] = Replica(module, flat, [0] * len(self.places))
-        return _REPLICAS[key]
+        return replica_of(self.cluster, self.name, self._module, list(self._shapes), len(self.places))
+
+    def _frozen(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        return [(key, parameter) for key, parameter in module.named_parameters() if key not in self._shapes]
 
     def _whole(self, shapes: Mapping[str, torch.Size], blocks: Sequence[Tensor]) -> dict[str, Tensor]:
         found = {key: torch.empty(shape.numel(), dtype=blocks[0].dtype) for key, shape in shapes.items()}
@@ -264,15 +316,6 @@ class PlacedModule:
                 found[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
                 at += part.size
         return {key: value.view(shapes[key]) for key, value in found.items()}
-
-
-_REPLICAS: dict[tuple[str, str, int | None], Replica] = {}
-
-
-def forget_replicas(cluster: str) -> None:
-    """Drop the replicas of a cluster that ended."""
-    for key in [key for key in _REPLICAS if key[0] == cluster]:
-        del _REPLICAS[key]
 
 
 def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.rows import checked_rows
 
 __all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
 
@@ -34,7 +35,8 @@ def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> 
 class RemoteTensor:
     """What `Variable` and `ShardedVariable` share: reading, and being used in place of a tensor.
 
-    Every use reads the newest values; two uses may see different ones, because nobody waits for anybody (T1.2).
+    Every use reads the newest values; two uses may see different ones, because nobody waits for anybody (T1.2). What is read has no
+    gradient: train modules, by `ParameterServerStrategy.place`, or read, call `requires_grad_()`, and write by `assign_sub`.
     """
 
     name: str
@@ -171,7 +173,7 @@ class Variable(RemoteTensor):
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`."""
         check_cancelled()
-        width = self.shape[1:].numel()
+        rows, width = checked_rows(rows, len(self), self.name), self.shape[1:].numel()
         with taking("pull_s"):
             found = plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width)
         return found.reshape(*rows.shape, *self.shape[1:])
@@ -217,16 +219,22 @@ class ShardedVariable(RemoteTensor):
     """
 
     def __init__(self, variables: Sequence[Variable], name: str) -> None:
-        shards = list(variables)
+        single: Any = variables
+        shards = [] if isinstance(single, RemoteTensor) else list(variables)
         strange = [each for each in shards if not isinstance(each, Variable)]
         if strange or not shards:
-            given = repr(strange[0]) if strange else "an empty list"
-            raise UsageError(f"ShardedVariable takes a list of Variables, at least one; given: {given}.")
+            given = f"a {type(strange[0]).__name__} among them" if strange else type(variables).__name__
+            raise UsageError(
+                f"ShardedVariable takes a list of Variables, at least one; given: {given}. strategy.variable makes them, in shards where "
+                "there is a variable_partitioner."
+            )
         if len({each.dtype for each in shards}) > 1:
             raise UsageError(
                 f"The shards of {name!r} differ in dtype: {[str(each.dtype) for each in shards]}; give one dtype."
             )
-        if any(not each.shape for each in shards) or len({each.shape[1:] for each in shards}) > 1:
+        if not all(each.shape for each in shards):
+            raise UsageError(f"The shards of {name!r} have no axis: each must hold rows. Give them one, by view(1).")
+        if len({each.shape[1:] for each in shards}) > 1:
             shapes = [tuple(each.shape) for each in shards]
             raise UsageError(f"The shards of {name!r} have shapes {shapes}: they may differ in the first axis alone.")
         self.name, self.variables, self.dtype = name, shards, shards[0].dtype
@@ -249,12 +257,8 @@ class ShardedVariable(RemoteTensor):
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`; one request for each shard that holds one of the rows."""
+        rows = checked_rows(rows, len(self), self.name)
         flat = rows.reshape(-1)
-        low, high = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
-        if low < 0 or high >= self.shape[0]:
-            raise IndexError(
-                f"Row {low if low < 0 else high} of {self.name!r}, which has rows 0 to {self.shape[0] - 1}."
-            )
         found = torch.empty(flat.numel(), *self.shape[1:], dtype=self.dtype)
         for each, offset in zip(self.variables, self.offsets, strict=False):
             held = (flat >= offset) & (flat < offset + each.shape[0])

@@ -8,10 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from torch import nn
+from torch.optim import Optimizer
+
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import CancelledError
 
-__all__ = ["Closure", "RemoteValue", "map_structure"]
+__all__ = ["NO_OPTIMIZER", "Closure", "RemoteValue", "map_structure"]
+
+NO_OPTIMIZER = (
+    "a torch optimizer: each worker would train a copy of its own, and nothing would come back. Place the module by "
+    "strategy.place(module, TrainConfig(...)), give what that returns as an argument, and call backward() inside of "
+    "`with placed.step() as module`: the servers make the update."
+)
 
 Value = TypeVar("Value")
 
@@ -107,6 +116,15 @@ class Closure:
                 "its arguments beside it: schedule(step, args=(iterator,))."
             )
         for leaf in _leaves((list(self.args), dict(self.kwargs))):
+            if isinstance(leaf, Optimizer):
+                raise UsageError(f"schedule got {type(leaf).__name__}, {NO_OPTIMIZER}")
+            if isinstance(leaf, nn.Module) and leaf.training and any(each.requires_grad for each in leaf.parameters()):
+                raise UsageError(
+                    f"schedule got a module in training mode ({type(leaf).__name__}) as an argument: each worker would train a copy of its "
+                    "own. Give what strategy.place(module, TrainConfig(...)) returns; call eval() on a module that only computes."
+                )
+            if hasattr(leaf, "not_an_argument"):
+                raise UsageError(leaf.not_an_argument)
             if isinstance(leaf, RemoteValue):
                 raise UsageError(
                     "schedule got a RemoteValue as an argument: the value may not exist yet. Give its fetch() instead, or do "
