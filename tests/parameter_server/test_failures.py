@@ -460,6 +460,18 @@ def test_a_servers_death_is_told_once_and_what_needed_it_does_not_run_again(
     coordinator.join()
 
 
+def test_what_lives_is_not_started_anew(up: Up, engine: str) -> None:
+    if engine != "threads":
+        pytest.skip("another engine starts tasks by itself")
+    cluster, strategy, coordinator = up(1, 1)
+    held = strategy.variable(5.0)
+    for job in ("worker", "ps"):
+        cluster.engine.restart(job, 0)  # type: ignore[arg-type]
+        assert cluster.engine.incarnation(job, 0) == 0  # type: ignore[arg-type]
+    assert float(held) == 5.0
+    assert coordinator.schedule(int).fetch() == 0
+
+
 def test_no_thread_is_left(own_cluster: MakeCluster, engine: str) -> None:
     if engine != "threads":
         pytest.skip("another engine has threads of its own")

@@ -14,10 +14,12 @@ from torch import nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
+from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.parameter_server.trials.worker_trial import WorkerTrial
 from workbench.studies.lr_sweep import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -205,3 +207,23 @@ def test_it_trains_workloads(tmp_path: Path) -> None:
 def test_an_executor_for_whole_trials_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="spreads one trial over several"):
         wb.LRSweep(lrs=(0.01,)).run(workload(), trainer=ALONE, executor="ray", out=tmp_path / "s")
+
+
+def test_each_worker_shuffles_for_itself() -> None:
+    """T7.4: worker 0 reads what training without servers reads, the others the same examples in another order."""
+    made = workload()
+    orders = []
+    for worker in range(3):
+        with on_worker(WorkerContext(worker)):
+            stream = WorkerTrial(made, made.config, 0, 3).stream
+            orders.append(torch.cat([_inputs(stream.next()) for _ in range(6)]))
+    assert all(not torch.equal(orders[0], other) for other in orders[1:])
+    assert not torch.equal(orders[1], orders[2])
+    for order in orders:
+        assert len({tuple(row) for row in order.tolist()}) == 48
+
+
+def _inputs(batch: Any) -> torch.Tensor:
+    while not isinstance(batch, torch.Tensor):
+        batch = batch[0]
+    return batch
