@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 from tests.helpers.killed_programs import lives, wait_until
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.workers.worker import Call
 
 MOST = 12  # processes kept for later tests
 
 
 class ClusterPool:
-    """What is given back has all its workers up again; one that lost a server, or was shut down, is not used again."""
+    """What is given back is up again, the servers of what was killed empty; one that was shut down is not used again."""
 
     def __init__(self) -> None:
         self._free: list[Cluster] = []
-        self._servers: dict[str, list[int]] = {}
 
     def take(self, engine: str, num_workers: int, num_ps: int) -> Cluster:
         """A cluster of which a test may do what it wants; each takes another one."""
@@ -26,24 +30,24 @@ class ClusterPool:
                 return cluster
         while engine == "ray" and self._free and self._size() + num_workers + num_ps > MOST:
             self._free.pop(0).shutdown()
-        made = create_in_process_cluster(num_workers, num_ps, engine=engine)  # type: ignore[arg-type]
-        if engine == "ray":
-            self._servers[made.id] = _servers(made)
-        return made
+        return create_in_process_cluster(num_workers, num_ps, engine=engine)  # type: ignore[arg-type]
 
     def give_back(self, cluster: Cluster) -> None:
-        """Keep a cluster for a later test where it can be mended, else end it."""
+        """Keep a cluster for a later test where it is one of processes that was not shut down, else end it."""
         engine: Any = cluster.engine
-        whole = engine.name == "ray" and not engine._closed and all(map(lives, self._servers[cluster.id]))
-        if not whole or _servers(cluster) != self._servers[cluster.id]:
+        if engine.name != "ray" or engine._closed:
             cluster.shutdown()
             return
-        for worker in range(cluster.num_workers):
-            engine.restart("worker", worker)
+        tasks = [("ps", k) for k in range(cluster.num_ps)] + [("worker", k) for k in range(cluster.num_workers)]
+        for job, index in tasks:
+            engine.restart(job, index)
             wait_until(
-                lambda worker=worker: engine.check("worker", worker) is None and lives(engine.pid("worker", worker)),
-                what=f"the return of worker {worker}",
+                lambda job=job, index=index: engine.check(job, index) is None and lives(engine.pid(job, index)),
+                what=f"the return of {job} {index}",
             )
+        _look(cluster.id, cluster.num_ps)
+        for worker in range(cluster.num_workers):
+            engine.execute(worker, Call(_look, (cluster.id, cluster.num_ps)), threading.Event())
         self._free.append(cluster)
 
     def close(self) -> None:
@@ -55,6 +59,8 @@ class ClusterPool:
         return sum(cluster.num_workers + cluster.num_ps for cluster in self._free)
 
 
-def _servers(cluster: Cluster) -> list[int]:
-    engine: Any = cluster.engine
-    return [engine.pid("ps", k) for k in range(cluster.num_ps)]
+def _look(cluster: str, num_ps: int) -> None:
+    """Notice which servers were started anew, so that the next test does not."""
+    for server in range(num_ps):
+        with contextlib.suppress(UnavailableError):
+            plane_of(cluster).ask(server, "load_report")
