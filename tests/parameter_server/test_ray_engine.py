@@ -23,7 +23,8 @@ from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
-from workbench.parameter_server.engines import ray_engine
+from workbench.parameter_server.engines import ray_engine, start_tasks
+from workbench.parameter_server.engines.known_task import lives
 from workbench.parameter_server.engines.ray_engine import RayEngine
 
 pytestmark = pytest.mark.cluster
@@ -42,7 +43,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = ALIVE) -> None:
 
 
 def lives(pid: int) -> bool:
-    return ray_engine._lives(pid)
+    return lives(pid)
 
 
 @pytest.fixture
@@ -332,7 +333,7 @@ def test_nothing_is_left(ray_up: Callable[[], None]) -> None:
 
 def test_another_version_of_the_package_is_named(ray_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     ray_up()
-    monkeypatch.setattr(ray_engine, "__version__", "99.0")
+    monkeypatch.setattr(start_tasks, "__version__", "99.0")
     with pytest.raises(ClusterError, match=r"ps 0 runs workbench .*, and this process 99\.0: install the same"):
         RayEngine(1, 1, cluster="versions")
 

@@ -9,20 +9,19 @@ import pickle
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workbench import __version__
-from workbench.errors import ClusterError, UsageError
+from workbench.errors import UsageError
 from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
-from workbench.parameter_server.engines.ray_server import ServerTask
-from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request, WorkerTask
+from workbench.parameter_server.engines.known_task import KnownTask, lives
+from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
+from workbench.parameter_server.engines.start_tasks import START_S, meet_first, start_tasks
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane
 from workbench.parameter_server.links.plasma import CONTROL
-from workbench.parameter_server.links.shared_memory import Witness, machine
+from workbench.parameter_server.links.shared_memory import machine
 from workbench.parameter_server.links.ways import PLANES, Plane, Ways
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.plane import DataPlane
@@ -33,51 +32,10 @@ from workbench.parameter_server.workers.worker import Call, ResourceRef
 __all__ = ["RayEngine"]
 
 BRIEF_S = 0.001  # rule of thumb: what it takes to send a call
-START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
 ANSWER_S = 1.0  # how long a task may take to say that it is well, before it counts as busy
 SILENT_S = 10.0  # and how long before it counts as gone (rule of thumb)
 END_S = 5.0  # until the processes of a cluster that was shut down are gone
-
-
-class _Task:
-    """A worker or server as the engine knows it."""
-
-    def __init__(self, job: Job, index: int, actor: Any) -> None:
-        self.job, self.index, self.actor = job, index, actor
-        self.hello: Hello | None = None
-        self.witness: Witness | None = None  # of its process, where that is on this machine
-        self.incarnation = 0
-        self.free = threading.Event()  # not held down
-        self.free.set()
-        self.known: set[int] = set()  # what this life of a worker keeps
-        self.drop: deque[int] = deque()
-        self.seconds = float("inf")  # that a worker's last call took there
-        self.asked: tuple[Any, float] | None = None  # whether it is well, and when
-        self.lock = threading.Lock()
-
-    @property
-    def life(self) -> str:
-        """Which life of the task it knows."""
-        return "" if self.hello is None else self.hello.life
-
-    def met(self, hello: Hello) -> None:
-        """Note who answers; a new life knows nothing."""
-        if self.hello is None or self.hello.life != hello.life:
-            if self.hello is not None:
-                self.incarnation += 1
-            self.known.clear()
-            self.drop.clear()
-            self.hello = hello
-            self.witness = None
-            if hello.machine == machine():
-                with contextlib.suppress(OSError):  # it has ended since, or cannot be seen: Ray will tell
-                    self.witness = Witness(hello.pid)
-
-    def gone(self) -> bool:
-        """Whether the life that it knows is seen to have ended, which Ray may take seconds to notice."""
-        witness = self.witness
-        return witness is not None and witness.gone()
 
 
 class RayEngine:
@@ -124,11 +82,23 @@ class RayEngine:
         self._tickets = itertools.count()
         self._closed = False
         self._ray = RayCluster.connect(address) if ray is None else ray
-        self._tasks: dict[tuple[Job, int], _Task] = {}
+        self._tasks: dict[tuple[Job, int], KnownTask] = {}
         self._plane: LinkedPlane | None = None
         self._sent = SendOnce(self._ray.pack)
         try:
-            self._start(cluster, data_plane, resource or (lambda *_: None))
+            self._tasks, names = start_tasks(
+                self._ray,
+                num_workers,
+                num_ps,
+                cluster=cluster,
+                data_plane=data_plane,
+                resource=resource,
+                grace_s=grace_s,
+            )
+            for task in self._tasks.values():
+                meet_first(self._ray, task)
+            self.plane = self._plane = LinkedPlane(num_ps, Ways(names, data_plane, num_workers).connector())
+            self._plane.connect()
         except BaseException:
             self.close()
             raise
@@ -199,7 +169,7 @@ class RayEngine:
     def held(self, worker: int) -> int:
         """See `Engine`."""
         task = self._task("worker", worker)
-        return int(self._waited(task, self._ray.call(task.actor, "held", _taken(task.drop))))
+        return int(self._waited(task, self._ray.call(task.actor, "held", task.taken_drop())))
 
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
         """See `Engine`."""
@@ -272,46 +242,13 @@ class RayEngine:
                 self._ray.kill(task.actor)
         until = time.monotonic() + END_S
         for task in self._tasks.values():
-            while task.hello is not None and task.hello.machine == machine() and _lives(task.hello.pid):
+            while task.hello is not None and task.hello.machine == machine() and lives(task.hello.pid):
                 if time.monotonic() > until:
                     break
                 time.sleep(0.01)
         self._ray.close()
 
-    def _start(self, cluster: str, data_plane: Plane, resource: Callable[[Job, int], str | None]) -> None:
-        def placed(job: Job, index: int, kind: type, *arguments: Any, name: str | None = None) -> Any:
-            there = resource(job, index)
-            return self._ray.place(
-                kind, *arguments, name=name, cpus=0, comes_back=True, groups={CONTROL: 1}, resource=there
-            )
-
-        may_share = data_plane in ("auto", "shm")
-        names = [f"workbench-{cluster}-ps{k}" for k in range(self.num_servers)]
-        servers = [
-            placed("ps", k, ServerTask, k, self.num_workers + 1, may_share, name=name) for k, name in enumerate(names)
-        ]
-        workers = [
-            placed("worker", k, WorkerTask, k, cluster, Ways(names, data_plane, k), self.grace_s)
-            for k in range(self.num_workers)
-        ]
-        self._tasks |= {("ps", k): _Task("ps", k, actor) for k, actor in enumerate(servers)}
-        self._tasks |= {("worker", k): _Task("worker", k, actor) for k, actor in enumerate(workers)}
-        until = time.monotonic() + START_S
-        for task in self._tasks.values():
-            try:
-                hello = self._ray.answer(self._ray.call(task.actor, "hello"), max(0.0, until - time.monotonic()))
-            except (WorkerLost, TimeoutError) as error:
-                raise ClusterError(f"{task.job} {task.index} cannot be started: {error}") from error
-            if hello.version != __version__:
-                raise ClusterError(
-                    f"{task.job} {task.index} runs workbench {hello.version}, and this process {__version__}: install the same "
-                    "version on every machine of the cluster."
-                )
-            task.met(hello)
-        self.plane = self._plane = LinkedPlane(self.num_servers, Ways(names, data_plane, self.num_workers).connector())
-        self._plane.connect()
-
-    def _task(self, job: Job, index: int) -> _Task:
+    def _task(self, job: Job, index: int) -> KnownTask:
         task = self._tasks[job, index]
         if self._closed:
             raise UnavailableError(job, index, "the cluster was shut down")
@@ -319,7 +256,7 @@ class RayEngine:
             raise UnavailableError(job, index)
         return task
 
-    def _asked(self, task: _Task, calls: Sequence[Call], cancel: threading.Event) -> list[Outcome]:
+    def _asked(self, task: KnownTask, calls: Sequence[Call], cancel: threading.Event) -> list[Outcome]:
         """Send calls with what the worker does not know of them yet, and wait for what becomes of them."""
         new: dict[int, bytes] = {}
 
@@ -332,7 +269,7 @@ class RayEngine:
         def outgoing(leaf: Any) -> Any:
             return named(leaf) if isinstance(leaf, PlacedModule) else to_wire(leaf)
 
-        ticket, drop = next(self._tickets), _taken(task.drop)
+        ticket, drop = next(self._tickets), task.taken_drop()
         contents = []
         for call in calls:
             function = named(call.function)
@@ -357,7 +294,7 @@ class RayEngine:
         task.seconds = max(outcome.seconds for outcome in outcomes)
         return outcomes
 
-    def _waited(self, task: _Task, sent: Any, cancel: threading.Event | None = None, ticket: int = -1) -> Any:
+    def _waited(self, task: KnownTask, sent: Any, cancel: threading.Event | None = None, ticket: int = -1) -> Any:
         """Wait for an answer, and look meanwhile whether the task was killed or the call is to stop."""
         first: float | None = None  # when it was asked to stop
         last = 0.0
@@ -380,7 +317,7 @@ class RayEngine:
                 last = now
                 self._ray.call(task.actor, "cancel", ticket, group=CONTROL)
 
-    def _result(self, task: _Task, outcome: Outcome) -> Any:
+    def _result(self, task: KnownTask, outcome: Outcome) -> Any:
         if outcome.how == "done":
             return outcome.value
         if outcome.how == "failed":
@@ -389,7 +326,7 @@ class RayEngine:
             raise error
         raise UnavailableError(task.job, task.index, "it was started anew")
 
-    def _meet(self, task: _Task, timeout_s: float) -> UnavailableError | None:
+    def _meet(self, task: KnownTask, timeout_s: float) -> UnavailableError | None:
         """Ask whether a task is well; one that has not answered yet is asked no second time."""
         with task.lock:
             if task.asked is None:
@@ -429,20 +366,3 @@ class _Refusal:
     def __call__(self, **_: Any) -> Any:
         """Refuse."""
         raise TypeError(self._why)
-
-
-def _taken(things: deque[int]) -> list[int]:
-    """Empty a queue to which others append."""
-    found = []
-    with contextlib.suppress(IndexError):
-        while True:
-            found.append(things.popleft())
-    return found
-
-
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,0 +1,78 @@
+"""`start_tasks`: the actors of an engine, where they are to be, and `meet_first`: what they say of themselves (behaviour 66)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench import __version__
+from workbench.errors import ClusterError
+from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.parameter_server.engines.known_task import KnownTask
+from workbench.parameter_server.engines.ray_server import ServerTask
+from workbench.parameter_server.engines.ray_tasks import WorkerTask
+from workbench.parameter_server.errors import Job
+from workbench.parameter_server.links.plasma import CONTROL
+from workbench.parameter_server.links.ways import Plane, Ways
+
+__all__ = ["START_S", "meet_first", "start_tasks"]
+
+START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
+
+
+def start_tasks(
+    ray: RayCluster,
+    num_workers: int,
+    num_ps: int,
+    *,
+    cluster: str,
+    data_plane: Plane,
+    resource: Callable[[Job, int], str] | None,
+    grace_s: float,
+) -> tuple[dict[tuple[Job, int], KnownTask], list[str]]:
+    """Ask for the processes of all tasks, without waiting for them.
+
+    Args:
+        ray: where they are to run.
+        num_workers: how many workers.
+        num_ps: how many servers.
+        cluster: id of the cluster.
+        data_plane: see `RayEngine`.
+        resource: see `RayEngine`.
+        grace_s: see `RayEngine`.
+
+    Returns:
+        The tasks, servers first, and the names by which workers find the servers.
+    """
+
+    def placed(job: Job, index: int, kind: type, *arguments: Any, name: str | None = None) -> KnownTask:
+        there = None if resource is None else resource(job, index)
+        actor = ray.place(kind, *arguments, name=name, cpus=0, comes_back=True, groups={CONTROL: 1}, resource=there)
+        return KnownTask(job, index, actor)
+
+    may_share = data_plane in ("auto", "shm")
+    names = [f"workbench-{cluster}-ps{k}" for k in range(num_ps)]
+    tasks: dict[tuple[Job, int], KnownTask] = {}
+    for k, name in enumerate(names):
+        tasks["ps", k] = placed("ps", k, ServerTask, k, num_workers + 1, may_share, name=name)
+    for k in range(num_workers):
+        tasks["worker", k] = placed("worker", k, WorkerTask, k, cluster, Ways(names, data_plane, k), grace_s)
+    return tasks, names
+
+
+def meet_first(ray: RayCluster, task: KnownTask, timeout_s: float = START_S) -> None:
+    """Wait until a task has introduced itself.
+
+    Raises:
+        ClusterError: it cannot be started, or has another version of this package.
+    """
+    try:
+        hello = ray.answer(ray.call(task.actor, "hello"), timeout_s)
+    except (WorkerLost, TimeoutError) as error:
+        raise ClusterError(f"{task.job} {task.index} cannot be started: {error}") from error
+    if hello.version != __version__:
+        raise ClusterError(
+            f"{task.job} {task.index} runs workbench {hello.version}, and this process {__version__}: install the same "
+            "version on every machine of the cluster."
+        )
+    task.met(hello)
