@@ -42,10 +42,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = ALIVE) -> None:
         time.sleep(0.02)
 
 
-def lives(pid: int) -> bool:
-    return lives(pid)
-
-
 @pytest.fixture
 def engine(cluster: Cluster) -> RayEngine:
     assert isinstance(cluster.engine, RayEngine)
