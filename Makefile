@@ -1,3 +1,4 @@
+# make install    everything into .venv, and nothing is run
 # make diagnose   install into .venv and diagnose a bundled workload: verdict and report, in minutes
 # make lab        the notebooks, in JupyterLab, on this machine only
 # make test       what to run before and after a change

@@ -142,7 +142,8 @@ next: fix what fails, and run it again""",
         line="training on parameter servers, a process for each task, on one machine or many",
         description="""\
 The one program for all tasks of a cluster: start it on every machine with the same description of the cluster. A worker
-or ps serves until the chief is done; the chief trains; an evaluator follows its checkpoints. Any order will do.""",
+or ps serves until the chief is done; the chief trains; an evaluator follows its checkpoints. Any order will do. It takes
+half a minute until all have met, more on a busy machine. Ctrl-C or SIGTERM on the chief keeps what was trained.""",
         epilog="""\
 examples, on one machine, with cluster.json
 {"cluster": {"chief": ["127.0.0.1:2220"], "worker": ["127.0.0.1:2221", "127.0.0.1:2222"], "ps": ["127.0.0.1:2223"]}}
@@ -150,6 +151,7 @@ examples, on one machine, with cluster.json
   workbench ps --cluster cluster.json --role ps --index 0 &
   workbench ps --cluster cluster.json --role worker --index 0 &
   workbench ps --cluster cluster.json --role worker --index 1 &
+  workbench ps --cluster cluster.json --role evaluator digits_mlp --out runs/ps &    # as the chief; not in the cluster
   workbench ps --cluster cluster.json --role chief digits_mlp --out runs/ps
 
   workbench ps digits_mlp                         # everywhere: the task is in WORKBENCH_CLUSTER or TF_CONFIG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import signal
@@ -66,8 +67,14 @@ def _ps(args: argparse.Namespace) -> int:
         evaluator = partial(follow_trial, workload, out, steps=args.steps, wait_s=args.wait)
     # As Ctrl-C does: what runs the tasks of a cluster ends one like this, and others have to be told.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("workbench.parameter_server.cluster").setLevel(logging.INFO)
     try:
         run_task(resolver, chief=chief, evaluator=evaluator, wait_s=args.wait)
+    except KeyboardInterrupt:
+        if resolver.role in ("worker", "ps"):
+            raise KeyboardInterrupt(f"{resolver.task} has left the cluster.") from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
     return RAN

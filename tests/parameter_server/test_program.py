@@ -154,6 +154,14 @@ def test_everybody_may_be_killed_on_the_way(tasks: Callable[..., Tasks], tmp_pat
     cluster.start("chief", 0, *chief)
     reaches(before + 1)
 
+    cluster.running["chief-0"].terminate()  # as a scheduler does
+    assert cluster.code("chief-0") == 130, cluster.everything_said()
+    assert "everything is saved" in cluster.said("chief-0")
+    stopped = _newest(out)
+    assert stopped > before
+    cluster.start("chief", 0, *chief)
+    reaches(stopped + 1)
+
     cluster.kill("ps-0")
     assert cluster.code("chief-0") == 1, cluster.everything_said()
     assert "ps 0 does not answer" in cluster.said("chief-0")
@@ -183,6 +191,19 @@ def test_a_script_of_ones_own(tasks: Callable[..., Tasks], tmp_path: Path) -> No
     cluster.start("chief", 0, "--script", "train.py", "--", "--epochs", "3")
     assert [cluster.code(name) for name in ("chief-0", "worker-0", "ps-0")] == [0, 0, 0], cluster.everything_said()
     assert "total [20.0, 20.0, 20.0] workers [0] arguments ['--epochs', '3']" in cluster.said("chief-0")
+
+
+def test_all_have_to_have_the_same_description(tasks: Callable[..., Tasks], tmp_path: Path) -> None:
+    """The one that has another is told, and no part of the cluster; the chief waits for the right one."""
+    cluster = tasks(1, 2)
+    cluster.start("chief", 0, "digits_mlp")
+    cluster.spec = cluster.spec | {"ps": cluster.spec["ps"][:1]}
+    cluster.start("worker", 0)
+    assert cluster.code("worker-0") == 2, cluster.everything_said()
+    assert "worker 0 and the chief have different descriptions of the cluster" in cluster.said("worker-0")
+    _wait_until(lambda: "waiting for" in cluster.said("chief-0"), cluster.everything_said)
+    cluster.running["chief-0"].terminate()
+    assert cluster.code("chief-0") == 130, cluster.everything_said()
 
 
 def test_who_does_not_come_is_named(tasks: Callable[..., Tasks], tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def _with_saturation(finding: Finding, record: Audited, gain: float) -> Finding:
     if table["workers"].nunique() < 2:
         return finding
     flat = saturation(table["workers"], table["updates_per_s"], gain=gain)
-    said = f" Timed with 1 to {table['workers'].max()} workers, "
-    said += "more were faster every time." if flat is None else f"more than {flat} were not faster."
     rates = table.groupby("workers")["updates_per_s"].median()
+    said = f" Timed with 1 to {table['workers'].max()} workers, "
+    said += f"{rates.idxmax()} were the fastest." if flat is None else f"more than {flat} were not faster."
     evidence = {
         **finding.evidence,
         "saturated_at_workers": flat,

@@ -1,4 +1,4 @@
-"""`RayCluster`: processes on a Ray cluster that is found or started; Ray is imported here and nowhere else."""
+"""`RayCluster`: processes on a Ray cluster that is found or started; Ray is imported here, by `ray_node` and `ray_token`, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,7 @@ class RayCluster:
                 _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
                 _quiet(),
                 on_loopback() if near else contextlib.nullcontext(),
+                _own_sigterm(),
             ):
                 ray.init(address=address, log_to_driver=False, configure_logging=False, _node_ip_address=host)
             leave = contextlib.ExitStack()
@@ -94,6 +96,7 @@ class RayCluster:
                 _quiet(),
                 on_loopback(),
                 patient(),
+                _own_sigterm(),
             ):
                 ray.init(
                     address="local",
@@ -298,6 +301,18 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what this program does on SIGTERM, where it does something: Ray puts its own in that place, and nothing would be saved."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if here else None
+    try:
+        yield
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

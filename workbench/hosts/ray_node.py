@@ -31,6 +31,7 @@ HEALTH = {
     "health_check_timeout_ms": 5_000,
     "health_check_failure_threshold": 5,
 }
+BUSY = "A busy machine takes longer than Ray waits: give the same command again, with less beside it."
 _NAMESPACE, _ENDED = b"workbench", b"ended"
 
 
@@ -114,7 +115,8 @@ class RayNode:
                 "no Ray cluster can be started" if head else "the Ray cluster answers, but this machine cannot join it"
             )
             said = str(error).strip().splitlines()
-            raise ClusterError(f"{what}: {(said or [type(error).__name__])[0][:300]}") from error
+            busy = f" {BUSY}" if "timed out" in str(error) else ""
+            raise ClusterError(f"{what}: {(said or [type(error).__name__])[0][:300]}{busy}") from error
         leave.callback(_ended, node)
         return cls(node, leave)
 
@@ -133,6 +135,18 @@ class RayNode:
         ip = self._node.node_ip_address
         with _local(ip):
             return RayCluster.connect(self.address, host=ip)
+
+    def write(self, name: str, text: str) -> None:
+        """Leave a text where every machine of the cluster can `read` it."""
+        self._node.get_gcs_client().internal_kv_put(name.encode(), text.encode(), True, _NAMESPACE)
+
+    def read(self, name: str) -> str | None:
+        """Return the text that a machine wrote under this name; None where there is none, or no answer."""
+        try:
+            said = self._node.get_gcs_client().internal_kv_get(name.encode(), _NAMESPACE, timeout=CONNECT_S)
+        except Exception:  # whatever Ray's client raises, there was no answer
+            return None
+        return None if said is None else said.decode()
 
     def say_ended(self) -> None:
         """Tell the other machines that all is done, and wait until they have left, for a while."""
@@ -183,7 +197,7 @@ def own_address(host: str, port: int) -> str:
             if error.errno == errno.EADDRINUSE:
                 what = f"port {port} is taken by another program. Give this task another port, on every machine"
             elif error.errno == errno.EADDRNOTAVAIL:
-                what = f"{there[0]} is not an address of this machine. Is this the machine that the task is meant for"
+                what = f"{there[0]} is not an address of this machine. Start this task on the machine that has it"
             else:
                 what = f"this process may not listen there ({error.strerror})"
             raise ClusterError(f"{host}:{port}: {what}.") from error

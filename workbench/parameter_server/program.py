@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from workbench.errors import ClusterError
 from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
 from workbench.parameter_server.cluster.connect import connect_to_cluster
 from workbench.parameter_server.cluster.serve_task import serve_task
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.fit.sidecar import SidecarEvaluation
 
 __all__ = ["become_script", "follow_trial", "run_task", "train_trial"]
 
@@ -64,9 +69,17 @@ def follow_trial(workload: str, out: Path, *, steps: int | None = None, wait_s: 
     sidecar = SidecarEvaluator(
         made, checkpoints, steps=last, timeout_s=wait_s, log_dir=out.with_name(f"{out.name}-evaluator")
     )
-    for found in sidecar:
+    print(f"following {checkpoints} until update {last}", flush=True)
+    for found in _or_cluster_error(sidecar):
         said = ", ".join(f"{name} {value:.4g}" for name, value in found.values.items())
         print(f"update {found.steps} of {last}: {said}", flush=True)
+
+
+def _or_cluster_error(sidecar: Iterable[SidecarEvaluation]) -> Iterator[SidecarEvaluation]:
+    try:
+        yield from sidecar
+    except TimeoutError as error:
+        raise ClusterError(f"{error} --wait says how long; --out and --steps have to be the chief's.") from error
 
 
 def become_script(resolver: ClusterResolver, script: Path, arguments: Sequence[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import json
+import logging
 import sys
 import time
 import uuid
@@ -15,7 +17,7 @@ from workbench.hosts.ray_node import RayNode
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.cluster_spec import Task
-from workbench.parameter_server.cluster.serve_task import chief_address, offered
+from workbench.parameter_server.cluster.serve_task import DESCRIPTION, chief_address, offered
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.links.ways import Plane
 
@@ -74,6 +76,7 @@ def connect_to_cluster(
     assert spec is not None
     node = RayNode.start(*chief_address(resolver), "workbench-chief")
     try:
+        node.write(DESCRIPTION, json.dumps(spec.to_dict()))
         ray = node.connect()
         try:
             _wait(ray, [task for task in spec.tasks if task.type != "chief"], resolver, wait_s)
@@ -104,8 +107,14 @@ def _wait(ray: RayCluster, tasks: Sequence[Task], resolver: ClusterResolver, wai
     """Wait until every task is there."""
     until = time.monotonic() + wait_s
     assert resolver.cluster_spec is not None
+    told: list[Task] = []
     while True:
         missing = [task for task in tasks if not ray.total(offered(task.type, task.index))]  # type: ignore[arg-type]
+        if missing != told:
+            logging.getLogger(__name__).info(
+                "chief: waiting for %s, up to %g s", ", ".join(map(str, missing)) or "nobody", wait_s
+            )
+            told = missing
         if not missing:
             return
         if time.monotonic() > until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 
@@ -11,7 +12,9 @@ from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.cluster_spec import split_address
 from workbench.parameter_server.errors import Job
 
-__all__ = ["chief_address", "offered", "serve_task"]
+__all__ = ["DESCRIPTION", "chief_address", "offered", "serve_task"]
+
+DESCRIPTION = "cluster"  # under which the chief writes down what it takes for the cluster
 
 POLL_S = 0.5
 LOST = 4  # looks in a row without an answer before the chief counts as gone (rule of thumb)
@@ -28,7 +31,7 @@ def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0
         wait_s: for the chief, at the start and whenever it is gone.
 
     Raises:
-        UsageError: this is no worker and no server, or the cluster has no chief to listen to.
+        UsageError: this is no worker and no server, the cluster has no chief to listen to, or the chief has another description.
         ClusterError: the chief did not come, cannot be reached from here, or this machine does not have the task's address.
     """
     resolver = resolver or ClusterResolver.from_environment()
@@ -42,20 +45,39 @@ def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0
     head = chief_address(resolver)
     host, port = split_address(resolver.address)
     log = logging.getLogger(__name__)
+    log.info("%s: waiting for the chief at %s:%d, up to %g s", resolver.task, *head, wait_s)
     while True:
         node = RayNode.join(head, host, port, offered(resolver.task.type, resolver.task.index), wait_s=wait_s)  # type: ignore[arg-type]
         try:
-            log.info("%s is up at %s:%d", resolver.task, host, port)
-            silent = 0
+            log.info("%s: in the cluster of the chief at %s:%d", resolver.task, *head)
+            silent, agreed = 0, False
             while silent < LOST and not node.broken:
                 state = node.state()
                 if state == "ended":
                     return
                 silent = silent + 1 if state == "lost" else 0
+                agreed = agreed or _agree(resolver, node)
                 time.sleep(POLL_S)
         finally:
             node.close()
-        log.warning("%s: the chief at %s:%d is gone; waiting %g s for it to come again", resolver.task, *head, wait_s)
+        log.warning(
+            "%s: the chief at %s:%d is gone; waiting %g s for it to come again. Ctrl-C ends this task.",
+            resolver.task,
+            *head,
+            wait_s,
+        )
+
+
+def _agree(resolver: ClusterResolver, node: RayNode) -> bool:
+    """Return whether the chief has the same description, once it has said which."""
+    assert resolver.cluster_spec is not None
+    own, chiefs = json.dumps(resolver.cluster_spec.to_dict()), node.read(DESCRIPTION)
+    if chiefs is not None and chiefs != own:
+        raise UsageError(
+            f"{resolver.source}: {resolver.task} and the chief have different descriptions of the cluster: {own} here, {chiefs} there. "
+            "Give every task the same."
+        )
+    return chiefs is not None
 
 
 def chief_address(resolver: ClusterResolver) -> tuple[str, int]:

@@ -138,7 +138,7 @@ class SidecarEvaluator:
             if self.timeout_s is not None and time.monotonic() - waited_from > self.timeout_s:
                 raise TimeoutError(
                     f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; {self._end} has "
-                    "not come. Did training end early? Else give a larger timeout_s."
+                    "not come. Did training end early, or in another folder? Else let it wait longer."
                 )
             time.sleep(self.poll_s)
 
