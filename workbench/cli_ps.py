@@ -9,6 +9,7 @@ import shlex
 import signal
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from workbench.cli_verdict import RAN
@@ -66,7 +67,7 @@ def _ps(args: argparse.Namespace) -> int:
         chief = partial(train_trial, resolver, workload, out, steps=args.steps, wait_s=args.wait)
         evaluator = partial(follow_trial, workload, out, steps=args.steps, wait_s=args.wait)
     # As Ctrl-C does: what runs the tasks of a cluster ends one like this, and others have to be told.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("workbench.parameter_server.cluster").setLevel(logging.INFO)
     try:
@@ -78,6 +79,15 @@ def _ps(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return RAN
+
+
+def _as_ctrl_c(_: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does now: a trainer finishes its step and saves everything. Background jobs of a shell ignore Ctrl-C, but not this."""
+    does = signal.getsignal(signal.SIGINT)
+    if callable(does):
+        does(signal.SIGINT, frame)
+    else:
+        raise KeyboardInterrupt
 
 
 def _nothing() -> None:
