@@ -68,7 +68,7 @@ def test_make_targets_in_the_pages_exist(path: Path) -> None:
 
 def test_every_make_target_says_what_it_is_for() -> None:
     explained = set(re.findall(r"^# make ([a-z]+)  +\S", MAKEFILE, re.MULTILINE))
-    assert explained == TARGETS - {"help", "install"}
+    assert explained == TARGETS - {"help"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

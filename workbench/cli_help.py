@@ -151,7 +151,7 @@ examples, on one machine, with cluster.json
   workbench ps --cluster cluster.json --role ps --index 0 &
   workbench ps --cluster cluster.json --role worker --index 0 &
   workbench ps --cluster cluster.json --role worker --index 1 &
-  workbench ps --cluster cluster.json --role evaluator digits_mlp --out runs/ps &    # as the chief; not in the cluster
+  workbench ps --cluster cluster.json --role evaluator --out runs/ps digits_mlp &    # not in the cluster
   workbench ps --cluster cluster.json --role chief digits_mlp --out runs/ps
 
   workbench ps digits_mlp                         # everywhere: the task is in WORKBENCH_CLUSTER or TF_CONFIG

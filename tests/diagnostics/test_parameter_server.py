@@ -253,7 +253,7 @@ def test_time_that_nobody_took_is_not_measured(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "flat", "said"), [((100, 190, 280), None, "more were faster"), ((100, 190, 191), 2, "more than 2 were not")]
+    ("updates", "flat", "said"), [((100, 190, 280), None, "3 were the fastest"), ((100, 190, 191), 2, "more than 2 were not")]
 )  # fmt: skip
 def test_where_more_workers_stop_helping_is_said(updates: tuple[int, ...], flat: int | None, said: str) -> None:
     record = served(facts())
