@@ -30,6 +30,7 @@ class Cluster:
         self.id = identity or uuid.uuid4().hex
         self._leave = leave
         self._names: set[str] = set()
+        self._ends: list[Callable[[], object]] = []
         set_plane(self.id, engine.plane)
 
     def __enter__(self) -> Self:
@@ -63,6 +64,10 @@ class Cluster:
         self._names.add(found)
         return found
 
+    def ends_with(self, end: Callable[[], object]) -> None:
+        """Call this when the cluster ends: what has threads for its sake needs them no longer."""
+        self._ends.append(end)
+
     def shutdown(self, *, done: bool = True) -> None:
         """End every worker and server; a second call does nothing.
 
@@ -70,6 +75,8 @@ class Cluster:
             done: False lets processes of other machines wait for a coordinator that begins anew.
         """
         self.engine.close()
+        while self._ends:
+            self._ends.pop()()
         forget_plane(self.id)
         forget_replicas(self.id)
         leave, self._leave = self._leave, None

@@ -100,6 +100,7 @@ class ClusterCoordinator:
             )
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
             strategy.coordinated_by(self)
+            strategy.cluster.ends_with(self._finalizer)
             return self
 
     _dispatcher: Dispatcher
