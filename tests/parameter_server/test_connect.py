@@ -16,7 +16,8 @@ import pytest
 from workbench.cli import main
 from workbench.errors import ClusterError, UsageError
 from workbench.hosts import ray_node
-from workbench.hosts.ray_node import is_loopback, own_address, reach
+from workbench.hosts.ray_address import is_loopback
+from workbench.hosts.ray_node import own_address, reach
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.connect import connect_to_cluster
 from workbench.parameter_server.cluster.serve_task import serve_task

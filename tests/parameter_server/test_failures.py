@@ -428,13 +428,17 @@ def test_a_server_that_came_back_empty_is_told_where_nobody_asks_it(up: Up) -> N
     cluster.engine.restart("ps", 0)
     wait_until(lambda: cluster.engine.incarnation("ps", 0) != before)
 
-    def told() -> bool:
-        try:
-            return not coordinator.done()
-        except UnavailableError as error:
-            return (error.job, error.index) == ("ps", 0)
+    told: list[UnavailableError] = []
 
-    wait_until(told)
+    def raises() -> bool:
+        try:
+            coordinator.done()
+        except UnavailableError as error:
+            told.append(error)
+        return bool(told)
+
+    wait_until(raises)
+    assert (told[0].job, told[0].index) == ("ps", 0)
 
 
 def test_a_servers_death_is_told_once_and_what_needed_it_does_not_run_again(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import select
 import socket
 import subprocess
@@ -10,9 +12,8 @@ from typing import IO
 
 from workbench.errors import ClusterError, UsageError
 
-__all__ = ["check_address", "only_on_loopback"]
+__all__ = ["check_address", "is_loopback", "only_on_loopback"]
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CONNECT_S = 3.0  # rule of thumb: a port that is open answers in milliseconds
 ANSWER_S = 6.0  # rule of thumb: so does a cluster
 IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray
@@ -61,13 +62,21 @@ def check_address(address: str, *, connect_s: float = CONNECT_S, answer_s: float
         raise _unanswered(address, "the port is open, but it is not that of a Ray cluster that accepts this client")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine for itself alone."""
+    host = host.strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost"
+
+
 def only_on_loopback(address: str, own: str, *, connect_s: float = CONNECT_S) -> bool:
     """Return whether a cluster at a loopback address of this machine is not there at the machine's `own` address.
 
     Ray asks there instead, and waits for minutes: what listens on loopback alone has to be joined on loopback.
     """
     host, _, port = address.rpartition(":")
-    if host.strip("[]") not in LOOPBACK or own in LOOPBACK:
+    if not is_loopback(host) or host.strip("[]") == own:
         return False
     try:
         socket.create_connection((own, int(port)), timeout=connect_s).close()

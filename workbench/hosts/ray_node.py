@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -14,10 +13,11 @@ from typing import Any, Self
 
 from workbench.errors import ClusterError
 from workbench.hosts.folders import temporary_folder
+from workbench.hosts.ray_address import is_loopback
 from workbench.hosts.ray_cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, require_ray
 from workbench.hosts.ray_token import require_token
 
-__all__ = ["RayNode", "is_loopback", "own_address", "reach"]
+__all__ = ["RayNode", "own_address", "reach"]
 
 CONNECT_S = 3.0  # rule of thumb: a machine that is there answers in milliseconds, with yes or no
 UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
@@ -229,14 +229,6 @@ def reach(address: tuple[str, int], wait_s: float) -> None:
         if waited >= allowed:
             raise ClusterError(f"the chief at {host}:{port} was not reached in {waited:.0f} s: {why}")
         time.sleep(POLL_S)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine for itself alone."""
-    host = host.strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host.lower() == "localhost"
 
 
 def _joined(address: tuple[str, int]) -> str:

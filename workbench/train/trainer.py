@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError
 from workbench.hosts.data_parallel import check_shares
 from workbench.hosts.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.hosts.study import begin_together, finished, open_together
@@ -36,7 +36,7 @@ from workbench.train.predictions import TrackedExamples, check_track, tracked_ex
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_data, check_selection
+from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on
 
 __all__ = ["Trainer"]
@@ -115,7 +115,7 @@ class Trainer:
             RecordError: the folder cannot be used.
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
-        config = _checked(workload, config)
+        config = chosen_config(workload, config)
         device = local_device(resolve_device(self.device))
         check_data(workload, config)
         check_selection(workload, config)
@@ -280,17 +280,3 @@ def _noted(*writers: TrialWriter) -> Iterator[None]:
         for writer in writers:
             writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
         raise
-
-
-def _checked(workload: object, config: object) -> TrainConfig:
-    if not isinstance(workload, Workload):
-        raise UsageError(
-            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
-            "Load one by name with workbench.load_workload(...)."
-        )
-    if config is not None and not isinstance(config, TrainConfig):
-        raise ConfigError(
-            f"config must be a TrainConfig, not {type(config).__name__} ({str(config)[:60]}). Write "
-            "TrainConfig(peak_lr=..., total_steps=..., batch_size=...), or workload.config.replace(peak_lr=...)."
-        )
-    return workload.config if config is None else config

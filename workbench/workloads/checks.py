@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, DataError, UnknownNameError, WorkloadError, nearest
+from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.workloads.base import Workload, second_of_batch
 
 __all__ = [
@@ -21,11 +21,32 @@ __all__ = [
     "check_model",
     "check_selection",
     "check_weights",
+    "chosen_config",
     "scan_targets",
 ]
 
 LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score)(_|$|\d)")
 """Names of metrics that nobody wants small (rule of thumb)."""
+
+
+def chosen_config(workload: object, config: object) -> TrainConfig:
+    """Return what to train with: `config`, or the workload's own where it is None.
+
+    Raises:
+        UsageError: the workload is none.
+        ConfigError: `config` is no `TrainConfig`.
+    """
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
+            "Load one by name with workbench.load_workload(...)."
+        )
+    if config is not None and not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config must be a TrainConfig, not {type(config).__name__} ({str(config)[:60]}). Write "
+            "TrainConfig(peak_lr=..., total_steps=..., batch_size=...), or workload.config.replace(peak_lr=...)."
+        )
+    return workload.config if config is None else config
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
@@ -25,7 +25,7 @@ from workbench.train.predictions import check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_data, check_selection
+from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on
 
 __all__ = ["ParameterServerTrainer"]
@@ -92,11 +92,7 @@ class ParameterServerTrainer:
         progress: bool = False,
     ) -> TrialRecord:
         """Train `workload` once and return its record; see `Trainer.run`."""
-        if not isinstance(workload, Workload):
-            raise UsageError(
-                f"workload must be a Workload, not {type(workload).__name__}. Load one by name with workbench.load_workload(...)."
-            )
-        config = config or workload.config
+        config = chosen_config(workload, config)
         check_data(workload, config)
         check_selection(workload, config)
         tracked_examples(workload, self.track)
@@ -119,18 +115,6 @@ class ParameterServerTrainer:
         finally:
             study.close()
         return record
-
-    def run_trial(
-        self,
-        workload: Workload,
-        config: TrainConfig,
-        study: StudyWriter,
-        *,
-        stage: str,
-        progress: Progress | None = None,
-    ) -> TrialRecord:
-        """Train one trial of a study, or return the finished one that is there already."""
-        return self.run_trials(workload, [config], study, stage=stage, progress=progress)[0]
 
     def run_trials(
         self,
