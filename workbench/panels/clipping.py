@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.trials import RecordLike
+from workbench.panels.base import is_live, still
 from workbench.plots.grad_norm import plot_grad_norm, plot_grad_norm_histogram
 from workbench.plots.render import png
 
@@ -55,10 +55,8 @@ def clipping_panel(
         An `ipywidgets.VBox`, or an `IPython.display.Image`; a notebook shows either when it is the last line of a cell.
     """
     picture = clipping_picture(record, diagnosis, trial=trial, percentile=percentile)
-    if not (os.environ.get("WORKBENCH_LIVE") != "0" if live is None else live):
-        from IPython.display import Image as Still
-
-        return Still(data=picture, format="png")  # type: ignore[no-untyped-call]
+    if not is_live(live):
+        return still(picture)
     import ipywidgets  # type: ignore[import-untyped]
 
     shown = ipywidgets.Image(value=picture, format="png")
