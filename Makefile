@@ -3,6 +3,7 @@
 # make lab        the notebooks, in JupyterLab, on this machine only
 # make test       what to run before and after a change
 # make test-cluster   the tests that need processes of their own: minutes, most of them to start processes
+# make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
@@ -10,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab test test-cluster check notebooks bench
+.PHONY: help install diagnose lab test test-cluster test-browser check notebooks bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,10 +25,10 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
-test test-cluster check notebooks: export OMP_NUM_THREADS := 1
-test test-cluster check notebooks: export MKL_NUM_THREADS := 1
-test test-cluster check notebooks: export WORKBENCH_LIVE := 0
-test test-cluster check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+test test-cluster test-browser check notebooks: export OMP_NUM_THREADS := 1
+test test-cluster test-browser check notebooks: export MKL_NUM_THREADS := 1
+test test-cluster test-browser check notebooks: export WORKBENCH_LIVE := 0
+test test-cluster test-browser check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -48,7 +49,7 @@ lab: $(STAMP)
 
 # One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster"
+	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
@@ -61,11 +62,15 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(MAKE) test
 	$(MAKE) test-cluster
-	$(BIN)/python -m pytest -q -m "slow and not cluster"
+	$(MAKE) test-browser
+	$(BIN)/python -m pytest -q -m "slow and not cluster and not browser"
 
 # Apart from the others: one Ray cluster is up from the first test to the last.
 test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -q -m cluster --durations=15
+
+test-browser: $(STAMP)
+	$(BIN)/python -m pytest -q -m browser --durations=15
 
 notebooks: $(STAMP)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
