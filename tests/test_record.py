@@ -19,6 +19,7 @@ from tests.helpers.workloads import small_workload
 from tests.test_record_writer import CONFIG, filled, opened
 from workbench.errors import RecordError
 from workbench.record import EVAL_COLUMNS, STEP_COLUMNS, StudyRecord, TrialRecord, open_record, read_events, select_best
+from workbench.record_lock import lock
 from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[1])
@@ -124,9 +125,32 @@ def test_best_trial_of_a_study(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_study(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RecordError, match=r"holds no study \(no study\.json\)\. Give the folder"):
-            wb.open(path)
+    with pytest.raises(RecordError, match=r"holds no study \(no study\.json\)\. Give the folder"):
+        wb.open(tmp_path)
+    with pytest.raises(RecordError, match=r"there is no folder .*nowhere\. Give the folder that was passed as out="):
+        wb.open(tmp_path / "nowhere")
+
+
+def test_a_name_that_is_nearly_right_is_told_and_so_is_a_folder_of_studies(copy: Path) -> None:
+    with pytest.raises(RecordError, match=rf"there is no folder .*Did you mean '{copy.name}'\?"):
+        wb.open(copy.with_name(copy.name + "x"))
+    with pytest.raises(RecordError, match=rf"holds no study .*The studies in it are {copy.name}"):
+        wb.open(copy.parent)
+
+
+def test_a_study_of_a_newer_version_is_refused_and_says_so(copy: Path) -> None:
+    study = json.loads((copy / "study.json").read_text())
+    (copy / "study.json").write_text(json.dumps(study | {"schema": 2, "versions": {"workbench": "9.1"}}))
+    for opens in (wb.open, lambda path: wb.StudyRecord(path).workload):
+        with pytest.raises(RecordError, match=r"newer version of workbench \(9\.1\).*schema is 2.*up to 1\. Update"):
+            opens(copy)
+
+
+def test_a_trial_runs_only_as_long_as_somebody_writes_its_study(copy: Path) -> None:
+    (copy / "trials/0/events.jsonl").write_text('{"event": "started", "state": "running"}\n')
+    with lock(copy):
+        assert [wb.open(copy).state, *open_record(copy).trials["state"]] == ["running", "running"]
+    assert [wb.open(copy).state, *open_record(copy).trials["state"]] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize("name", ["study.json", "trials/0/config.json"])
@@ -155,9 +179,9 @@ def test_events_cut_off_at_any_byte_are_read_up_to_there(copy: Path) -> None:
         path.write_bytes(content[:cut])
         events = read_events(folder)
         assert events == whole[: len(events)]
-        assert open_record(copy).trials["state"].tolist() == ["complete" if len(events) == 2 else "running"]
+        assert open_record(copy).trials["state"].tolist() == ["complete" if len(events) == 2 else "stopped"]
     path.unlink()
-    assert open_record(copy).state == "running"
+    assert open_record(copy).state == "stopped"
 
 
 @pytest.mark.parametrize("cut", [1, 0.5, -1])
@@ -218,6 +242,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.helpers.workloads import small_workload
 from workbench.train import checkpoint_store
+from workbench.record_lock import lock
 from workbench.train.trainer import Trainer
 checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint reaches the disk, as in a long run
 counted = [0]

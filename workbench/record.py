@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from workbench.errors import RecordError
+from workbench.errors import RecordError, nearest
+from workbench.record_lock import is_locked
 from workbench.record_parts import read_parts
 
 __all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "periodic_rows", "read_json", "select_best"]
+
+SCHEMA = 1
+"""Of `study.json`: raised when an older version of this package would read a folder wrongly."""
 
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
 EVAL_COLUMNS = [
@@ -62,8 +66,12 @@ class StudyRecord:
 
     @cached_property
     def study(self) -> dict[str, Any]:
-        """The contents of `study.json`."""
-        return read_json(self.path / "study.json")
+        """The contents of `study.json`.
+
+        Raises:
+            RecordError: it is missing, damaged, or of a newer version of this package.
+        """
+        return _checked(self.path, read_json(self.path / "study.json"))
 
     @property
     def name(self) -> str:
@@ -98,7 +106,7 @@ class StudyRecord:
         included; `seconds` is its equal share of their time.
         """
         folders = _trial_folders(self.path)
-        return pd.DataFrame([_trial_row(p) for p in folders if self.only is None or int(p.name) in self.only])
+        return pd.DataFrame(_trial_rows([p for p in folders if self.only is None or int(p.name) in self.only]))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -216,12 +224,12 @@ class TrialRecord:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """This trial's row, as a frame of one row."""
-        return pd.DataFrame([_trial_row(self.folder)])
+        return pd.DataFrame(_trial_rows([self.folder]))
 
     @cached_property
     def state(self) -> str:
         """One of complete, diverged, failed, stopped, running."""
-        return str(_trial_row(self.folder)["state"])
+        return str(_trial_rows([self.folder])[0]["state"])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -284,12 +292,12 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     """Open any study folder, finished or running: a `TrialRecord` where one trial was trained alone.
 
     Raises:
-        RecordError: there is no study in this folder.
+        RecordError: there is no study in this folder, or one of a newer version of this package.
     """
     folder = Path(path)
     study = StudyRecord(folder)
     if not (folder / "study.json").exists():
-        raise RecordError(f"{folder} holds no study (no study.json). Give the folder that was passed as out=...")
+        raise _no_study(folder)
     return study.trial(0) if study.study.get("kind") == "trial" and len(study.trials) else study
 
 
@@ -315,6 +323,43 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return events
+
+
+def _no_study(folder: Path) -> RecordError:
+    """Say what is not there, and which studies lie where it was looked for."""
+    around = sorted(path.parent.name for path in folder.parent.glob("*/study.json"))
+    inside = sorted(path.parent.name for path in folder.glob("*/study.json"))
+    said = f"{folder} holds no study (no study.json)." if folder.exists() else f"there is no folder {folder}."
+    if inside:
+        return RecordError(f"{said} The studies in it are {', '.join(inside[-5:])}: open one of these.")
+    if around:
+        return RecordError(
+            f"{said}{nearest(folder.name, around[-10:])} workbench studies {folder.parent} lists them all."
+        )
+    return RecordError(
+        f"{said} Give the folder that was passed as out=..., or list what there is with workbench studies."
+    )
+
+
+def _checked(path: Path, study: dict[str, Any]) -> dict[str, Any]:
+    schema = study.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:
+        by = (study.get("versions") or {}).get("workbench")
+        raise RecordError(
+            f"{path} was written by a newer version of workbench{f' ({by})' if by else ''}: its schema is {schema}, and this "
+            f"version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
+        )
+    return study
+
+
+def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of the table of trials; where no process writes the study any more, what was running has stopped."""
+    rows = [_trial_row(folder) for folder in folders]
+    running = [row for row in rows if row["state"] == "running"]
+    if running and not is_locked(folders[0].parents[1]):
+        for row in running:
+            row["state"] = "stopped"
+    return rows
 
 
 def _trial_row(folder: Path) -> dict[str, Any]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from workbench.errors import RecordError
 from workbench.record import read_json
+from workbench.record_lock import is_locked
 
-__all__ = ["check_fingerprint", "check_folder", "default_folder", "fingerprint_difference", "lock", "unfinished"]
+__all__ = ["check_fingerprint", "check_folder", "default_folder", "fingerprint_difference", "unfinished"]
 
 _IDENTITY = ("workload", "config", "settings")
 
@@ -32,7 +32,7 @@ def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str
         with contextlib.suppress(RecordError):
             study = read_json(path)
             same = isinstance(study, dict) and all(study.get(key) == wanted[key] for key in _IDENTITY)
-            if same and "finished" not in study and not _locked(path.parent):
+            if same and "finished" not in study and not is_locked(path.parent):
                 return path.parent
     return None
 
@@ -105,36 +105,3 @@ def _difference(key: str, stored: Any, wanted: Any) -> str:
         names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
         return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
     return f"{key}: there {stored!r}, here {wanted!r}"
-
-
-def _locked(path: Path) -> bool:
-    """Tell whether another process is writing this study now."""
-    try:
-        lock(path).close()
-    except RecordError:
-        return True
-    return False
-
-
-def lock(path: Path) -> IO[str]:
-    """Hold the folder for this process until the returned file is closed.
-
-    Raises:
-        RecordError: another process holds it.
-    """
-    try:
-        file = (path / ".lock").open("w")
-    except OSError as error:
-        raise RecordError(
-            f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=..."
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            file.close()
-        raise RecordError(
-            f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
-            "a running study can be read with workbench.open()."
-        ) from error
-    return file

@@ -22,13 +22,13 @@ from workbench import repro
 from workbench.errors import RecordError, UsageError, WorkbenchError
 from workbench.ledger_storage import VARIABLE, shared_url
 from workbench.plain import dumps, scrub
-from workbench.record import StudyRecord, TrialRecord, read_events, read_json
-from workbench.record_folder import check_fingerprint, check_folder, default_folder, lock, unfinished
+from workbench.record import SCHEMA, StudyRecord, TrialRecord, read_events, read_json
+from workbench.record_folder import check_fingerprint, check_folder, default_folder, unfinished
+from workbench.record_lock import lock
 from workbench.record_parts import PartWriter, write_atomic
 
 __all__ = ["StudyWriter", "TrialWriter"]
 
-SCHEMA = 1
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 
 

@@ -231,7 +231,7 @@ Trainer(hooks=[Dies()]).run(w, out=sys.argv[2])
 
     assert train("whole", -1) == 0
     assert train("killed", 10) == -signal.SIGKILL
-    assert open_record(tmp_path / "killed").state == "running", "what is there must be readable"
+    assert open_record(tmp_path / "killed").state == "stopped", "what is there must be readable"
     assert train("killed", 27) == -signal.SIGKILL
     assert train("killed", -1) == 0
     events = [json.loads(line) for line in (tmp_path / "killed/trials/0/events.jsonl").read_text().splitlines()]

@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from workbench.config import TrainConfig
 from workbench.record import TrialRecord
-from workbench.record_folder import lock
+from workbench.record_lock import lock
 from workbench.record_writer import StudyWriter
 from workbench.studies.resume import Trace, difference
 from workbench.train.hooks.base import Hook, Step
