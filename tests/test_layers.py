@@ -30,8 +30,9 @@ FLOORS = (
     r"parameter_server\.(fit|trials|toy|behaviours|program)(\..+)?",
     r"studies(\..+)?",
     r"plots(\..+)?",
-    r"panels(\..+)?|report|report_\w+|notebook_runner|notebook_parameters",
+    r"report|report_\w+|notebook_runner|notebook_parameters",
     r"playbook|playbook_\w+",  # its walk ends with a written report
+    r"panels(\..+)?",
     r"cli|cli_\w+|__main__",
 )
 TRAINING = r"(workloads|train|hosts|parameter_server|studies)(\..+)?"

@@ -13,6 +13,7 @@ Names load when they are first used, so that the import alone brings in neither 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from workbench.ledger_export import export_studies
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
+    from workbench.panels.summary import show_study
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.cluster.connect import connect_to_cluster
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
@@ -377,6 +379,7 @@ __all__ = [
     "server_throughput",
     "shaped",
     "shard_files",
+    "show_study",
     "skew_tests",
     "synchronise_batch_norm",
     "write_report",
@@ -458,6 +461,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "run_notebook",
     ),
     "panels.clipping": ("clipping_panel",),
+    "panels.summary": ("show_study",),
     "playbook": ("diagnose",),
     "plots.architecture": ("plot_architecture",),
     "plots.batch_norm": (
@@ -659,3 +663,18 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return the public names, loaded or not."""
     return sorted(__all__)
+
+
+def _show(record: Any) -> None:
+    importlib.import_module("workbench.panels.summary").show_study(record)
+
+
+def _show_records_in_notebooks() -> None:
+    """Let a notebook draw a record that is the last line of a cell, such as `wb.open("runs/one")`."""
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if getattr(shell, "kernel", None) is not None:
+        for name in ("StudyRecord", "TrialRecord"):
+            shell.display_formatter.ipython_display_formatter.for_type_by_name("workbench.record", name, _show)
+
+
+_show_records_in_notebooks()

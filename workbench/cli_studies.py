@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from workbench.cli_verdict import RAN
@@ -12,13 +11,7 @@ from workbench.cli_verdict import RAN
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.diagnostics.base import Diagnosis
-    from workbench.record import StudyRecord, TrialRecord
-
 __all__ = ["add_report", "add_studies"]
-
-_OF_FACTS = ("batch_norm", "hosts", "input_pipeline")
-"""Kinds of studies that collect facts, and train for nothing else."""
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -28,31 +21,13 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_command(args: argparse.Namespace) -> int:
+    from workbench.playbook_records import diagnosis_of
     from workbench.record import open_record
     from workbench.report import write_report
 
     record = open_record(args.dir)
-    print(f"Report: {write_report(record, _diagnosis_of(record), args.dir)}")
+    print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
     return RAN
-
-
-def _diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
-    """Return the diagnosis kept with a study, or what can be said of one that has none yet."""
-    from workbench.diagnostics.instability import diagnose_instability
-    from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-    from workbench.diagnostics.stored import read_diagnosis
-    from workbench.playbook import diagnose_record
-    from workbench.record import StudyRecord
-
-    if (record.path / "diagnosis.json").exists():
-        return read_diagnosis(record.path)
-    if isinstance(record, StudyRecord) and record.study.get("kind") == "diagnosis":
-        return diagnose_record(record)  # interrupted: what can be said so far
-    kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
-    if kind in _OF_FACTS:
-        own: Diagnosis = getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}")(record)
-        return own
-    return diagnose_lr_sweep(record) + diagnose_instability(record)
 
 
 def add_studies(parser: argparse.ArgumentParser) -> None:

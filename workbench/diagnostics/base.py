@@ -1,4 +1,4 @@
-"""`Finding` and `Diagnosis`: what a diagnosis says, with its evidence and its advice."""
+"""`Diagnosis`: findings about one record, as text, as a table, as JSON."""
 
 from __future__ import annotations
 
@@ -7,60 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from workbench.diagnostics.finding import MEASUREMENTS, SYMBOLS, Finding, Status, findings_by_severity, worst
+from workbench.diagnostics.verdict_table import verdict_table
 from workbench.plain import to_json
 
 __all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
 
-Status = Literal["ok", "warn", "fail", "not_measured"]
-_SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
-_SYMBOL: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
 SCHEMA = 1
 WIDTH = 110
 """Columns of a printed diagnosis."""
-
-MEASUREMENTS = {
-    "lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold", "stability.headroom", "batch_size.noise_scale",
-}  # fmt: skip
-"""Codes that are worth reading where all is well: they are numbers, not absences."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One code of the catalogue with its status, its number and the evidence for it.
-
-    Attributes:
-        code: `prefix.condition`, for example "stability.early".
-        status: "ok", "warn", "fail" or "not_measured" (silence is not health).
-        summary: one sentence for a person.
-        value: the measured number, None where unknown.
-        unit: unit of `value` and `threshold`.
-        threshold: what `value` was held against.
-        step: where in training it happened.
-        clause: the requirement it follows from, for example "F1.5".
-        evidence: numbers behind the verdict, JSON values only.
-        advice: what to try next, in order.
-    """
-
-    code: str
-    status: Status
-    summary: str
-    value: float | None = None
-    unit: str | None = None
-    threshold: float | None = None
-    step: int | None = None
-    clause: str | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    advice: Sequence[str] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
-        return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
-
-    def __str__(self) -> str:
-        """Return the line that the terminal and the report show."""
-        return f"{_SYMBOL[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +108,7 @@ class Diagnosis:
 
     @property
     def _worst_first(self) -> list[Finding]:
-        return sorted(self.findings, key=lambda f: -_SEVERITY[f.status])
+        return findings_by_severity(self.findings)
 
     @property
     def _head(self) -> str:
@@ -166,12 +123,11 @@ class Diagnosis:
         return {"schema": SCHEMA, "workload": self.workload, "verdict": self.verdict, "findings": short}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
-        return {"text/plain": repr(self), "application/vnd.workbench.verdict+json": self.rows()}
-
-
-def worst(statuses: Sequence[Status]) -> Status:
-    """Return the worst of `statuses`; "not_measured" when there is none."""
-    return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
+        return {
+            "text/plain": repr(self),
+            "text/html": verdict_table(self._head, self.findings),
+            "application/vnd.workbench.verdict+json": self.rows(),
+        }
 
 
 def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
@@ -182,7 +138,7 @@ def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
 
 def _paragraph(status: Status, text: str) -> str:
     """Return a line of one status and no code of its own, continued below its text where it is long."""
-    start = f"  {_SYMBOL[status]} {status:<12} "
+    start = f"  {SYMBOLS[status]} {status:<12} "
     return textwrap.fill(
         start + text, WIDTH, subsequent_indent=" " * (len(start) + 2), break_long_words=False, break_on_hyphens=False
     )

@@ -1,0 +1,93 @@
+"""The verdict as HTML: worst first, every status as a word, what is well folded, every text escaped."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.finding import Finding, Status
+from workbench.diagnostics.verdict_table import SIGNS, verdict_table
+
+
+def finding(code: str, status: Status, **given: object) -> Finding:
+    return Finding(code=code, status=status, summary=f"about {code}", **given)  # type: ignore[arg-type]
+
+
+def rows(html: str) -> list[list[str]]:
+    """The cells of every row, without their tags."""
+    found = re.findall(r"<tr>(.*?)</tr>", html, flags=re.DOTALL)
+    return [[re.sub(r"<[^>]+>", "", c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in found]
+
+
+def test_worst_first_and_a_word_for_every_status() -> None:
+    found = [finding("lr.best", "ok"), *(finding(f"x.{s}", s) for s in ("not_measured", "fail", "warn"))]
+    _, *lines = rows(verdict_table("head", found))
+    assert [line[:2] for line in lines] == [
+        ["✕ fail", "x.fail"],
+        ["! warn", "x.warn"],
+        ["? not measured", "x.not_measured"],
+        ["✓ ok", "lr.best"],
+    ]
+
+
+def test_what_is_well_and_no_measurement_is_folded() -> None:
+    html = verdict_table(
+        "head", [finding("a.b", "ok"), finding("c.d", "ok"), finding("lr.best", "ok", value=0.125, unit="lr")]
+    )
+    _, *lines = rows(html)
+    assert lines == [["✓ ok", "lr.best", "about lr.best", "0.125 lr", ""]]
+    assert "2 more looked for and absent" in html
+    assert all(f"<code>{code}</code> about {code}" in html for code in ("a.b", "c.d"))
+
+
+def test_the_first_advice_of_what_is_not_well_is_told() -> None:
+    html = verdict_table(
+        "head", [finding("x.y", "warn", advice=["lower it", "or not"]), finding("lr.best", "ok", advice=["no"])]
+    )
+    assert "Try: lower it" in html
+    assert "or not" not in html
+    assert "Try: no" not in html
+
+
+def test_texts_are_escaped() -> None:
+    bad = '<script>alert("x")</script>'
+    html = verdict_table(
+        bad, [Finding(code=bad, status="fail", summary=bad, unit=bad, value=1.0, clause=bad, advice=[bad])]
+    )
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 6
+
+
+def test_every_tag_is_closed() -> None:
+    class Balance(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag != "br":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    checker = Balance()
+    checker.feed(verdict_table("head", [finding("a.b", "ok"), finding("c.d", "fail", advice=["do"], value=2.0)]))
+    assert checker.open == []
+
+
+def test_nothing_found_is_no_empty_table() -> None:
+    assert verdict_table("head", []) == "<p><strong>head</strong></p>"
+
+
+def test_a_notebook_gets_text_table_and_data_of_one_diagnosis() -> None:
+    diagnosis = Diagnosis(findings=(finding("a.b", "warn"),), workload="w")
+    bundle = diagnosis._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(diagnosis)
+    assert "Diagnosis of w: warn (1 warn)" in bundle["text/html"]
+    assert bundle["application/vnd.workbench.verdict+json"]["findings"][0]["code"] == "a.b"
+
+
+def test_signs_cover_every_status() -> None:
+    assert set(SIGNS) == {"ok", "warn", "fail", "not_measured"}

@@ -1,0 +1,128 @@
+"""One figure, one sentence, the verdict table: of every kind of study, finished or not, and in a kernel by itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+import workbench as wb
+from workbench.diagnostics.base import Diagnosis
+from workbench.panels import summary
+from workbench.panels.summary import PICTURES, show_study, study_picture, study_sentence
+from workbench.playbook_records import OWN, diagnosis_of
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two that end and one that diverges."""
+    folder = tmp_path_factory.mktemp("summary") / "sweep"
+    wb.LRSweep(lrs=[0.5, 1.0, 1e9], steps=60).run(wb.load_workload("quadratic"), out=folder)
+    return folder
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, record: Any) -> list[Any]:
+    seen: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", seen.append)
+    show_study(record)
+    return seen
+
+
+def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, sentence, verdict = shown(monkeypatch, wb.open(study))
+    assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
+    assert sentence.data == study_sentence(wb.open(study))
+    assert isinstance(verdict, Diagnosis)
+    assert verdict["lr.best"].value == wb.diagnose_lr_sweep(wb.open(study))["lr.best"].value
+
+
+def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
+    trials = wb.open(study).trials
+    best = trials.loc[trials["best_value"].idxmin()]
+    said = study_sentence(wb.open(study))
+    assert said == (
+        f"3 trials of quadratic: 2 complete, 1 diverged; best validation/loss {best['best_value']:.4g} "
+        f"in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}."
+    )
+
+
+def test_the_larger_value_is_best_where_it_is_asked_for(tmp_path: Path) -> None:
+    workload = wb.load_workload("digits_mlp")
+    config = workload.config.replace(select="validation/accuracy", select_mode="max")
+    record = wb.LRSweep(lrs=[1e-5, 0.1], steps=40).run(workload.replace(config=config), out=tmp_path / "max")
+    assert "in trial 1 at lr 0.1" in study_sentence(record)
+
+
+def test_a_study_that_was_left_says_how_to_go_on(study: Path, tmp_path: Path) -> None:
+    import shutil
+
+    left = tmp_path / "left"
+    shutil.copytree(study, left)
+    (left / "trials/1/events.jsonl").write_text('{"event": "started", "state": "running"}\n')
+    said = study_sentence(wb.open(left))
+    assert "1 complete, 1 diverged, 1 stopped" in said
+    assert said.endswith(f"the call that began `{left}` goes on from there.")
+
+
+def test_nothing_trained_yet_is_said_and_drawn(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "study.json").write_bytes((study / "study.json").read_bytes())
+    picture, sentence, verdict = shown(monkeypatch, wb.open(tmp_path / "empty"))
+    assert "no trial yet" in sentence.data
+    assert verdict.verdict == "not_measured"
+    assert len(picture.data) > 1000
+
+
+def test_a_record_that_was_opened_earlier_is_read_again(study: Path, tmp_path: Path) -> None:
+    import shutil
+
+    path = tmp_path / "grows"
+    shutil.copytree(study, path)
+    record = wb.open(path)
+    assert len(record.trials) == 3
+    shutil.rmtree(path / "trials/2")
+    assert len(summary._anew(record).trials) == 2
+
+
+def test_a_single_trial_is_shown_by_its_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = wb.Trainer().run(wb.load_workload("quadratic"), out=tmp_path / "one")
+    picture, sentence, _ = shown(monkeypatch, record)
+    assert sentence.data.startswith("1 trial of quadratic: 1 complete")
+    assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
+
+
+@pytest.mark.parametrize("kind", sorted({*PICTURES, "trial", "comparison"}))
+def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
+    kind: str, study: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "of").mkdir()
+    stored = json.loads((study / "study.json").read_text()) | {"kind": kind}
+    (tmp_path / "of" / "study.json").write_text(json.dumps(stored))
+    record = wb.open(tmp_path / "of")
+    diagnosis = diagnosis_of(record)
+    assert {f.status for f in diagnosis} <= {"ok", "not_measured", "warn"}
+    assert np.prod(image.imread(io.BytesIO(study_picture(record, diagnosis)), format="png").shape) > 0
+
+
+def test_every_kind_with_a_diagnosis_of_its_own_has_a_picture_of_its_own() -> None:
+    assert set(OWN) <= set(PICTURES)
+
+
+def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: Path) -> None:
+    import nbformat
+
+    cells = [f"import workbench as wb\nrecord = wb.open({str(study)!r})", "record", "record.trial(0)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    nbformat.write(notebook, tmp_path / "opens.ipynb")
+    done = nbformat.read(wb.run_notebook(tmp_path / "opens.ipynb", output=tmp_path / "done.ipynb"), as_version=4)
+    assert done.cells[0].outputs == []
+    for cell in done.cells[1:]:
+        picture, sentence, verdict = cell.outputs
+        assert "image/png" in picture.data
+        assert "of quadratic" in sentence.data["text/markdown"]
+        assert "application/vnd.workbench.verdict+json" in verdict.data

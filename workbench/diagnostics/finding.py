@@ -1,0 +1,66 @@
+"""`Finding`: one code of the catalogue, what was found of it, and how bad that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workbench.plain import to_json
+
+__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "findings_by_severity", "worst"]
+
+Status = Literal["ok", "warn", "fail", "not_measured"]
+_SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
+SYMBOLS: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
+MEASUREMENTS = {
+    "lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold", "stability.headroom", "batch_size.noise_scale",
+}  # fmt: skip
+"""Codes that are worth reading where all is well: they are numbers, not absences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One code of the catalogue with its status, its number and the evidence for it.
+
+    Attributes:
+        code: `prefix.condition`, for example "stability.early".
+        status: "ok", "warn", "fail" or "not_measured" (silence is not health).
+        summary: one sentence for a person.
+        value: the measured number, None where unknown.
+        unit: unit of `value` and `threshold`.
+        threshold: what `value` was held against.
+        step: where in training it happened.
+        clause: the requirement it follows from, for example "F1.5".
+        evidence: numbers behind the verdict, JSON values only.
+        advice: what to try next, in order.
+    """
+
+    code: str
+    status: Status
+    summary: str
+    value: float | None = None
+    unit: str | None = None
+    threshold: float | None = None
+    step: int | None = None
+    clause: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
+        return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def __str__(self) -> str:
+        """Return the line that the terminal and the report show."""
+        return f"{SYMBOLS[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
+
+
+def findings_by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, worst first."""
+    return sorted(findings, key=lambda f: -_SEVERITY[f.status])
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """Return the worst of `statuses`; "not_measured" when there is none."""
+    return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")

@@ -1,0 +1,61 @@
+"""The verdict as a table for a notebook's page: HTML that needs no style sheet and follows light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from workbench.diagnostics.finding import MEASUREMENTS, Finding, findings_by_severity
+
+__all__ = ["verdict_table"]
+
+SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
+"""Symbol and word of each status; colour only repeats what they say."""
+
+_COLOURS = {
+    "fail": "var(--jp-error-color1, #a61b00)",
+    "warn": "var(--jp-warn-color0, #8a5300)",
+    "not_measured": "inherit",
+    "ok": "var(--jp-success-color0, #17693a)",
+}
+_LEFT = "text-align: left; vertical-align: top"
+
+
+def verdict_table(head: str, findings: Sequence[Finding]) -> str:
+    """Return a heading and a table of findings, worst first; what is well and measures nothing is folded into one line.
+
+    Args:
+        head: one line above the table.
+        findings: of the diagnosis.
+
+    Returns:
+        HTML in which every text is escaped.
+    """
+    told = [f for f in findings_by_severity(findings) if f.status != "ok" or f.code in MEASUREMENTS]
+    rest = [f for f in findings if f not in told]
+    columns = ("status", "finding", "what was found", "value", "clause")
+    header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
+    rows = "\n".join(_row(finding) for finding in told)
+    parts = [f"<p><strong>{escape(head)}</strong></p>"]
+    if told:
+        parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
+    if rest:
+        lines = "\n".join(f"<li><code>{escape(f.code)}</code> {escape(f.summary)}</li>" for f in rest)
+        parts.append(
+            f"<details><summary>{SIGNS['ok'][0]} {len(rest)} more looked for and absent</summary>\n<ul>\n{lines}\n</ul></details>"
+        )
+    return "\n".join(parts)
+
+
+def _row(finding: Finding) -> str:
+    symbol, word = SIGNS[finding.status]
+    advice = "".join(f"<br><small>Try: {escape(line)}</small>" for line in finding.advice[:1] if finding.status != "ok")
+    value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
+    cells = (
+        f'<span style="color: {_COLOURS[finding.status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>',
+        f"<code>{escape(finding.code)}</code>",
+        escape(finding.summary) + advice,
+        f'<span style="white-space: nowrap">{value}</span>',
+        escape(finding.clause or ""),
+    )
+    return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"

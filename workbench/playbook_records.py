@@ -1,0 +1,50 @@
+"""`diagnosis_of`: what can be said of any study on disk, whatever it was made for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.instability import diagnose_instability
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.diagnostics.stored import read_diagnosis
+from workbench.playbook import diagnose_record
+from workbench.record import StudyRecord, TrialRecord
+
+__all__ = ["diagnosis_of"]
+
+OWN = (
+    "architecture",
+    "batch_norm",
+    "batch_size",
+    "checkpoints",
+    "clipping",
+    "evaluation",
+    "evaluation_sample",
+    "hosts",
+    "input_pipeline",
+    "instability",
+    "optimizers",
+    "parameter_server",
+    "warmup",
+)
+"""Kinds of studies whose diagnosis has the study's name and needs nothing but its record."""
+
+
+def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
+    """Return the diagnosis that is kept with a study, else that of its kind; for a single trial, sweep and stability.
+
+    A study that was interrupted is diagnosed as far as it goes.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    if (record.path / "diagnosis.json").exists():
+        return read_diagnosis(record.path)
+    kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
+    if isinstance(record, StudyRecord) and kind == "diagnosis":
+        return diagnose_record(record)
+    if kind in OWN:
+        own: Diagnosis = getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}")(record)
+        return own
+    return diagnose_lr_sweep(record) + diagnose_instability(record)
