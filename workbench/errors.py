@@ -6,7 +6,11 @@ Every error names the argument, the value that was given, what is allowed and wh
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -27,6 +31,17 @@ __all__ = [
 
 class WorkbenchError(Exception):
     """Base of every error that this package raises on purpose."""
+
+    @property
+    def _render_traceback_(self) -> Callable[[], list[str]]:
+        """What a notebook asks for in place of a traceback: the message, and the caller's own lines.
+
+        Where the cause lies in the caller's code, as in a model, or with WORKBENCH_DEBUG=1, there is the whole traceback:
+        this attribute is then missing.
+        """
+        if _in_callers_code(self.__cause__) or os.environ.get("WORKBENCH_DEBUG") == "1":
+            raise AttributeError("_render_traceback_")
+        return lambda: [f"{type(self).__name__}: {self}", *_own_lines(self)]
 
 
 class UsageError(WorkbenchError, ValueError):
@@ -71,6 +86,36 @@ class NotebookError(WorkbenchError):
 
 class StudyInterrupted(KeyboardInterrupt):
     """Ctrl-C or the Interrupt button, after everything was saved; the same call goes on from there."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback through the trainer: nothing went wrong."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+_PACKAGE = Path(__file__).parent
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+def _own_lines(error: BaseException) -> list[str]:
+    """Return the lines of the caller's code that led to an error."""
+    told = []
+    for frame in _callers_frames(error):
+        path = Path(frame.filename)
+        of_cell = path.parent.name.startswith("ipykernel_")
+        place = f"line {frame.lineno} of the cell" if of_cell else f"{frame.filename}, line {frame.lineno}"
+        told.append(f"  {place}: {frame.line}")
+    return told
+
+
+def _in_callers_code(cause: BaseException | None) -> bool:
+    return cause is not None and (bool(_callers_frames(cause)) or _in_callers_code(cause.__cause__))
+
+
+def _callers_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of a traceback that are neither this package's nor a library's."""
+    places = [_PACKAGE, *_LIBRARIES]
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in frames if not any(place in Path(f.filename).parents for place in places)]
 
 
 def nearest(given: object, allowed: Iterable[str]) -> str:

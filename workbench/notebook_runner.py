@@ -291,7 +291,8 @@ def _line_that_raised(error: PapermillExecutionError) -> str:
     """Return the line of the cell that the traceback begins with; its first line of code where the traceback does not say."""
     lines: list[str] = str(error.source).splitlines()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
-    found = re.search(r"Cell In ?\[\d+\], line (\d+)", plain)
-    if found and int(found[1]) <= len(lines):
-        return lines[int(found[1]) - 1].strip()
+    found = re.search(r"Cell In ?\[\d+\], line (\d+)|line (\d+) of the cell", plain)
+    at = int(found[1] or found[2]) if found else 0
+    if 0 < at <= len(lines):
+        return lines[at - 1].strip()
     return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")

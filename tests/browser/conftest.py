@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
@@ -44,6 +45,16 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport=SIZE, permissions=["clipboard-read", "clipboard-write"])  # type: ignore[arg-type]
     yield context
     context.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Take a picture of the page on which a test failed."""
+    report = yield
+    desk = getattr(item, "funcargs", {}).get("desk")
+    if report.when == "call" and report.failed and desk is not None:
+        desk.screenshot(f"FAILED-{item.name}")
+    return report
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ FLAGS = (
     "--disable-sync",
 )
 SIZE = {"width": 1280, "height": 800}
-WAIT_S = 120.0  # a machine with other work on it takes long; what waits says what it waits for
+WAIT_S = 90.0  # a machine with other work on it takes long; what waits says what it waits for
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page
@@ -153,12 +153,8 @@ class Desk:
             "([name, given]) => { void window.jupyterapp.commands.execute(name, given); }", [name, arguments]
         )
 
-    def open(self, name: str) -> None:
-        """Open a notebook in front and wait for its kernel."""
-        self._show(name)
-        self.wait_for_kernel()
-
-    def _show(self, name: str) -> None:
+    def open(self, name: str, *, wait: bool = True) -> None:
+        """Open a notebook in front, or bring it there; with `wait` until its kernel waits for code."""
         self.name = name
         self.page.evaluate(
             """async (path) => {
@@ -168,6 +164,8 @@ class Desk:
         )
         if self.page.evaluate("() => !window.jupyterapp.shell.leftCollapsed"):
             self.command("application:toggle-left-area")
+        if wait:
+            self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
         """Wait until the notebook in front has a kernel that waits for code."""
@@ -232,7 +230,7 @@ class Desk:
         """Load the page anew, as F5 does, with the same notebook in front; its kernel may be busy."""
         self.page.reload()
         self.wait_for_app()
-        self._show(self.name)
+        self.open(self.name, wait=False)
         self.page.wait_for_function(
             "() => { const s = window.jupyterapp.shell.currentWidget.sessionContext; return s && s.session; }"
         )

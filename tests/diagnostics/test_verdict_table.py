@@ -50,6 +50,16 @@ def test_the_first_advice_of_what_is_not_well_is_told() -> None:
     assert "Try: no" not in html
 
 
+def test_codes_of_which_the_same_is_said_share_a_row() -> None:
+    same = [
+        Finding(code=f"lr.{n}", status="not_measured", summary="no sweep", clause=c)
+        for n, c in (("a", "F1"), ("b", "F2"))
+    ]
+    other = Finding(code="x.y", status="warn", summary="no sweep")
+    _, *lines = rows(verdict_table("head", [*same, other]))
+    assert [(line[1], line[4]) for line in lines] == [("x.y", ""), ("lr.alr.b", "F1, F2")]
+
+
 def test_texts_are_escaped() -> None:
     bad = '<script>alert("x")</script>'
     html = verdict_table(

@@ -35,7 +35,10 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
     rest = [f for f in findings if f not in told]
     columns = ("status", "finding", "what was found", "value", "clause")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
-    rows = "\n".join(_row(finding) for finding in told)
+    said: dict[tuple[str, str], list[Finding]] = {}
+    for finding in told:
+        said.setdefault((finding.status, finding.summary), []).append(finding)
+    rows = "\n".join(_row(alike) for alike in said.values())
     parts = [f"<p><strong>{escape(head)}</strong></p>"]
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
@@ -47,15 +50,18 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
     return "\n".join(parts)
 
 
-def _row(finding: Finding) -> str:
+def _row(alike: Sequence[Finding]) -> str:
+    """Return the row of findings that say the same of several codes."""
+    finding = alike[0]
     symbol, word = SIGNS[finding.status]
     advice = "".join(f"<br><small>Try: {escape(line)}</small>" for line in finding.advice[:1] if finding.status != "ok")
     value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
+    clauses = dict.fromkeys(f.clause for f in alike if f.clause)
     cells = (
         f'<span style="color: {_COLOURS[finding.status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>',
-        f"<code>{escape(finding.code)}</code>",
+        "<br>".join(f"<code>{escape(f.code)}</code>" for f in alike),
         escape(finding.summary) + advice,
         f'<span style="white-space: nowrap">{value}</span>',
-        escape(finding.clause or ""),
+        escape(", ".join(clauses)),
     )
     return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"

@@ -1,0 +1,181 @@
+"""Nothing is lost: interrupt, reload, a closed page, a restarted kernel, the same cell twice, two kernels on one study."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import BrowserContext
+
+import workbench as wb
+from tests.browser.lab import WAIT_S, Desk, Lab
+
+pytestmark = pytest.mark.browser
+
+IMPORTS = "import time\nimport workbench as wb"
+SLOW = """
+class Slow(wb.Hook):
+    def on_step(self, step):
+        time.sleep(PAUSE)
+""".strip()
+TRAIN = """
+workload = wb.load_workload("digits_mlp")
+config = workload.config.replace(total_steps=STEPS, eval_every_steps=20)
+record = wb.Trainer(hooks=[Slow()]).run(workload, config, out="OUT")
+""".strip()
+
+
+def cells(out: str, *, steps: int = 200, pause: float = 0.05) -> list[str]:
+    train = TRAIN.replace("OUT", out).replace("STEPS", str(steps))
+    return [IMPORTS, SLOW.replace("PAUSE", str(pause)), train, f"wb.open({out!r})"]
+
+
+def wait_for_rows(folder: Path, count: int) -> None:
+    """Wait until a study has so many rows on disk."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if (folder / "study.json").exists() and len(wb.open(folder).steps) >= count:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{folder} never had {count} rows")
+
+
+def wait_until_complete(folder: Path) -> None:
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if (folder / "study.json").exists() and wb.open(folder).state == "complete":
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{folder} never ended")
+
+
+def drawn(desk: Desk, number: int) -> list[str]:
+    """The kinds of output of a cell, the richest of each."""
+    kinds = ("application/vnd.workbench.verdict+json", "image/png", "text/markdown")
+    outputs = desk.cells()[number]["outputs"]
+    return [next((k for k in kinds if k in o.get("data", {})), o["output_type"]) for o in outputs]
+
+
+WHOLE = ["image/png", "text/markdown", "application/vnd.workbench.verdict+json"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The losses of the run that nobody disturbs."""
+    workload = wb.load_workload("digits_mlp")
+    config = workload.config.replace(total_steps=200, eval_every_steps=20)
+    return wb.Trainer().run(workload, config, out=tmp_path_factory.mktemp("whole") / "w").steps["loss"].to_numpy()
+
+
+def test_interrupt_keeps_all_and_the_same_cell_goes_on(desk: Desk, whole: np.ndarray) -> None:
+    folder = desk.lab.root / "interrupted"
+    desk.open(desk.lab.write("interrupt.ipynb", cells("interrupted")))
+    for number in (0, 1):
+        desk.run_cell(number)
+    desk.run_cell(2)
+    wait_for_rows(folder, 20)
+    desk.interrupt()
+    desk.page.get_by_text("everything is saved").first.wait_for()
+    desk.wait_for_kernel()
+    (said,) = desk.cells()[2]["outputs"]
+    assert said["ename"] == "StudyInterrupted"
+    assert len("".join(said["traceback"]).splitlines()) == 1, "no traceback through the trainer for what is no error"
+    desk.cell(2)
+    desk.screenshot("interrupted")
+    stopped = wb.open(folder)
+    assert stopped.state == "stopped"
+    assert 0 < len(stopped.steps) < 200
+    desk.run_cell(3)
+    desk.page.get_by_text("1 stopped").wait_for()
+    desk.run_cell(2)
+    desk.wait_until_run()
+    wait_until_complete(folder)
+    np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
+
+
+def test_a_cell_that_is_run_twice_trains_nothing_twice(desk: Desk) -> None:
+    folder = desk.lab.root / "twice"
+    desk.open(desk.lab.write("twice.ipynb", cells("twice", steps=40, pause=0.0)))
+    desk.run_all()
+    first = wb.open(folder).steps
+    events = (folder / "trials/0/events.jsonl").read_bytes()
+    desk.run_all()
+    assert desk.errors() == []
+    assert wb.open(folder).steps.equals(first)
+    assert (folder / "trials/0/events.jsonl").read_bytes() == events
+    assert drawn(desk, 3) == WHOLE
+    desk.cell(3)
+    desk.screenshot("opened")
+
+
+def test_a_page_that_is_loaded_anew_draws_the_running_study_from_disk(desk: Desk) -> None:
+    folder = desk.lab.root / "reloaded"
+    desk.open(desk.lab.write("reload.ipynb", cells("reloaded")))
+    desk.save()
+    for number in (0, 1, 2):
+        desk.run_cell(number)
+    wait_for_rows(folder, 20)
+    desk.reload()
+    desk.run_cell(3)  # waits in the kernel until the training cell is done
+    desk.page.get_by_text("1 trial of digits_mlp: 1 complete").wait_for()
+    assert drawn(desk, 3) == WHOLE
+    assert len(wb.open(folder).steps) == 200
+
+
+def test_a_closed_laptop_loses_nothing(context: BrowserContext, lab: Lab, shots: Path, whole: np.ndarray) -> None:
+    folder = lab.root / "closed"
+    desk = Desk.at(context, lab, shots)
+    desk.open(lab.write("closed.ipynb", cells("closed")))
+    desk.save()
+    for number in (0, 1, 2):
+        desk.run_cell(number)
+    wait_for_rows(folder, 20)
+    desk.page.close()
+    wait_until_complete(folder)
+    again = Desk.at(context, lab, shots)
+    again.open(lab.write("again.ipynb", [IMPORTS, 'wb.open("closed")']))
+    again.run_all()
+    assert drawn(again, 1) == WHOLE
+    np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
+    again.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+
+
+def test_a_restarted_kernel_goes_on_from_the_last_checkpoint(desk: Desk, whole: np.ndarray) -> None:
+    folder = desk.lab.root / "restarted"
+    desk.open(desk.lab.write("restart.ipynb", cells("restarted")))
+    for number in (0, 1, 2):
+        desk.run_cell(number)
+    wait_for_rows(folder, 60)
+    desk.restart()
+    assert wb.open(folder).state == "stopped"
+    desk.run_cell(0)
+    desk.run_cell(3)
+    desk.page.get_by_text("goes on from there").wait_for()
+    desk.run_cell(1)
+    desk.run_cell(2)
+    wait_until_complete(folder)
+    np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
+
+
+def test_a_second_kernel_on_the_same_study_is_refused_and_reads_it(desk: Desk) -> None:
+    folder = desk.lab.root / "shared"
+    desk.open(desk.lab.write("one.ipynb", cells("shared", steps=4000)))
+    for number in (0, 1, 2):
+        desk.run_cell(number)
+    wait_for_rows(folder, 20)
+    desk.open(desk.lab.write("two.ipynb", cells("shared", steps=4000, pause=0.0)))
+    for number in (0, 1, 2):
+        desk.run_cell(number)
+    desk.page.get_by_text("another process is writing").first.wait_for()
+    (said,) = desk.cells()[2]["outputs"]
+    assert len(said["traceback"]) == 2, "the message, and the line of the cell"
+    desk.run_cell(3)
+    desk.page.get_by_text("1 running").wait_for()
+    desk.screenshot("second_kernel")
+    desk.open("one.ipynb", wait=False)
+    desk.interrupt()
+    desk.page.get_by_text("everything is saved").first.wait_for()
+    steps = wb.open(folder).steps["step"]
+    assert steps.tolist() == list(range(len(steps)))
