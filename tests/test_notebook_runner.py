@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from workbench import notebook_engine as engine
 from workbench import notebook_runner as runner
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import NotebookError, UnknownNameError, UsageError
@@ -73,7 +74,7 @@ def test_the_folder_it_runs_in_can_be_chosen(tmp_path: Path, monkeypatch: pytest
     assert printed(run_notebook(path)) == f"{tmp_path / 'here'}\n"
     assert printed(run_notebook(path, cwd=tmp_path / "there")) == f"{tmp_path / 'there'}\n"
     assert Path.cwd() == tmp_path / "here"
-    assert sorted(p.name for p in (tmp_path / "here" / "runs" / "notebooks").iterdir()) == ["n-2.ipynb", "n.ipynb"]
+    assert sorted(p.name for p in (tmp_path / "here" / "runs" / "notebooks").iterdir()) == ["n", "n-2"]
 
 
 def test_unknown_parameter_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ class DeafSocket:
 
 
 def channel(socket: DeafSocket) -> Any:
-    made = object.__new__(runner._PollingShellChannel)
+    made = object.__new__(engine._PollingShellChannel)
     made.socket = socket  # type: ignore[assignment]
 
     async def receive() -> dict[str, Any]:
@@ -236,13 +237,13 @@ def test_a_wait_with_an_end_ends() -> None:
 
 def test_the_engine_uses_the_polling_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    original = runner._PollingShellChannel.get_msg
+    original = engine._PollingShellChannel.get_msg
 
     async def counted(self: Any, timeout: float | None = None) -> Any:
         asked.append(timeout)
         return await original(self, timeout)
 
-    monkeypatch.setattr(runner._PollingShellChannel, "get_msg", counted)
+    monkeypatch.setattr(engine._PollingShellChannel, "get_msg", counted)
     run_notebook(write(tmp_path / "n.ipynb", "1"), output=tmp_path / "out.ipynb")
     assert None in asked, "nbclient asks for an endless wait, and does not get it"
 

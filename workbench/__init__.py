@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     )
     from workbench.ledger import list_studies
     from workbench.ledger_export import export_studies
+    from workbench.notebook_batch import run_notebooks
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.panels.summary import show_study
@@ -369,6 +370,7 @@ __all__ = [
     "regression",
     "replace_batch_norm",
     "run_notebook",
+    "run_notebooks",
     "sampled_workload",
     "schedule_of",
     "selection_gaps",
@@ -454,6 +456,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "ledger": ("list_studies",),
     "ledger_export": ("export_studies",),
+    "notebook_batch": ("run_notebooks",),
     "notebook_runner": (
         "describe_notebook",
         "find_notebook",

@@ -89,17 +89,24 @@ examples:
 next: workbench run NOTEBOOK -p name=value""",
     ),
     "run": CommandHelp(
-        line="run a notebook with other parameters and read its verdict",
+        line="run a notebook, once or over a grid of its parameters, and read the verdicts",
         description="""\
-Runs a notebook from top to bottom in this folder, keeps the executed copy and prints the verdicts in it.
-Names and types of the parameters are checked before anything runs. A name is looked up in ./notebooks, so it works in
-the folder that holds notebooks/ only; the path of an .ipynb file works anywhere.""",
+Runs a notebook from top to bottom in this folder, keeps the executed copy and a page of it, and prints the verdicts.
+--sweep and --parameters run it many times, one after the other, and put all verdicts into one table. Names, types and
+values are checked before anything runs. A name is looked up in ./notebooks, so it works in the folder that holds
+notebooks/ only; the path of an .ipynb file works anywhere.""",
         epilog="""\
 examples:
   workbench run quickstart
   workbench run lr_sweep -p workload=digits_mlp -p seeds=3 --out sweep.ipynb
+  workbench run quickstart -p workload=mine.py:workload --fail-on fail    # in CI: 3 when it fails, 1 when it crashes
+  workbench run lr_sweep --sweep workload=digits_mlp,digits_cnn --sweep steps=300,1000    # four runs, one table
+  workbench run lr_sweep --sweep 'lrs=[0.1],[0.1,0.2]' --out runs/notebooks/lists         # a list stands in brackets
+  workbench run lr_sweep --parameters runs.csv --fail-on warn                             # one run a row
 
-next: open the copy in JupyterLab, or run it again with other values""",
+A run that crashes stops none of the others; the exit code is 1 then, and 3 where all ran and a verdict reached --fail-on.
+Ctrl-C lets the cell that runs save what it has; the same command with the same --out folder keeps what is complete.
+next: open summary.html or a copy in JupyterLab, or `workbench studies`""",
     ),
     "report": CommandHelp(
         line="write a study's report again from what is on disk",

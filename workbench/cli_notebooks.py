@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from workbench.cli_verdict import RAN
+from workbench.cli_verdict import FAILED, RAN, add_fail_on, exit_code
 from workbench.errors import UsageError, WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.notebook_runner import NotebookInfo
 
 __all__ = ["add_describe", "add_lab", "add_list", "add_run"]
 
@@ -50,27 +53,64 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench run`."""
     parser.add_argument("notebook", metavar="NOTEBOOK", help="path, or a name in ./notebooks")
     parser.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
-    parser.add_argument("--out", metavar="FILE", help="the executed copy (default: a new file in runs/notebooks/)")
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument(
+        "--sweep",
+        metavar="NAME=V1,V2,...",
+        action="append",
+        default=[],
+        help="one run a value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'",
+    )
+    many.add_argument("--parameters", metavar="FILE", help="one run a row of a .csv or .json file")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="a file.ipynb for the executed copy, or a folder for copies and summary (default: a new one in runs/notebooks/)",
+    )
+    parser.add_argument("--no-input", action="store_true", help="leave the code out of the HTML pages")
+    add_fail_on(parser)
     parser.set_defaults(command=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    from workbench.notebook_grid import parse_sweeps, read_rows
     from workbench.notebook_parameters import parse_parameters
-    from workbench.notebook_runner import describe_notebook, read_verdict, run_notebook
+    from workbench.notebook_runner import describe_notebook
 
     info = describe_notebook(args.notebook)
     values = parse_parameters(info.parameters, args.parameter)
-    try:
-        done = run_notebook(info.path, values, output=args.out, progress=True)
-    except KeyboardInterrupt:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would lament the cell that we stopped waiting for
-        raise
-    for verdict in read_verdict(done, required=False):
+    rows = read_rows(info.parameters, args.parameters) if args.parameters else parse_sweeps(info.parameters, args.sweep)
+    twice = sorted({name for row in rows for name in row if name in values})
+    if twice:
+        raise UsageError(f"parameter {twice[0]!r} is given by -p and for each run: leave one out.")
+    if rows:
+        return _run_many(args, info, [{**values, **row} for row in rows])
+    return _run_one(args, info, values)
+
+
+def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any]) -> int:
+    from workbench.notebook_runner import read_verdict, run_notebook
+
+    out = None if args.out is None else Path(args.out)
+    output = out / info.path.name if out is not None and out.suffix != ".ipynb" else out
+    done = run_notebook(info.path, values, output=output, show_input=not args.no_input, progress=True)
+    verdicts = read_verdict(done, required=False)
+    for verdict in verdicts:
         print(f"{verdict['workload'] or info.title}: {verdict['verdict']}")
         for finding in verdict["findings"]:
             print(f"  {finding['status']:<12} {finding['code']:<26} {finding['summary']}")
-    print(f"Notebook: {done}")
-    return RAN
+    print(f"Notebook: {done}\nPage:     {done.with_suffix('.html')}")
+    return max((exit_code(verdict["verdict"], args.fail_on) for verdict in verdicts), default=RAN)
+
+
+def _run_many(args: argparse.Namespace, info: NotebookInfo, rows: list[dict[str, Any]]) -> int:
+    from workbench.notebook_batch import run_notebooks
+
+    runs = run_notebooks(info.path, rows, out=args.out, show_input=not args.no_input, progress=True)
+    print(runs)
+    if runs.crashed:
+        return FAILED
+    return max((exit_code(run.verdict, args.fail_on) for run in runs.runs if run.verdict), default=RAN)
 
 
 def add_lab(parser: argparse.ArgumentParser) -> None:

@@ -20,9 +20,10 @@ def add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on", choices=tuple(_AT_OR_ABOVE), help="exit with 3 on this verdict or a worse one")
 
 
-def exit_code(diagnosis: Diagnosis, fail_on: str | None) -> int:
-    """Return `VERDICT` where the verdict is at or above `--fail-on`, else `RAN`."""
-    return VERDICT if fail_on and diagnosis.verdict in _AT_OR_ABOVE[fail_on] else RAN
+def exit_code(found: Diagnosis | str, fail_on: str | None) -> int:
+    """Return `VERDICT` where a diagnosis, or its verdict as a word, is at or above `--fail-on`, else `RAN`."""
+    verdict = found if isinstance(found, str) else found.verdict
+    return VERDICT if fail_on and verdict in _AT_OR_ABOVE[fail_on] else RAN
 
 
 def command_line(args: argparse.Namespace) -> str:

@@ -1,48 +1,45 @@
 """Run a notebook as a function: checked parameters in, an executed copy and its verdicts out.
 
-The only place that knows papermill, nbclient and nbformat.
+Many runs at once are `notebook_batch`, the kernel is `notebook_engine`.
 """
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
-import os
+import logging
 import re
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import nbformat
 import papermill
-from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.channels import AsyncZMQSocketChannel
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
-from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
-from traitlets import Type
 
 from workbench.errors import NotebookError, UnknownNameError, UsageError, nearest
+from workbench.notebook_engine import ENGINE
+from workbench.notebook_html import write_notebook_html
 from workbench.notebook_parameters import NotebookParameter, check_parameters, read_parameters
+from workbench.notebook_values import check_values
 
 __all__ = [
     "VERDICT_MIME",
     "NotebookInfo",
     "describe_notebook",
     "find_notebook",
+    "is_complete",
     "list_notebooks",
+    "new_folder",
     "read_verdict",
     "run_notebook",
 ]
 
 VERDICT_MIME = "application/vnd.workbench.verdict+json"
-ENGINE = "workbench"
-_POLL_S = 0.5
+FOLDER = Path("runs/notebooks")
+"""Where executed copies go, a folder for each run or batch of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,58 +72,6 @@ class NotebookInfo:
         return "\n".join(lines)
 
 
-class _PollingShellChannel(AsyncZMQSocketChannel):
-    """Never waits on the socket for longer than `_POLL_S`.
-
-    nbclient sends on the same socket (widget messages of the cell that runs) while it waits for the cell's reply; an
-    unbounded wait then misses the wake-up now and then, and the run hangs for ever (nbclient issue 312).
-    """
-
-    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:  # type: ignore[override]
-        """Return the next message, or raise `queue.Empty` after `timeout` seconds; None waits on."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = _POLL_S if end is None else min(_POLL_S, max(0.0, end - time.monotonic()))
-            try:
-                return await super().get_msg(timeout=left)
-            except Empty:
-                if end is not None and time.monotonic() >= end:
-                    raise
-                await asyncio.sleep(0)
-
-
-class _PollingKernelClient(AsyncKernelClient):
-    shell_channel_class = Type(_PollingShellChannel)
-
-
-class _Client(PapermillNotebookClient):  # type: ignore[misc]
-    def create_kernel_manager(self) -> Any:
-        """Return a manager whose kernel is this very interpreter and whose shell channel polls."""
-        manager = super().create_kernel_manager()
-        manager.client_factory = _PollingKernelClient
-        manager.kernel_spec.argv[0] = sys.executable
-        return manager
-
-
-class _Engine(NBClientEngine):  # type: ignore[misc]
-    @classmethod
-    def execute_managed_notebook(
-        cls, nb_man: Any, kernel_name: str, *, start_timeout: int = 60, execution_timeout: int | None = None, **_: Any
-    ) -> Any:
-        """Execute with the polling client, in an environment that says that no page is looking."""
-        client = _Client(
-            nb_man,
-            kernel_name=kernel_name,
-            timeout=execution_timeout,
-            startup_timeout=start_timeout,
-            extra_arguments=["--log-level=CRITICAL"],
-        )
-        return client.execute(env=_kernel_environment())
-
-
-papermill_engines.register(ENGINE, _Engine)
-
-
 def run_notebook(
     name_or_path: str | Path,
     parameters: Mapping[str, Any] | None = None,
@@ -134,35 +79,85 @@ def run_notebook(
     output: str | Path | None = None,
     cwd: str | Path | None = None,
     timeout_s: int | None = None,
+    html: bool = True,
+    show_input: bool = True,
     progress: bool = False,
 ) -> Path:
-    """Run a notebook with `parameters` and return the path of the executed copy.
+    """Run a notebook with `parameters` and return the path of the executed copy; a page of it, .html, lies beside it.
+
+    Interrupted, the cell that runs stops as with JupyterLab's Interrupt, and copy and page hold what there is.
 
     Args:
         name_or_path: a file, or a name looked up in `./notebooks`, with or without its number.
         parameters: values by name; names and types are checked before a kernel starts.
-        output: where the executed copy goes, overwriting it; None is a new file in `runs/notebooks/`.
+        output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebook runs in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
+        html: whether the page is written.
+        show_input: whether the page shows the code.
         progress: show a bar of the cells on standard error.
 
     Raises:
         UnknownNameError: no such notebook, or no such parameter.
         UsageError: a parameter of another type, or `output` is the notebook itself.
         NotebookError: a cell raised, or the kernel died; the copy holds everything up to there.
+        KeyboardInterrupt: somebody stopped it; so does the copy then.
     """
     info = describe_notebook(name_or_path)
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in (parameters or {}).items()}
     check_parameters(info.parameters, values)
-    target = _free_output(info.path) if output is None else Path(output)
-    if target.resolve() == info.path.resolve():
+    check_values(info.parameters, values, cwd=Path.cwd() if cwd is None else Path(cwd))
+    if output is not None and Path(output).resolve() == info.path.resolve():
         raise UsageError(f"output={str(output)!r} is the notebook itself: give another file, or leave output out.")
     folder = Path.cwd() if cwd is None else Path(cwd)
     if not folder.is_dir():
         raise UsageError(f"cwd={str(cwd)!r} is not a folder: create it, or leave cwd out for the current one.")
+    target = new_folder(info.path.stem) / info.path.name if output is None else Path(output)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _execute(info.path, target.resolve(), values, folder=folder, timeout_s=timeout_s, progress=progress)
+    try:
+        _execute(info.path, target.resolve(), values, folder=folder, timeout_s=timeout_s, progress=progress)
+    except KeyboardInterrupt:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would lament a cell that nobody waits for
+        raise KeyboardInterrupt(
+            f"{info.path.name} was stopped; {target} holds what it had. Studies on disk resume."
+        ) from None
+    finally:
+        if html and target.exists():
+            write_notebook_html(target, show_input=show_input)
     return target
+
+
+def new_folder(name: str) -> Path:
+    """Make and return a folder of its own for a run: `runs/notebooks/<name>/`, `<name>-2/` where that is taken."""
+    for number in itertools.count(1):
+        folder = FOLDER / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is always a next number")
+
+
+def is_complete(copy: Path, notebook: Path, values: Mapping[str, Any]) -> bool:
+    """Tell whether `copy` is this very notebook, run to its end with these values.
+
+    Args:
+        copy: an executed copy, or a file that is not there.
+        notebook: what was run.
+        values: its parameters.
+    """
+    if not copy.is_file():
+        return False
+    try:
+        done, source = _read(copy), _read(notebook)
+    except NotebookError:
+        return False
+    ran = done.metadata.get("papermill", {})
+    cells = [cell for cell in done.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    same = [(c.cell_type, c.source) for c in cells] == [(c.cell_type, c.source) for c in source.cells]
+    ended = all(c.execution_count for c in cells if c.cell_type == "code" and c.source.strip())
+    return same and ended and not ran.get("exception") and ran.get("parameters") == json.loads(json.dumps(dict(values)))
 
 
 def describe_notebook(name_or_path: str | Path) -> NotebookInfo:
@@ -264,22 +259,11 @@ def _execute(
         ) from error
 
 
-def _kernel_environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    return {**environment, "WORKBENCH_LIVE": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-
-
 def _read(path: Path) -> Any:
     try:
         return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
         raise NotebookError(f"{path} cannot be read as a notebook: {error}") from error
-
-
-def _free_output(path: Path) -> Path:
-    folder = Path("runs/notebooks")
-    names = (f"{path.stem}{f'-{n}' if n > 1 else ''}.ipynb" for n in range(1, sys.maxsize))
-    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _bare(path: Path) -> str:

@@ -1,0 +1,196 @@
+"""Many runs of one notebook: each its copy, its study and its row; a crash stops none; the same call goes on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.notebooks import VERDICT, write_notebook
+from workbench import cli
+from workbench.errors import UnknownNameError, UsageError
+from workbench.notebook_batch import run_notebooks
+from workbench.notebook_runner import read_verdict
+
+CRASH = 'assert status != "crash", "asked to"'
+COUNT = "open('ran.txt', 'a').write(status + ' ' + out + '\\n');"
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_notebook(tmp_path / "notebooks" / "03_asked.ipynb", COUNT, CRASH, VERDICT)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+
+
+def never(*_: Any, **__: Any) -> None:
+    pytest.fail("a kernel started")
+
+
+def test_a_crash_stops_none_of_the_others_and_each_run_has_its_row(notebook: Path) -> None:
+    done = run_notebooks(notebook, [{"status": s} for s in ("ok", "crash", "fail")])
+    assert done.folder == Path("runs/notebooks/03_asked")
+    assert [(run.state, run.verdict) for run in done.runs] == [
+        ("complete", "ok"),
+        ("crashed", None),
+        ("complete", "fail"),
+    ]
+    assert "AssertionError: asked to" in str(done.runs[1].error)
+    assert done.verdict == "fail"
+    assert [run.number for run in done.crashed] == [2]
+    made = sorted(path.name for path in done.folder.iterdir())
+    assert made == sorted(
+        [f"00{n}.{kind}" for n in (1, 2, 3) for kind in ("ipynb", "html")] + ["summary.csv", "summary.html"]
+    )
+    stored = rows(done.folder)
+    assert [row["status"] for row in stored] == ["ok", "crash", "fail"]
+    assert [(row["verdict"], row["fail"], row["ok"], row["worst"]) for row in stored] == [
+        ("ok", "0", "1", ""), ("", "0", "0", ""), ("fail", "1", "0", "lr.best")
+    ]  # fmt: skip
+    assert "asked to" in stored[1]["error"]
+    assert read_verdict(stored[2]["notebook"])[0]["verdict"] == "fail"
+    page = (done.folder / "summary.html").read_text()
+    assert 'href="003.html"' in page
+    assert "Run 2 crashed" in page
+    shown = repr(done)
+    assert "run 2 crashed" in shown
+    assert "lr.best" in shown
+    studies = [line.split()[1] for line in Path("ran.txt").read_text().splitlines()]
+    assert studies == [f"runs/03_asked-00{n}" for n in (1, 2, 3)], "each run has a study folder of its own"
+    assert [run.study for run in done.runs] == studies
+
+
+def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Path) -> None:
+    asked = [{"status": "ok"}, {"status": "crash"}]
+    run_notebooks(notebook, asked, out="mine", html=False)
+    again = run_notebooks(notebook, asked, out="mine", html=False)
+    assert [run.kept for run in again.runs] == [True, False], "what crashed is tried again"
+    assert [run.verdict for run in again.runs] == ["ok", None]
+    changed = run_notebooks(notebook, [{"status": "warn"}, *asked[1:]], out="mine", html=False)
+    assert [run.kept for run in changed.runs] == [False, False], "other parameters are another run"
+    write_notebook(notebook, COUNT, CRASH, VERDICT, "'one cell more'")
+    assert not run_notebooks(notebook, [{"status": "warn"}], out="mine", html=False).runs[0].kept, (
+        "as is another notebook"
+    )
+    assert not list(Path("mine").glob("00*.html"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "no run at all"),
+        ([{}, {}], "run 2 is the same as run 1"),
+        ([{"status": "ok"}, {"statsu": "ok"}], r"run 2: .*Did you mean 'status'"),
+        ([{"lrs": [0.1]}, {"lrs": 0.1}], r"run 2: parameter lrs=0.1 must be of type list\[float\]"),
+        ([{"out": "a"}, {"out": "a", "status": "warn"}], "study folder of an earlier run"),
+    ],
+)
+def test_everything_is_checked_before_the_first_kernel(
+    asked: list[dict[str, Any]], said: str, notebook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("papermill.execute_notebook", never)
+    with pytest.raises(UsageError, match=said):
+        run_notebooks(notebook, asked)
+    assert not Path("runs").exists()
+
+
+def test_a_file_is_no_folder_for_many_runs(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("papermill.execute_notebook", never)
+    with pytest.raises(UsageError, match="many runs need a folder"):
+        run_notebooks(notebook, [{}], out="sweep.ipynb")
+
+
+def test_interrupted_the_copy_keeps_what_it_has_and_the_rest_is_not_begun(notebook: Path) -> None:
+    cell = (
+        "print('before', flush=True)\nimport time, pathlib\npathlib.Path('begun').touch()\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved')\n    raise"
+    )
+    write_notebook(notebook, COUNT, cell, VERDICT)
+    stop_when(Path("begun"))
+    with pytest.raises(KeyboardInterrupt, match=r"run 1 of 2 was stopped, 1 not begun.*--out runs/notebooks/03_asked"):
+        run_notebooks(notebook, [{"status": "ok"}, {"status": "warn"}])
+    (row,) = rows(Path("runs/notebooks/03_asked"))
+    assert (row["state"], row["verdict"]) == ("interrupted", "")
+    for copy in ("001.ipynb", "001.html"):
+        assert "saved" in Path("runs/notebooks/03_asked", copy).read_text()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_notebook_that_swallows_the_interrupt_is_stopped_before_its_next_cell(notebook: Path) -> None:
+    cell = "import time, pathlib\ntry:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('swallowed')"
+    write_notebook(notebook, cell, "open('next', 'w')")
+    stop_when(Path("begun"))
+    with pytest.raises(KeyboardInterrupt):
+        run_notebooks(notebook, [{}])
+    assert "swallowed" in Path("runs/notebooks/03_asked/001.ipynb").read_text()
+    assert not Path("next").exists()
+
+
+def stop_when(path: Path) -> None:
+    """Send Ctrl-C to this process once `path` is there."""
+
+    def wait() -> None:
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(["-p", "status=fail"], 0, "w: fail", marks=pytest.mark.slow),
+        (["-p", "status=fail", "--fail-on", "fail"], 3, "w: fail"),
+        (["-p", "status=crash", "--fail-on", "warn"], 1, "stopped at"),
+        (["-p", "statsu=ok"], 2, "Did you mean 'status'"),
+        pytest.param(["--sweep", "status=ok,fail", "--fail-on", "fail"], 3, "summary.html", marks=pytest.mark.slow),
+        (["--sweep", "status=fail,crash", "--fail-on", "fail"], 1, "run 2 crashed"),
+    ],
+)
+def test_exit_codes_of_the_command(words: list[str], code: int, said: str, notebook: Path) -> None:
+    """As CI sees them: 0 ran, 1 a crash, which outranks a verdict, 2 wrong usage, 3 a verdict at or above --fail-on."""
+    command = [sys.executable, "-m", "workbench", "run", "asked", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path) -> None:
+    cell = "import os, time, pathlib\npathlib.Path('begun').touch()\nif status == 'warn' and not os.path.exists('go'):\n    time.sleep(60)"
+    write_notebook(notebook, COUNT, cell, VERDICT)
+    command = [sys.executable, "-m", "workbench", "run", "asked", "--sweep", "status=ok,warn", "--out", "mine"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        end = time.monotonic() + 60
+        while not (Path("ran.txt").exists() and "warn" in Path("ran.txt").read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--out mine goes on" in said
+    assert [row["state"] for row in rows(Path("mine"))] == ["complete", "interrupted"]
+    Path("go").touch()
+    assert cli.main(["run", "asked", "--sweep", "status=ok,warn", "--out", "mine", "--fail-on", "fail"]) == 0
+    assert [row["verdict"] for row in rows(Path("mine"))] == ["ok", "warn"]
+    assert Path("ran.txt").read_text().count("ok") == 1, "what was complete did not run again"
+
+
+def test_a_value_that_no_study_would_take_is_found_before(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("papermill.execute_notebook", never)
+    write_notebook(notebook, parameters='workload: str = "digits_mlp"')
+    with pytest.raises(UnknownNameError, match=r"run 2: .*'digits_mlpp'.*Did you mean 'digits_mlp'"):
+        run_notebooks(notebook, [{}, {"workload": "digits_mlpp"}])
