@@ -72,10 +72,12 @@ if TYPE_CHECKING:
     )
     from workbench.ledger import list_studies
     from workbench.ledger_export import export_studies
+    from workbench.ledger_note import set_note
     from workbench.notebook_batch import run_notebooks
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
     from workbench.panels.summary import show_study
+    from workbench.panels.studies import studies_panel
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.cluster.connect import connect_to_cluster
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
@@ -379,10 +381,12 @@ __all__ = [
     "serve_task",
     "server_remedies",
     "server_throughput",
+    "set_note",
     "shaped",
     "shard_files",
     "show_study",
     "skew_tests",
+    "studies_panel",
     "synchronise_batch_norm",
     "write_report",
 ]
@@ -456,6 +460,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "ledger": ("list_studies",),
     "ledger_export": ("export_studies",),
+    "ledger_note": ("set_note",),
     "notebook_batch": ("run_notebooks",),
     "notebook_runner": (
         "describe_notebook",
@@ -465,6 +470,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "panels.clipping": ("clipping_panel",),
     "panels.summary": ("show_study",),
+    "panels.studies": ("studies_panel",),
     "playbook": ("diagnose",),
     "plots.architecture": ("plot_architecture",),
     "plots.batch_norm": (

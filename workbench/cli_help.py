@@ -123,6 +123,7 @@ command that reproduces it.""",
 examples:
   workbench studies
   workbench studies --columns workload,failed,created --export studies.xlsx
+  workbench studies --note digits_cnn-lr_sweep-20260801-120000 "warmup did not help"    # a folder, or a name in runs/
   workbench studies --rebuild team/runs      # after folders were copied or deleted
   WORKBENCH_LEDGER=postgresql://user@host/name workbench studies --ledger    # one ledger for several machines
 

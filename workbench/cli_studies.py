@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli_verdict import RAN
@@ -43,12 +44,18 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
         const="",
         help="list a shared ledger (default: the one in WORKBENCH_LEDGER)",
     )
+    parser.add_argument("--note", metavar=("STUDY", "TEXT"), nargs=2, help="write another note to a study, and list")
     parser.set_defaults(command=_studies)
 
 
 def _studies(args: argparse.Namespace) -> int:
     from workbench.ledger import list_studies, rebuild
 
+    if args.note:
+        from workbench.ledger_note import set_note
+
+        given = Path(args.note[0])
+        set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
     extra = [name.strip() for name in args.columns.split(",") if name.strip()]
     if args.rebuild:
         rebuild(args.dir, ledger=args.ledger or None)

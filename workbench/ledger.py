@@ -32,7 +32,7 @@ def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger
 
     Args:
         root: folder of the studies, which are read themselves: the table is right while a study runs, and after a crash.
-        extra: names of further columns, of `EXTRA`: workload, kind, created, failed, unfinished, best_trial, best_step, select,
+        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, unfinished, best_trial, best_step, select,
             config_sha256, commit.
         ledger: address of a shared ledger; then its studies are listed, those of other machines as well, as they were when they
             were last closed. "" takes the one in WORKBENCH_LEDGER.
@@ -56,13 +56,14 @@ def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger
     return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
 
 
-def index(study: Path, *, ledger: str | None = None, wait_s: float | None = None) -> None:
+def index(study: Path, *, ledger: str | None = None, wait_s: float | None = None, trials: bool = True) -> None:
     """Bring the ledger's rows of one study folder up to date; trials that are there already stay.
 
     Args:
         study: its folder.
         ledger: address of a shared ledger; None takes the environment's WORKBENCH_LEDGER, or the file beside the study.
         wait_s: how long to wait for another process that is writing.
+        trials: False leaves the trials as the ledger has them, where it has the study: many take seconds to read.
 
     Raises:
         RecordError: the ledger is damaged, out of reach or locked; the study itself is untouched by that.
@@ -70,7 +71,7 @@ def index(study: Path, *, ledger: str | None = None, wait_s: float | None = None
     began = time.monotonic()
     for attempt in range(TRIES):
         try:
-            return _index(study, ledger, wait_s)
+            return _index(study, ledger, wait_s, trials=trials)
         except RecordError as error:
             wait = ledger_storage.WAIT_S if wait_s is None else wait_s
             full = "locked" in str(error) and time.monotonic() - began > 0.9 * wait  # SQLite may also give up at once
@@ -86,16 +87,18 @@ def index(study: Path, *, ledger: str | None = None, wait_s: float | None = None
     return None
 
 
-def _index(study: Path, ledger: str | None, wait_s: float | None) -> None:
+def _index(study: Path, ledger: str | None, wait_s: float | None, *, trials: bool) -> None:
     import optuna
 
     record = StudyRecord(study)
-    trials = [{str(k): v for k, v in row.items()} for row in record.trials.to_dict("records")]
-    ended = {row["trial"]: row for row in trials if row["state"] in ("complete", "diverged", "failed")}
     with open_storage(study.parent, ledger, wait_s=wait_s) as storage, quiet():
         direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
         name = _free_name(storage, record)
         row = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
+        if not trials and "row" in row.user_attrs:
+            return row.set_user_attr("row", _shared_row(study, shared=shared_url(ledger) is not None))
+        rows = [{str(k): v for k, v in values.items()} for values in record.trials.to_dict("records")]
+        ended = {values["trial"]: values for values in rows if values["state"] in ("complete", "diverged", "failed")}
         known = {t.user_attrs.get("trial"): t.user_attrs.get("state") for t in row.get_trials(deepcopy=False)}
         if any(number not in ended or ended[number]["state"] != state for number, state in known.items()):
             # A failed trial has been trained again; Optuna keeps ended trials as they are, so the study is entered anew.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shlex
@@ -17,9 +18,10 @@ from typing import Any
 import pandas as pd
 
 from workbench.errors import RecordError, UsageError, nearest
-from workbench.record import read_json
+from workbench.record import StudyRecord
+from workbench.record_lock import is_locked
 
-__all__ = ["COLUMNS", "EXTRA", "list_folders", "study_folders", "study_row"]
+__all__ = ["COLUMNS", "EXTRA", "list_folders", "read_folders", "study_folders", "study_row"]
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
@@ -27,6 +29,7 @@ COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 EXTRA = {
     "workload": "name of the workload",
     "kind": "what was studied",
+    "state": "finished, running (a process writes it now) or unfinished",
     "created": "when it was begun, UTC",
     "failed": "trials that failed or diverged",
     "unfinished": "trials that are running or were stopped",
@@ -40,10 +43,31 @@ EXTRA = {
 
 
 def list_folders(root: Path, *, extra: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the table of the studies under `root`."""
+    """Return the table of the studies under `root`; a folder that cannot be read is a warning that names it."""
     check_extra(extra)
-    rows = [study_row(folder) for folder in study_folders(root)]
+    rows, problems = read_folders(root)
+    for problem in problems:
+        logging.getLogger(__name__).warning("left out of the table: %s", problem)
     return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
+
+
+def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for every study under `root`, with its `path`, and why the others could not be read.
+
+    Damaged studies, those of a newer version, and folders with a study.json that is none of ours are such others.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
+    rows, problems = [], []
+    for folder in study_folders(root):
+        try:
+            rows.append(study_row(folder) | {"path": str(folder)})
+        except RecordError as error:
+            problems.append(str(error))
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            problems.append(f"{folder} holds no study that can be read ({type(error).__name__}: {error}).")
+    return rows, problems
 
 
 def check_extra(extra: Sequence[str]) -> None:
@@ -76,7 +100,7 @@ def study_row(folder: Path) -> dict[str, Any]:
     The number of trials counts all that were begun, failed ones included (P5.5); the best value is that of the best selected
     checkpoint (P5.6). A config file that is not what it was when the study was begun says so (P5.3).
     """
-    study = read_json(folder / "study.json")
+    study = StudyRecord(folder).study
     config = study["config"]
     sign = 1.0 if config["select_mode"] == "min" else -1.0
     trials = _trials(folder / "trials")
@@ -92,6 +116,7 @@ def study_row(folder: Path) -> dict[str, Any]:
         "reproduce": _reproduce(folder, study),
         "workload": study["workload"],
         "kind": study.get("kind"),
+        "state": _state(folder, study),
         "created": study.get("created"),
         "failed": sum(state in ("failed", "diverged") for state in states),
         "unfinished": sum(state in ("running", "stopped") for state in states),
@@ -101,6 +126,12 @@ def study_row(folder: Path) -> dict[str, Any]:
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
     }
+
+
+def _state(folder: Path, study: dict[str, Any]) -> str:
+    if "finished" in study:
+        return "finished"
+    return "running" if is_locked(folder) else "unfinished"
 
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:

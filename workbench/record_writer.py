@@ -52,6 +52,7 @@ class StudyWriter:
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
         self.predictions = PartWriter(path / "predictions")
+        self._configs: dict[int, Any] = {}  # of the trials that are there: nobody else writes any
 
     @classmethod
     def open(
@@ -169,15 +170,18 @@ class StudyWriter:
     def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:
         """Return the writer of the trial with this config, an earlier one of the study where there is one."""
         wanted = json.loads(dumps(dict(config)))
-        folders = sorted((p for p in (self.path / "trials").glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
+        folder = self.path / "trials"
+        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()] if folder.is_dir() else []
         number = 0
-        for folder in folders:
-            stored = folder / "config.json"
-            if not stored.exists():
-                break
-            if read_json(stored)["config"] == wanted:
-                return TrialWriter(self, int(folder.name))
-            number = int(folder.name) + 1
+        for other in sorted(map(int, names)):
+            if other not in self._configs:
+                stored = folder / str(other) / "config.json"
+                if not stored.exists():
+                    break
+                self._configs[other] = read_json(stored)["config"]
+            if self._configs[other] == wanted:
+                return TrialWriter(self, other)
+            number = other + 1
         row = {"trial": number, "stage": stage, "seed": wanted["shared_seed"], "train_examples": train_examples}
         write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
         return TrialWriter(self, number)

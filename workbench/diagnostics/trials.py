@@ -267,9 +267,12 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **threshold
     """
     verdicts = []
     longest = max((c.loss.size for c in peers), default=0)
+    lengths = {min(curve.total_steps, longest) for curve in curves}
+    scales = {steps: study_scale(peers, steps) if len(peers) > 1 else None for steps in lengths}
+    starts = _starts(peers)
     for curve in curves:
-        scale = study_scale(peers, min(curve.total_steps, longest)) if len(peers) > 1 else None
-        start = initial_loss(curve, peers)
+        scale = scales[min(curve.total_steps, longest)]
+        start = _initial_loss(curve, starts)
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps,
             memory=curve.memory, loss_ref=start,
@@ -290,9 +293,18 @@ def initial_loss(curve: TrialCurve, peers: Sequence[TrialCurve], *, noise_sds: f
         peers: the trials of its study.
         noise_sds: seeds agree when they lie within this many standard errors (rule of thumb).
     """
+    return _initial_loss(curve, _starts(peers), noise_sds=noise_sds)
+
+
+def _starts(peers: Sequence[TrialCurve]) -> dict[int, float]:
+    """The first loss under each seed, where it is finite."""
+    return {c.seed: float(c.loss[0]) for c in peers if c.loss.size and math.isfinite(c.loss[0])}
+
+
+def _initial_loss(curve: TrialCurve, starts: Mapping[int, float], *, noise_sds: float = 6.0) -> float:
     own = float(curve.loss[0]) if curve.loss.size else math.nan
     if curve.full_batch or not curve.loss.size or not math.isfinite(curve.loss_se[0]):
         return own
-    by_seed = {c.seed: float(c.loss[0]) for c in peers if math.isfinite(c.loss[0])} | {curve.seed: own}
+    by_seed = {**starts, curve.seed: own}
     mean = float(np.mean(list(by_seed.values())))
     return mean if abs(mean - own) <= noise_sds * curve.loss_se[0] else own

@@ -18,9 +18,9 @@ Floats = NDArray[np.float64]
 
 
 def draw_trial_loss(
-    ax: Axes, record: Record, trial: int, *, index: int, relative_to: float = np.nan, note: str = ""
+    ax: Axes, record: Record, trial: int, *, index: int, relative_to: float = np.nan, note: str = "", label: str = ""
 ) -> Line2D | None:
-    """Draw one trial's training loss in the style number `index`; None where it has no finite loss."""
+    """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss."""
     steps, losses = curve(record, trial, "loss")
     losses = drawable(losses)
     finite = np.isfinite(losses)
@@ -28,6 +28,7 @@ def draw_trial_loss(
         return None
     lr = lr_of(record, trial)
     ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
+    name = label or f"lr {short(lr)}"
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     line = draw_curve(
         ax,
@@ -37,12 +38,12 @@ def draw_trial_loss(
         linestyle=style,
         linewidth=1.1,
         zorder=2.5 - 0.01 * index,
-        label=f"lr {short(lr)}{ratio}" + (f": {note}" if note else ""),
+        label=f"{name}{ratio}" + (f": {note}" if note else ""),
     )
     if not finite.all():
         last = int(np.flatnonzero(finite)[-1])
-        label = f"lr {short(lr)} diverged at step {int(steps[~finite][0]):,}"
-        ax.plot(steps[last], losses[last], "X", color=color, markersize=9, markeredgecolor=BAD, label=label, zorder=5)
+        ended = f"{name} diverged at step {int(steps[~finite][0]):,}"
+        ax.plot(steps[last], losses[last], "X", color=color, markersize=9, markeredgecolor=BAD, label=ended, zorder=5)
     return line
 
 

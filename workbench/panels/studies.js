@@ -1,0 +1,425 @@
+// The study browser: two tables that filter, sort and scroll without the kernel; opening, comparing and notes ask it.
+
+const ROW = 28; // height of a row in pixels, as in studies.css
+const SPARE = 8; // rows drawn above and below what is seen
+const STATES = {
+  finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
+};
+const WIDTHS = {
+  study: "minmax(13em, 2fr)", workload: "9em", kind: "8em", state: "8em", stage: "9em", trials: "5.5em", failed: "5.5em",
+  trial: "5.5em", best_value: "8.5em", created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em",
+  steps_run: "8em", seconds: "7em",
+};
+const WORDS = { best_value: "best value", best_step: "best step", steps_run: "steps run" };
+
+function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in node && name !== "role") node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function shown(value, name) {
+  if (value === null || value === undefined) return "–";
+  if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
+  if (name === "created") return String(value).slice(0, 16).replace("T", " ");
+  if (typeof value === "number") {
+    if (Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en-US");
+    return String(Number(value.toPrecision(4))).replace("e+", "e");
+  }
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+// null and NaN last, whichever way it is sorted; infinities arrive as words
+function number(value) {
+  if (value === "inf") return Infinity;
+  if (value === "-inf") return -Infinity;
+  return typeof value === "number" ? value : null;
+}
+
+function ordered(rows, name, down) {
+  const sign = down ? -1 : 1;
+  const numeric = rows.some((row) => typeof row[name] === "number");
+  const key = (row) => (numeric ? number(row[name]) : row[name] === null || row[name] === undefined ? null : shown(row[name], name));
+  return rows
+    .map((row, place) => [key(row), place, row])
+    .sort(([a, i], [b, j]) => {
+      if (a === null || b === null) return (a === null) - (b === null) || i - j;
+      const difference = numeric ? a - b : a.localeCompare(b, "en", { numeric: true });
+      return sign * difference || i - j;
+    })
+    .map(([, , row]) => row);
+}
+
+let grids = 0;
+
+// A table that draws only the rows in sight. `id` names a row; `onOpen` gets the row.
+function grid({ label, height, id, onOpen, onMarked }) {
+  const prefix = `wb-grid-${(grids += 1)}`;
+  let columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set();
+  const head = make("div", { role: "row", className: "wb-row wb-head" });
+  const body = make("div", { role: "rowgroup", className: "wb-body", tabIndex: 0 });
+  const box = make("div", { role: "grid", className: "wb-grid", "aria-label": label, "aria-multiselectable": "true" }, head, body);
+  box.style.maxHeight = `${height}px`;
+  body.setAttribute("aria-label", `${label}: arrow keys move, Enter opens, space marks for comparing`);
+
+  const numeric = (name) => figures.has(name);
+
+  function drawHead() {
+    const template = ["2.4em", ...columns.map((name) => WIDTHS[name] || "8em")].join(" ");
+    box.style.setProperty("--wb-columns", template);
+    head.style.gridTemplateColumns = template;
+    head.replaceChildren(
+      make("div", { role: "columnheader", "aria-label": "marked for comparing", title: "marked for comparing" }),
+      ...columns.map((name) => {
+        const word = WORDS[name] || name;
+        const way = sort && sort.name === name ? (sort.down ? " ▼" : " ▲") : "";
+        const button = make("button", { type: "button", textContent: word + way, title: `sort by ${word}` });
+        button.dataset.column = name;
+        button.addEventListener("click", () => {
+          sort = { name, down: sort && sort.name === name ? !sort.down : false };
+          arrange();
+          drawHead();
+          head.querySelector(`[data-column="${name}"]`).focus();
+        });
+        const state = way ? (sort.down ? "descending" : "ascending") : "none";
+        return make("div", { role: "columnheader", className: numeric(name) ? "wb-number" : "", "aria-sort": state }, button);
+      }),
+    );
+  }
+
+  function arrange() {
+    const kept = seen[active] && id(seen[active]);
+    seen = words.length
+      ? rows.filter((row) => {
+          const text = columns.map((name) => shown(row[name], name)).join(" ").toLowerCase();
+          return words.every((word) => text.includes(word));
+        })
+      : rows.slice();
+    if (sort) seen = ordered(seen, sort.name, sort.down);
+    active = Math.max(0, seen.findIndex((row) => id(row) === kept));
+    box.setAttribute("aria-rowcount", seen.length + 1);
+    draw();
+  }
+
+  function draw() {
+    const first = Math.max(0, Math.floor(box.scrollTop / ROW) - SPARE);
+    const last = Math.min(seen.length, Math.ceil((box.scrollTop + height) / ROW) + SPARE);
+    const drawn = [];
+    for (let place = first; place < last; place += 1) drawn.push(drawRow(seen[place], place));
+    body.style.paddingTop = `${first * ROW}px`;
+    body.style.paddingBottom = `${(seen.length - last) * ROW}px`;
+    if (!seen.length) drawn.push(make("div", { className: "wb-row wb-soft", textContent: words.length ? "nothing matches" : "nothing yet" }));
+    body.replaceChildren(...drawn);
+    if (seen.length) body.setAttribute("aria-activedescendant", `${prefix}-${active}`);
+    else body.removeAttribute("aria-activedescendant");
+  }
+
+  function drawRow(row, place) {
+    const isMarked = marked.includes(id(row));
+    const mark = make("div", { role: "gridcell", className: "wb-mark", textContent: isMarked ? "☑" : "☐", title: "mark for comparing" });
+    mark.addEventListener("click", (event) => {
+      event.stopPropagation();
+      active = place;
+      toggle(row);
+    });
+    const cells = columns.map((name) => {
+      const text = shown(row[name], name);
+      const long = typeof row[name] === "string" ? row[name] : text;
+      return make("div", { role: "gridcell", className: numeric(name) ? "wb-number" : "", textContent: text, title: long });
+    });
+    const line = make(
+      "div",
+      {
+        role: "row", id: `${prefix}-${place}`, className: `wb-row${place === active ? " wb-active" : ""}`,
+        "aria-rowindex": place + 2, "aria-selected": String(isMarked),
+      },
+      mark, ...cells,
+    );
+    line.style.gridTemplateColumns = "var(--wb-columns)";
+    line.addEventListener("click", () => {
+      active = place;
+      draw();
+      body.focus({ preventScroll: true });
+      onOpen(row);
+    });
+    return line;
+  }
+
+  function toggle(row) {
+    const key = id(row);
+    marked = marked.includes(key) ? marked.filter((other) => other !== key) : [...marked, key].slice(-2);
+    draw();
+    onMarked(marked.map((other) => rows.find((one) => id(one) === other)).filter(Boolean));
+  }
+
+  function show(place) {
+    active = Math.min(Math.max(place, 0), seen.length - 1);
+    const top = active * ROW, room = box.clientHeight - ROW;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (top + ROW > box.scrollTop + room) box.scrollTop = top + ROW - room;
+    draw();
+  }
+
+  body.addEventListener("keydown", (event) => {
+    if (!seen.length || event.ctrlKey || event.metaKey || event.altKey) return;
+    const page = Math.max(1, Math.floor(height / ROW) - 2);
+    const moves = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: seen.length - 1 };
+    if (event.key in moves) show(moves[event.key]);
+    else if (event.key === "Enter" && !event.shiftKey) onOpen(seen[active]);
+    else if (event.key === " ") toggle(seen[active]);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  let waiting = false;
+  box.addEventListener("scroll", () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      draw();
+    });
+  });
+
+  return {
+    node: box,
+    set(names, values) {
+      columns = names;
+      rows = values;
+      figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
+      if (sort && !columns.includes(sort.name)) sort = null;
+      marked = marked.filter((key) => rows.some((row) => id(row) === key));
+      drawHead();
+      arrange();
+    },
+    filter(text) {
+      words = text.toLowerCase().split(/\s+/).filter(Boolean);
+      box.scrollTop = 0;
+      arrange();
+      return seen.length;
+    },
+    clear() {
+      sort = null;
+      marked = [];
+      words = [];
+      active = 0;
+      box.scrollTop = 0;
+    },
+  };
+}
+
+async function copy(text, pre) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const range = document.createRange();
+    range.selectNodeContents(pre);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    return document.execCommand("copy");
+  }
+}
+
+function picture(data, alt) {
+  const url = URL.createObjectURL(new Blob([data], { type: "image/png" }));
+  const image = make("img", { src: url, alt });
+  image.addEventListener("load", () => URL.revokeObjectURL(url));
+  return image;
+}
+
+function render({ model, el }) {
+  const root = make("div", { className: "wb-studies", role: "region", "aria-label": "studies" });
+  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's keys (arrows, Enter) are ours in here
+  const say = make("p", { className: "wb-said", role: "status", "aria-live": "polite" });
+  const ask = (message, text) => {
+    say.className = "wb-said wb-soft";
+    say.textContent = text;
+    model.send(message);
+  };
+
+  const search = make("input", { type: "search", placeholder: "name, note, workload, state ...", "aria-label": "filter studies" });
+  const count = make("span", { className: "wb-soft" });
+  const compareStudies = make("button", { type: "button", textContent: "Compare the two marked", disabled: true });
+  const again = make("button", { type: "button", textContent: "Read again", title: "read the folders as they are now" });
+  const problems = make("div", { className: "wb-problems" });
+  let two = [];
+  const studies = grid({
+    label: "studies", height: 268, id: (row) => row.path || row.study,
+    onOpen: (row) => ask({ do: "open", path: row.path }, `Opening ${row.study} …`),
+    onMarked: (rows) => {
+      two = rows;
+      compareStudies.disabled = rows.length !== 2;
+    },
+  });
+  const countRows = () => {
+    const all = model.get("studies").length;
+    const kept = studies.filter(search.value);
+    count.textContent = kept === all ? `${all} studies in ${model.get("folder")}` : `${kept} of ${all} studies`;
+  };
+  search.addEventListener("input", countRows);
+  again.addEventListener("click", () => ask({ do: "read" }, "Reading …"));
+  compareStudies.addEventListener("click", () => {
+    ask({ do: "compare", sides: two.map((row) => [row.path, null]) }, `Comparing ${two.map((row) => row.study).join(" and ")} …`);
+  });
+
+  const detail = make("section", { className: "wb-detail", hidden: true, "aria-label": "open study" });
+  const title = make("h3"), facts = make("div", { className: "wb-soft" });
+  const note = make("textarea", { "aria-label": "note of the study", rows: 2 });
+  const save = make("button", { type: "button", textContent: "Save note" });
+  const unsaved = make("span", { className: "wb-soft" });
+  const command = make("pre", { tabIndex: 0, "aria-label": "command that reproduces the study" });
+  const copyButton = make("button", { type: "button", textContent: "Copy command" });
+  const figure = make("div");
+  const trialFilter = make("input", { type: "search", placeholder: "state, stage, value ...", "aria-label": "filter trials" });
+  const trialCount = make("span", { className: "wb-soft" });
+  const compareTrials = make("button", { type: "button", textContent: "Compare the two marked trials", disabled: true });
+  let pair = [];
+  const trials = grid({
+    label: "trials", height: 240, id: (row) => row.trial, onOpen: () => {},
+    onMarked: (rows) => {
+      pair = rows;
+      compareTrials.disabled = rows.length !== 2;
+    },
+  });
+  const countTrials = () => {
+    const all = (model.get("opened").trials || []).length;
+    const kept = trials.filter(trialFilter.value);
+    trialCount.textContent = kept === all ? `${all} trials` : `${kept} of ${all} trials`;
+  };
+  trialFilter.addEventListener("input", countTrials);
+  compareTrials.addEventListener("click", () => {
+    const path = model.get("opened").row.path;
+    ask({ do: "compare", sides: pair.map((row) => [path, row.trial]) }, `Comparing trials ${pair.map((row) => row.trial).join(" and ")} …`);
+  });
+  // A note that is not written yet survives another study, "Read again", and (in the kernel) a reload of the page.
+  const keep = () => {
+    const drafts = { ...model.get("drafts") };
+    if (note.value === model.get("opened").row.note) delete drafts[open];
+    else drafts[open] = note.value;
+    unsaved.textContent = open in drafts ? "not written yet" : "";
+    if (JSON.stringify(drafts) === JSON.stringify(model.get("drafts"))) return;
+    model.set("drafts", drafts);
+    model.save_changes();
+  };
+  note.addEventListener("input", keep);
+  const saveNote = () => ask({ do: "note", path: model.get("opened").row.path, note: note.value }, "Writing the note …");
+  save.addEventListener("click", saveNote);
+  note.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      saveNote();
+    }
+  });
+  copyButton.addEventListener("click", async () => {
+    const done = await copy(command.textContent, command);
+    say.className = done ? "wb-said" : "wb-said wb-bad";
+    say.textContent = done ? "The command is in the clipboard." : "The browser does not let the page copy: the command is selected, press Ctrl+C.";
+  });
+  detail.append(
+    title, facts,
+    make(
+      "div", { className: "wb-fields" },
+      make("div", {}, make("label", { className: "wb-soft", textContent: "Note (Ctrl+Enter saves)" }), note, save, " ", unsaved),
+      make("div", {}, make("label", { className: "wb-soft", textContent: "To run it again" }), command, copyButton),
+    ),
+    figure,
+    make("div", { className: "wb-bar" }, trialFilter, compareTrials, trialCount),
+    trials.node,
+  );
+  const comparison = make("section", { className: "wb-detail", hidden: true, "aria-label": "comparison" });
+
+  let open = null;
+  function drawOpened() {
+    const opened = model.get("opened");
+    detail.hidden = !opened.row;
+    if (!opened.row) return;
+    const another = open !== opened.row.path;
+    open = opened.row.path;
+    if (another) {
+      trials.clear();
+      trialFilter.value = "";
+      pair = [];
+      compareTrials.disabled = true;
+      figure.replaceChildren();
+    }
+    const row = opened.row;
+    title.textContent = row.study;
+    facts.textContent = `${row.workload} · ${row.kind || "study"} · ${shown(row.state, "state")} · ${opened.said}`;
+    const draft = model.get("drafts")[open];
+    const text = draft === undefined ? row.note : draft;
+    if (note.value !== text) note.value = text;
+    unsaved.textContent = draft === undefined ? "" : "not written yet";
+    command.textContent = row.reproduce;
+    trials.set(opened.columns, opened.trials);
+    countTrials();
+  }
+  function drawFigure() {
+    const data = model.get("figure");
+    const said = model.get("opened").said || "";
+    if (data && data.byteLength) figure.replaceChildren(picture(data, said));
+    else figure.replaceChildren(make("p", { className: "wb-soft", textContent: "No picture: no trial has a recorded step." }));
+  }
+  function drawCompared() {
+    const { names, rows, said } = model.get("compared");
+    comparison.hidden = !names;
+    if (!names) return;
+    const cell = (value) => make("td", { textContent: shown(value) });
+    const head = ["", ...names].map((name) => make("th", { scope: "col", textContent: name }));
+    const lines = rows.map(([what, ...values]) => make("tr", {}, make("th", { scope: "row", textContent: what }), ...values.map(cell)));
+    const close = make("button", { type: "button", textContent: "Close comparison" });
+    close.addEventListener("click", () => {
+      comparison.hidden = true;
+    });
+    comparison.replaceChildren(
+      make("h4", { textContent: names.join(" against ") }), make("p", { textContent: said }),
+      make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)),
+      make("div", { className: "wb-picture" }), close,
+    );
+    drawCurves();
+  }
+  function drawCurves() {
+    const place = comparison.querySelector(".wb-picture"), data = model.get("comparison");
+    if (place && data && data.byteLength) place.replaceChildren(picture(data, `training loss of ${model.get("compared").names.join(" and ")}`));
+  }
+  function drawStudies() {
+    studies.set(model.get("columns"), model.get("studies"));
+    countRows();
+    const said = model.get("problems");
+    problems.replaceChildren();
+    if (said.length) {
+      const list = make("ul", {}, ...said.map((line) => make("li", { textContent: line })));
+      problems.append(make("details", { open: said.length < 3 }, make("summary", { textContent: said.length === 1 ? "A folder could not be read" : `${said.length} folders could not be read` }), list));
+    }
+    const nothing = model.get("nothing");
+    if (nothing) say.textContent = nothing;
+  }
+  function drawSaid() {
+    const { text, bad } = model.get("said");
+    if (text === undefined) return;
+    say.className = bad ? "wb-said wb-bad" : "wb-said";
+    say.textContent = bad ? `✕ ${text}` : text;
+  }
+
+  root.append(make("div", { className: "wb-bar" }, search, compareStudies, again, count), studies.node, say, problems, detail, comparison);
+  el.append(root);
+  const handlers = {
+    "change:studies": drawStudies, "change:problems": drawStudies, "change:opened": drawOpened, "change:figure": drawFigure,
+    "change:compared": drawCompared, "change:comparison": drawCurves, "change:said": drawSaid,
+  };
+  for (const [name, handler] of Object.entries(handlers)) model.on(name, handler);
+  drawStudies();
+  drawOpened();
+  if (model.get("opened").row) drawFigure();
+  drawCompared();
+  drawSaid();
+  return () => {
+    for (const [name, handler] of Object.entries(handlers)) model.off(name, handler);
+  };
+}
+
+export default { render };
