@@ -113,7 +113,7 @@ def best_trials(record: StudyRecord) -> pd.DataFrame:
 def varied(trials: pd.DataFrame) -> list[str]:
     """Return the config fields in which trials differ, in the order of the config."""
     known = {*_RUN, "seed", "train_examples", "gradients", "lanes", "shared_seed", "per_host_seed"}
-    return [str(name) for name in trials.columns if name not in known and trials[name].astype(str).nunique() > 1]
+    return [str(name) for name in trials.columns if name not in known and len(set(trials[name].astype(str))) > 1]
 
 
 def draw_study(record: StudyRecord) -> bytes | None:
@@ -126,7 +126,7 @@ def draw_study(record: StudyRecord) -> bytes | None:
         return None
     chosen = [int(t) for t in trials["trial"].head(CURVES)]
     draws: list[Any] = [partial(_curves, record, chosen)]
-    if record.study.get("kind") in _SWEEPS and trials["peak_lr"].nunique() > 1:
+    if record.study.get("kind") in _SWEEPS and len(set(trials["peak_lr"])) > 1:
         draws.insert(0, partial(_sweep, record, _diagnosis(record)))
     return png(draws, size=(5.2, 3.6))
 

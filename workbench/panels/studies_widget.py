@@ -21,7 +21,7 @@ __all__ = ["StudiesWidget"]
 _HERE = Path(__file__).parent
 
 
-class StudiesWidget(anywidget.AnyWidget):  # type: ignore[misc]
+class StudiesWidget(anywidget.AnyWidget):
     """All studies of a folder, one of them opened, two compared.
 
     Attributes:
@@ -41,7 +41,7 @@ class StudiesWidget(anywidget.AnyWidget):  # type: ignore[misc]
 
     folder = traitlets.Unicode().tag(sync=True)
     columns = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    studies = traitlets.List().tag(sync=True)
+    studies: Any = traitlets.List().tag(sync=True)
     problems = traitlets.List(traitlets.Unicode()).tag(sync=True)
     nothing = traitlets.Unicode().tag(sync=True)
     opened = traitlets.Dict().tag(sync=True)

@@ -1,0 +1,257 @@
+"""The study browser without a browser: what it reads, what it answers, and that it locks and spoils nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.study_folders import CONFIG, write_study
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.errors import RecordError, UsageError
+from workbench.panels.studies import StudiesTable, studies_panel
+from workbench.panels.studies_compare import NOISE, compare, draw_comparison, side
+from workbench.panels.studies_data import STUDY_COLUMNS, draw_study, open_study, study_table
+from workbench.record import StudyRecord
+from workbench.record_lock import is_locked, lock
+
+PNG = b"\x89PNG"
+
+
+def best(k: int, *, scale: float = 1.0, seed: int = 0) -> float:
+    """The last loss of trial k of `write_study`, as its formula says."""
+    return scale * 2.3 * math.exp(-0.1 * 1.3**k * (CONFIG.total_steps - 1) / 10) * (1 + 0.01 * seed)
+
+
+def asked(panel: Any, **message: Any) -> dict[str, Any]:
+    """Ask as the page does, and return what it is told."""
+    panel._handle_custom_msg(message, [])
+    said: dict[str, Any] = panel.said
+    return said
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write_study(tmp_path / "first", note="the baseline", index=False)
+    write_study(tmp_path / "second", seeds=2, scale=0.5, note="halved", index=False)
+    return tmp_path
+
+
+def test_every_study_is_a_row_and_what_cannot_be_read_is_named(runs: Path) -> None:
+    (runs / "notebooks").mkdir()
+    for name, content in {"damaged": "{", "foreign": '{"schema": 1}', "list": "[]", "newer": '{"schema": 99}'}.items():
+        (runs / name).mkdir()
+        (runs / name / "study.json").write_text(content)
+    table, problems = study_table(runs)
+    assert sorted(table["study"]) == ["first", "second"]
+    assert len(problems) == 4
+    for name, said in {"damaged": "is damaged", "foreign": "config", "newer": "newer version of workbench"}.items():
+        assert any(name in problem and said in problem for problem in problems), said
+    shown = studies_panel(runs, live=False)
+    assert isinstance(shown, StudiesTable)
+    assert "newer version of workbench" in repr(shown)
+    assert "halved" in repr(shown)
+    assert "newer version of workbench" in shown._repr_html_()
+    assert shown._repr_html_().count("<tr>") == 3
+    panel = studies_panel(runs, live=True)
+    assert panel.problems == problems
+    assert repr(panel) == f"studies_panel({str(runs)!r}): 2 studies"
+
+
+def test_nobody_looking_gives_a_table(runs: Path) -> None:
+    assert os.environ["WORKBENCH_LIVE"] == "0"
+    shown = studies_panel(runs)
+    assert isinstance(shown, StudiesTable)
+    assert list(shown.table.columns[: len(STUDY_COLUMNS)]) == STUDY_COLUMNS
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_an_empty_folder_and_none_at_all_say_what_to_run(live: bool, tmp_path: Path) -> None:
+    for folder, said in ((tmp_path, "No studies in"), (tmp_path / "none", "There is no folder")):
+        shown = studies_panel(folder, live=live)
+        text = shown.nothing if live else f"{shown!r} {shown._repr_html_()}"
+        assert said in text
+        assert "workbench diagnose digits_mlp" in text
+
+
+def test_the_page_gets_values_that_json_has(runs: Path) -> None:
+    """NaN is no JSON: a page could not read it."""
+    write_study(runs / "bad", trials=4, scale=math.inf, index=False)
+    panel = studies_panel(runs, live=True)
+    asked(panel, do="open", path=str(runs / "bad"))
+    json.dumps([panel.studies, panel.opened], allow_nan=False)
+
+
+def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> None:
+    panel = studies_panel(runs, live=True)
+    assert asked(panel, do="open", path=str(runs / "first")) == {
+        "text": "first is open below.",
+        "bad": False,
+        "number": 1,
+    }
+    opened = panel.opened
+    assert [row["trial"] for row in opened["trials"]] == [2, 1, 0, 3], "the diverged one has no value and comes last"
+    assert opened["trials"][0]["best_value"] == pytest.approx(best(2))
+    assert opened["trials"][3]["best_value"] is None
+    assert opened["columns"] == [
+        "trial",
+        "stage",
+        "state",
+        "peak_lr",
+        "seed",
+        "best_value",
+        "best_step",
+        "steps_run",
+        "seconds",
+    ]
+    assert "The best, trial 2, has validation/loss" in opened["said"]
+    assert panel.figure.startswith(PNG)
+    assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
+
+
+def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path) -> None:
+    record = StudyRecord(runs / "first")
+    without = draw_study(record)
+    (runs / "first" / "diagnosis.json").write_text(json.dumps(diagnose_lr_sweep(record).to_dict()))
+    assert (draw_study(record) or b"").startswith(PNG)
+    (runs / "first" / "diagnosis.json").write_text("{")
+    assert draw_study(record) == without
+
+
+def test_a_study_without_trials_or_steps_has_no_picture_and_says_so(tmp_path: Path) -> None:
+    write_study(tmp_path / "none", trials=0, index=False)
+    panel = studies_panel(tmp_path, live=True)
+    assert not asked(panel, do="open", path=str(tmp_path / "none"))["bad"]
+    assert (panel.opened["trials"], panel.opened["said"], panel.figure) == ([], "No trial yet.", b"")
+    assert "nothing to compare" in asked(panel, do="compare", sides=[[str(tmp_path / "none"), None]] * 2)["text"]
+
+
+def test_what_goes_wrong_is_said_and_the_panel_goes_on(runs: Path) -> None:
+    panel = studies_panel(runs, live=True)
+    assert asked(panel, do="open", path=str(runs / "gone"))["bad"]
+    assert "another machine" in asked(panel, do="open", path="")["text"]
+    assert "not known" in asked(panel, do="dance")["text"]
+    assert "KeyError" in asked(panel, nothing=1)["text"]
+    (runs / "first" / "steps").mkdir(exist_ok=True)
+    next((runs / "first" / "steps").glob("*.parquet")).write_bytes(b"PAR1")
+    said = asked(panel, do="open", path=str(runs / "first"))
+    assert "truncated or damaged" in said["text"]
+    assert panel.opened["trials"], "the trials are shown although the curves are damaged"
+    assert not asked(panel, do="open", path=str(runs / "second"))["bad"]
+
+
+def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
+    one, two = side(runs / "first"), side(runs / "second")
+    found = compare(one, two)
+    rows = {what: values for what, *values in found["rows"]}
+    assert found["names"] == ["first", "second"]
+    assert rows["peak_lr"] == [pytest.approx(0.1 * 1.3**2), pytest.approx(0.1 * 1.3)]
+    assert rows["best value"] == [pytest.approx(best(2)), pytest.approx(best(1, scale=0.5))]
+    assert rows["seeds of this config"] == [1, 1], "its other seed diverged"
+    assert "second is better by" in found["said"]
+    assert "single seed" in found["said"]
+    assert draw_comparison(one, two).startswith(PNG)
+
+
+def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
+    write_study(runs / "seeds", trials=6, seeds=2, index=False)
+    found = compare(side(runs / "seeds", 0), side(runs / "seeds", 2))
+    rows = {what: values for what, *values in found["rows"]}
+    a, b = ([best(k, seed=s) for s in (0, 1)] for k in (0, 1))
+    assert rows["mean over seeds"] == [pytest.approx(sum(a) / 2), pytest.approx(sum(b) / 2)]
+    deviations = [(v[1] - v[0]) / math.sqrt(2) for v in (a, b)]
+    assert rows["standard deviation over seeds"] == [pytest.approx(d) for d in deviations]
+    error = math.hypot(*(d / math.sqrt(2) for d in deviations))
+    clear = (sum(a) - sum(b)) / 2 > NOISE * error
+    assert clear, "the case is meant to be clear"
+    assert "more than 2 standard errors" in found["said"]
+    assert "nothing but the seed" in compare(side(runs / "seeds", 0), side(runs / "seeds", 1))["said"]
+
+
+def test_what_cannot_be_compared_says_why(runs: Path) -> None:
+    other = CONFIG.replace(select="validation/accuracy", select_mode="max").to_dict()
+    write_study(runs / "other", config=other, index=False)
+    write_study(runs / "foreign", workload="mine", index=False)
+    assert "workloads differ" in compare(side(runs / "first"), side(runs / "foreign"))["said"]
+    assert "has no best value yet" in compare(side(runs / "first"), side(runs / "first", 3))["said"]
+    with pytest.raises(RecordError, match="no trial 17"):
+        side(runs / "first", 17)
+
+
+def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:
+    panel = studies_panel(runs, live=True)
+    path = str(runs / "first")
+    asked(panel, do="open", path=path)
+    panel.drafts = {path: "so it was", "other": "x"}
+    assert asked(panel, do="note", path=path, note=" so it\nwas ") == {
+        "text": "The note is written.",
+        "bad": False,
+        "number": 2,
+    }
+    assert json.loads((runs / "first" / "study.json").read_text())["note"] == "so it was"
+    assert [row["note"] for row in panel.studies if row["study"] == "first"] == ["so it was"]
+    assert panel.opened["row"]["note"] == "so it was"
+    assert panel.drafts == {"other": "x"}
+    assert "is empty" in asked(panel, do="note", path=path, note=" ")["text"]
+
+
+def test_a_running_study_is_shown_as_such_and_is_not_held(runs: Path) -> None:
+    path = write_study(runs / "third", finish=False, index=False)
+    with lock(path):
+        panel = studies_panel(runs, live=True)
+        states = {row["study"]: row["state"] for row in panel.studies}
+        assert states == {"first": "finished", "second": "finished", "third": "running"}
+        assert not asked(panel, do="open", path=str(path))["bad"]
+        assert "another process is writing" in asked(panel, do="note", path=str(path), note="x")["text"]
+    assert asked(panel, do="read")["text"] == "3 studies, as they are now."
+    assert panel.opened["row"]["state"] == "unfinished"
+    assert not is_locked(path)
+
+
+def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
+    """Two processes: one trains, the other browses, and neither stops the other."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom tests.helpers.study_folders import CONFIG\n"
+        "from workbench.record_writer import StudyWriter\n"
+        "w = StudyWriter.open(Path(sys.argv[1]), kind='lr_sweep', workload='digits_mlp', config=CONFIG.to_dict())\n"
+        "t = w.trial(CONFIG.to_dict(), stage='lr_sweep', train_examples=9)\nt.event('started', state='running')\n"
+        "print('begun', flush=True)\nsys.stdin.readline()\n"
+        "t.event('ended', state='complete', best_value=0.5, best_step=1)\nw.finish()\nw.close()\n"
+    )
+    command = [sys.executable, "-c", program, str(runs / "theirs")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "begun\n"
+        panel = studies_panel(runs, live=True)
+        (row,) = [row for row in panel.studies if row["study"] == "theirs"]
+        assert (row["state"], row["trials"]) == ("running", 1)
+        asked(panel, do="open", path=str(runs / "theirs"))
+        assert panel.opened["trials"][0]["state"] == "running"
+        other.communicate("go on\n", timeout=60)
+    assert other.returncode == 0
+    asked(panel, do="read")
+    assert panel.opened["trials"][0]["best_value"] == 0.5
+    assert panel.opened["row"]["state"] == "finished"
+
+
+def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
+    from workbench.ledger import index
+
+    url = f"sqlite:///{runs / 'shared.db'}"
+    for name in ("first", "second"):
+        index(runs / name, ledger=url)
+    with pytest.raises(UsageError, match="is no address"):
+        studies_panel(runs, ledger="not an address")
+    table, problems = study_table(runs, ledger=url)
+    assert sorted(table["study"]) == ["first", "second"]
+    assert problems == []
+    assert set(table["path"]) == {""}, "config links of a shared ledger name a machine"
+    opened, _ = open_study(runs / "first")
+    assert opened.row["study"] == "first"
