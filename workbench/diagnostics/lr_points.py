@@ -16,7 +16,7 @@ from workbench.diagnostics.trials import (
     TrialCurve,
     TrialVerdict,
     full_length,
-    initial_loss,
+    initial_losses,
     judge,
     read_curves,
 )
@@ -255,7 +255,7 @@ def _with_differences(
 
 
 def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTable:
-    starts = {c.seed: initial_loss(c, peers) for c in peers}
+    starts = initial_losses(peers)
     loss_ref = float(np.mean(list(starts.values()))) if starts else math.nan
     finite = [p.loss for p in points if math.isfinite(p.loss)]
     return SweepTable(

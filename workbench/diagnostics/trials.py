@@ -296,6 +296,12 @@ def initial_loss(curve: TrialCurve, peers: Sequence[TrialCurve], *, noise_sds: f
     return _initial_loss(curve, _starts(peers), noise_sds=noise_sds)
 
 
+def initial_losses(peers: Sequence[TrialCurve]) -> dict[int, float]:
+    """Return `initial_loss` of the last trial under each seed."""
+    starts = _starts(peers)
+    return {curve.seed: _initial_loss(curve, starts) for curve in peers}
+
+
 def _starts(peers: Sequence[TrialCurve]) -> dict[int, float]:
     """The first loss under each seed, where it is finite."""
     return {c.seed: float(c.loss[0]) for c in peers if c.loss.size and math.isfinite(c.loss[0])}
