@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from workbench.notebook_batch import run_notebooks
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
-    from workbench.panels.summary import show_study
     from workbench.panels.studies import studies_panel
+    from workbench.panels.summary import show_study
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.cluster.connect import connect_to_cluster
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from workbench.plots.proof import plot_proof
     from workbench.plots.schedule import plot_schedule
     from workbench.plots.tracking import plot_studies
+    from workbench.plots.trial_curves import plot_trial_curves
     from workbench.plots.warmup import plot_warmup
     from workbench.record import StudyRecord, TrialRecord
     from workbench.record import open_record as open
@@ -364,6 +365,7 @@ __all__ = [
     "plot_studies",
     "plot_throughput",
     "plot_timed_evaluations",
+    "plot_trial_curves",
     "plot_tuned_lr",
     "plot_warmup",
     "prepend_warmup",
@@ -526,6 +528,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "plots.periodicity": ("plot_periodicity",),
     "plots.proof": ("plot_proof",),
     "plots.tracking": ("plot_studies",),
+    "plots.trial_curves": ("plot_trial_curves",),
     "plots.warmup": ("plot_warmup",),
     "record": (
         "StudyRecord",

@@ -8,7 +8,6 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.stored import read_diagnosis
-from workbench.playbook import diagnose_record
 from workbench.record import StudyRecord, TrialRecord
 
 __all__ = ["diagnosis_of"]
@@ -43,6 +42,8 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
         return read_diagnosis(record.path)
     kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
     if isinstance(record, StudyRecord) and kind == "diagnosis":
+        from workbench.playbook import diagnose_record  # it trains, and so brings torch
+
         return diagnose_record(record)
     if kind in OWN:
         own: Diagnosis = getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}")(record)

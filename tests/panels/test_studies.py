@@ -117,11 +117,12 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
 
 def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path) -> None:
     record = StudyRecord(runs / "first")
-    without = draw_study(record)
+    judged = draw_study(record)
     (runs / "first" / "diagnosis.json").write_text(json.dumps(diagnose_lr_sweep(record).to_dict()))
-    assert (draw_study(record) or b"").startswith(PNG)
+    assert draw_study(record) == judged, "kept or made anew, it is the same diagnosis"
     (runs / "first" / "diagnosis.json").write_text("{")
-    assert draw_study(record) == without
+    assert (draw_study(record) or b"").startswith(PNG)
+    assert draw_study(record) != judged
 
 
 def test_a_study_without_trials_or_steps_has_no_picture_and_says_so(tmp_path: Path) -> None:

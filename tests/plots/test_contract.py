@@ -74,6 +74,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_confirm": lambda r, d, ax: plots.plot_confirm(r, d, ax=ax),
     "plot_proof": lambda r, d, ax: plots.plot_proof(r, d, ax=ax),
     "plot_optimizers": lambda r, d, ax: plots.plot_optimizers(r, d, ax=ax),
+    "plot_trial_curves": lambda r, d, ax: plots.plot_trial_curves([(r, 1, "one"), (r, 3, "other")], ax=ax),
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {

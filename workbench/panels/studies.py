@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.panels.base import is_live
-from workbench.panels.studies_data import STUDY_COLUMNS, study_table
+from workbench.panels.studies_data import STUDY_COLUMNS, nothing, study_table
 from workbench.report_html import table as html_table
 from workbench.report_html import text
 
@@ -74,12 +74,6 @@ def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, liv
     from workbench.panels.studies_widget import StudiesWidget
 
     return StudiesWidget(root, ledger=ledger, found=(table, problems))
-
-
-def nothing(folder: Path) -> str:
-    """Say that there is no study, and what makes one."""
-    where = f"No studies in {folder}" if folder.is_dir() else f"There is no folder {folder} here"
-    return f"{where}: workbench diagnose digits_mlp makes one, as does any study of a notebook. Give another folder, or run one."
 
 
 def _shown(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,25 +10,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.stored import read_diagnosis
-from workbench.errors import RecordError
+from workbench.errors import WorkbenchError
 from workbench.ledger import list_studies
 from workbench.ledger_table import EXTRA, read_folders, study_row
+from workbench.panels.summary import study_picture
 from workbench.plain import to_json
+from workbench.playbook_records import diagnosis_of
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.render import png
 from workbench.record import StudyRecord
 
-__all__ = ["STUDY_COLUMNS", "OpenedStudy", "best_trials", "draw_study", "open_study", "study_table", "varied"]
+__all__ = [
+    "STUDY_COLUMNS",
+    "OpenedStudy",
+    "best_trials",
+    "draw_study",
+    "nothing",
+    "open_study",
+    "study_table",
+    "varied",
+]
 
 STUDY_COLUMNS = ["study", "workload", "kind", "state", "trials", "failed", "best_value", "created", "note"]
 """What a row of the table of studies shows; `path` and `reproduce` go with it unseen."""
 CURVES = 4
-"""Trials whose curves are drawn of an opened study: more cannot be told apart at a glance (rule of thumb)."""
+"""Trials whose curves are drawn of a large study: more cannot be told apart at a glance (rule of thumb)."""
+JUDGED = 64
+"""Trials up to which a study is diagnosed for its picture: more would take longer than a person likes to wait (rule of thumb)."""
 _RUN = ("trial", "stage", "state", "best_value", "best_step", "steps_run", "seconds")
 _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 
@@ -78,6 +89,12 @@ def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame,
     return table.sort_values("created", ascending=False, kind="stable", ignore_index=True), problems
 
 
+def nothing(folder: Path) -> str:
+    """Say that there is no study, and what makes one."""
+    where = f"No studies in {folder}" if folder.is_dir() else f"There is no folder {folder} here"
+    return f"{where}: workbench diagnose digits_mlp makes one, as does any study of a notebook. Give another folder, or run one."
+
+
 def open_study(path: str | Path) -> tuple[OpenedStudy, StudyRecord]:
     """Read one study for showing, and return its record too, from which pictures are drawn.
 
@@ -117,33 +134,31 @@ def varied(trials: pd.DataFrame) -> list[str]:
 
 
 def draw_study(record: StudyRecord) -> bytes | None:
-    """Return the study's picture as PNG: the sweep where it has one, and the loss curves of its best trials.
+    """Return the study's picture as PNG; None where no trial has a step on disk yet.
 
-    None where no trial has a step on disk yet.
+    A study of up to `JUDGED` trials, and one whose diagnosis is kept, has the picture of its kind, as `show_study` draws it. Any other
+    has the sweep, where it is one, and the loss curves of its best trials.
     """
     trials = best_trials(record)
     if not len(trials) or record.steps.empty:
         return None
-    chosen = [int(t) for t in trials["trial"].head(CURVES)]
-    draws: list[Any] = [partial(_curves, record, chosen)]
+    with contextlib.suppress(
+        WorkbenchError, LookupError, TypeError, ValueError, AttributeError
+    ):  # not of this kind's making
+        if (record.path / "diagnosis.json").exists() or len(trials) <= JUDGED:
+            return study_picture(record, diagnosis_of(record))
+    draws: list[Any] = [partial(_curves, record, [int(t) for t in trials["trial"].head(CURVES)])]
     if record.study.get("kind") in _SWEEPS and len(set(trials["peak_lr"])) > 1:
-        draws.insert(0, partial(_sweep, record, _diagnosis(record)))
-    return png(draws, size=(5.2, 3.6))
+        draws.insert(0, partial(_sweep, record))
+    return png(draws)
 
 
-def _sweep(record: StudyRecord, diagnosis: Diagnosis | None, ax: Any) -> Any:
-    return plot_lr_sweep(record, diagnosis, ax=ax)
+def _sweep(record: StudyRecord, ax: Any) -> Any:
+    return plot_lr_sweep(record, ax=ax)
 
 
 def _curves(record: StudyRecord, chosen: Sequence[int], ax: Any) -> Any:
     return plot_loss_curves(record, trials=chosen, ax=ax)
-
-
-def _diagnosis(record: StudyRecord) -> Diagnosis | None:
-    try:
-        return read_diagnosis(record.path)
-    except (RecordError, OSError, ValueError, KeyError, TypeError):
-        return None  # not diagnosed yet: the picture is drawn from the trials
 
 
 def _said(record: StudyRecord, trials: pd.DataFrame) -> str:
@@ -154,8 +169,7 @@ def _said(record: StudyRecord, trials: pd.DataFrame) -> str:
     best = trials.iloc[0]
     if not math.isfinite(best["best_value"]):
         return f"{len(trials)} trials ({states}); none has a value of {record.config['select']} yet."
-    drawn = min(CURVES, int(np.isfinite(trials["best_value"].astype(float)).sum()))
     return (
         f"{len(trials)} trials ({states}). The best, trial {int(best['trial'])}, has {record.config['select']} "
-        f"{best['best_value']:.4g} at step {int(best['best_step'] or 0):,}; the loss curves are those of the best {drawn}."
+        f"{best['best_value']:.4g} at step {int(best['best_step'] or 0):,}."
     )

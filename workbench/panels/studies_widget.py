@@ -11,9 +11,8 @@ import traitlets
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger_note import set_note
-from workbench.panels.studies import nothing
 from workbench.panels.studies_compare import compare, draw_comparison, side
-from workbench.panels.studies_data import STUDY_COLUMNS, draw_study, open_study, study_table
+from workbench.panels.studies_data import STUDY_COLUMNS, draw_study, nothing, open_study, study_table
 from workbench.plain import to_json
 
 __all__ = ["StudiesWidget"]

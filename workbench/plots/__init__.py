@@ -22,6 +22,7 @@ from workbench.plots.predictions import plot_predictions
 from workbench.plots.proof import plot_proof
 from workbench.plots.schedule import plot_schedule
 from workbench.plots.tracking import plot_studies
+from workbench.plots.trial_curves import plot_trial_curves
 from workbench.plots.warmup import plot_warmup
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "plot_studies",
     "plot_throughput",
     "plot_timed_evaluations",
+    "plot_trial_curves",
     "plot_tuned_lr",
     "plot_warmup",
 ]
