@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from tests.test_record_writer import opened
 from workbench.errors import RecordError
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 try: opened(Path(sys.argv[2])).close()
 except RecordError as error: print(error)
@@ -255,7 +257,29 @@ def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
 
 def test_a_default_folder_is_always_new(tmp_path: Path) -> None:
     first = default_folder("w", "lr_sweep", root=tmp_path)
-    first.mkdir(parents=True)
     second = default_folder("w", "lr_sweep", root=tmp_path)
     assert first != second
+    assert first.is_dir()
     assert second.name.startswith("w-lr_sweep-")
+
+
+def test_who_begins_at_the_same_moment_gets_a_folder_of_their_own(tmp_path: Path) -> None:
+    """Two kernels that run the same notebook at once: looking for a free name and taking it are one step."""
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: default_folder("w", "lr_sweep", root=tmp_path / "runs"), range(16)))
+    assert len(set(found)) == 16
+    assert all(path.is_dir() for path in found)
+
+
+def test_a_name_that_is_taken_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened(Path("runs/one"), name="mine").close()
+    with pytest.raises(UsageError, match="name='mine' is that of the study"):
+        StudyWriter.open(None, kind="lr_sweep", workload="v", config=CONFIG, name="mine")
+    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == ["one"]
+
+
+def test_a_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(RecordError, match="cannot be created"):
+        default_folder("w", "lr_sweep", root=tmp_path / "runs")

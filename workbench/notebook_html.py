@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Pat
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     cells.metadata.pop("widgets", None)
-    exporter: Any = HTMLExporter(template_name="basic")  # type: ignore[no-untyped-call]
+    quiet = logging.Logger("workbench.nbconvert", logging.ERROR)  # it warns of every figure that has no text of its own
+    exporter: Any = HTMLExporter(template_name="basic", log=quiet)  # type: ignore[no-untyped-call]
     exporter.exclude_input, exporter.exclude_input_prompt, exporter.exclude_output_prompt = not show_input, True, True
     body, _ = exporter.from_notebook_node(cells)
     title = next(

@@ -20,10 +20,17 @@ _IDENTITY = ("workload", "config", "settings")
 
 
 def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
-    """Return a new folder `root/<workload>-<stem>-<time>` that does not exist yet."""
+    """Make and return a new folder `root/<workload>-<stem>-<time>`; nobody who asks at the same moment gets the same."""
     base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    candidates = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
-    return next(path for path in candidates if not path.exists())
+    for path in [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RecordError(f"{path} cannot be created: {error.strerror}. Give a folder that is writable.") from error
+        return path
+    raise RecordError(f"{base} and 998 others of its name are there already: give a folder with out=...")
 
 
 def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:

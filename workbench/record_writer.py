@@ -91,10 +91,16 @@ class StudyWriter:
             shared_url()  # before anything is trained, not when its row is to be written
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
         wanted = json.loads(dumps(wanted))
+        made = path is None
         if path is None:
             path = unfinished(workload, kind, wanted) or default_folder(workload, kind)
         if not (path / "study.json").exists():
-            _check_name(path, name or path.name)
+            try:
+                _check_name(path, name or path.name)
+            except UsageError:
+                if made:
+                    path.rmdir()
+                raise
         check_folder(path, wanted)
         held = lock(path)
         created = not (path / "study.json").exists()
