@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import RecordError
+from workbench.record_watch import show_rows, tell_rows
 
 __all__ = ["PartWriter", "read_parts", "write_atomic"]
 
@@ -64,6 +65,11 @@ class PartWriter:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns of one block must have the same length, not {lengths}")
         self._blocks.append(dict(columns))
+        tell_rows(self.folder.parent, self.folder.name, columns)
+
+    def show(self, columns: Mapping[str, Any]) -> None:
+        """Let those who look on see rows that will be added later."""
+        show_rows(self.folder.parent, columns)
 
     def flush(self) -> None:
         """Write everything collected so far as one part; keep it in memory when the disk refuses."""

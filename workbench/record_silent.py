@@ -24,6 +24,9 @@ class SilentParts(PartWriter):
     def add(self, block: Mapping[str, Any]) -> None:
         """Drop the rows."""
 
+    def show(self, columns: Mapping[str, Any]) -> None:
+        """Show nothing."""
+
     def flush(self) -> None:
         """Write nothing."""
 

@@ -26,6 +26,7 @@ from workbench.record import SCHEMA, StudyRecord, TrialRecord, read_events, read
 from workbench.record_folder import check_fingerprint, check_folder, default_folder, unfinished
 from workbench.record_lock import lock
 from workbench.record_parts import PartWriter, write_atomic
+from workbench.record_watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
 
 __all__ = ["StudyWriter", "TrialWriter"]
 
@@ -126,6 +127,7 @@ class StudyWriter:
                 "facts": {},
             }
             write_atomic(path / "study.json", dumps(study).encode())
+        tell_study(path, created=created)
         return cls(path, held, created=created)
 
     @classmethod
@@ -136,7 +138,9 @@ class StudyWriter:
             RecordError: there is no study, or another process is writing it.
         """
         read_json(path / "study.json")
-        return cls(path, lock(path))
+        held = lock(path)
+        tell_study(path, created=False)
+        return cls(path, held)
 
     @property
     def record(self) -> StudyRecord:
@@ -186,10 +190,13 @@ class StudyWriter:
                     break
                 self._configs[other] = read_json(stored)["config"]
             if self._configs[other] == wanted:
+                known = read_json(folder / str(other) / "config.json")
+                tell_trial(self.path, other, stage=known["stage"], config=wanted)
                 return TrialWriter(self, other)
             number = other + 1
         row = {"trial": number, "stage": stage, "seed": wanted["shared_seed"], "train_examples": train_examples}
         write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
+        tell_trial(self.path, number, stage=stage, config=wanted)
         return TrialWriter(self, number)
 
     def flush(self) -> None:
@@ -216,6 +223,7 @@ class StudyWriter:
         """
         from workbench import ledger
 
+        tell_closed(self.path)
         if not (self.path / "study.json").exists():
             self.lock.close()
             return
@@ -275,7 +283,8 @@ class TrialWriter:
 
     def event(self, event: str, **values: Any) -> None:
         """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""
-        line = json.dumps(json.loads(dumps({"event": event, **values})))
+        said = json.loads(dumps({"event": event, **values}))
+        line = json.dumps(said)
         path = self.folder / "events.jsonl"
         self.study.trained = True
         try:
@@ -284,12 +293,14 @@ class TrialWriter:
                 file.write(("\n" if cut_off else "") + line + "\n")
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}. What was saved before is kept.") from error
+        tell_event(self.study.path, self.number, said)
 
     def rewind(self, step: int) -> None:
         """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
         tables = self.study.steps, self.study.evals, self.study.predictions
         for parts, last in zip(tables, (step - 1, step, step), strict=True):
             parts.merge(keep=partial(_before, trial=self.number, last=last))
+        tell_rewind(self.study.path, self.number, step)
 
 
 def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:

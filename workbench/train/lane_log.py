@@ -49,15 +49,39 @@ class LaneLog:
         Returns:
             For each lane that became non-finite, its row in the stack and the step at which its loss was so first.
         """
-        count, lanes = len(self), len(numbers)
-        if not count:
+        if not len(self):
             return {}
+        block, bad = self._block(numbers, lrs, self._extra)
+        self._steps.add(block)
+        for values in self._core.values():
+            values.clear()
+        self._extra.clear()
+        return bad
+
+    def show(self, numbers: Sequence[int], lrs: Sequence[NDArray[np.float64]]) -> None:
+        """Bring the rows to the host for those who look on; they stay here, and what is flushed later is the same.
+
+        Args:
+            numbers: as for `flush`.
+            lrs: as for `flush`.
+        """
+        if len(self):
+            self._steps.show(self._block(numbers, lrs, {})[0])
+
+    def _block(
+        self,
+        numbers: Sequence[int],
+        lrs: Sequence[NDArray[np.float64]],
+        extra: Mapping[str, list[tuple[int, Any]]],
+    ) -> tuple[dict[str, Any], dict[int, int]]:
+        """Return the rows up to each lane's first non-finite loss, and where that was, as `flush` returns it."""
+        count, lanes = len(self), len(numbers)
         columns = {name: _stack(values, lanes) for name, values in self._core.items() if values}
         columns["loss_se"] = np.sqrt(columns["loss_se"])
         columns["lr"] = np.stack([values[self._first : self._first + count] for values in lrs])
         columns.setdefault("clipped", np.zeros((lanes, count)))
         columns["clipped"] = columns["clipped"].astype(np.int8)
-        for name, pairs in self._extra.items():
+        for name, pairs in extra.items():
             columns[name] = _sparse(pairs, lanes, count)
         bad = ~np.isfinite(columns["loss"])
         ends = np.where(bad.any(1), bad.argmax(1) + 1, count)
@@ -66,11 +90,8 @@ class LaneLog:
             "trial": np.repeat(np.asarray(numbers, np.int32), count)[kept.ravel()],
             "step": np.tile(np.arange(count) + self._first, lanes)[kept.ravel()],
         }
-        self._steps.add(block | {name: values[kept] for name, values in _ordered(columns)})
-        for values in self._core.values():
-            values.clear()
-        self._extra.clear()
-        return {int(row): int(self._first + ends[row] - 1) for row in np.flatnonzero(bad.any(1))}
+        block |= {name: values[kept] for name, values in _ordered(columns)}
+        return block, {int(row): int(self._first + ends[row] - 1) for row in np.flatnonzero(bad.any(1))}
 
 
 def _ordered(columns: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:

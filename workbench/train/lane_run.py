@@ -27,6 +27,7 @@ from workbench.hosts.process_group import ALONE, HostGroup
 from workbench.hosts.resume import gather_states, own_state, running_statistics
 from workbench.hosts.running_statistics import merged_running_statistics
 from workbench.record import StudyRecord, TrialRecord
+from workbench.record_watch import SHOW_SECONDS, early_wanted
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
@@ -111,7 +112,7 @@ class LaneRun:
         self.run = Run(self.stack.models, workload, configs, device, self._slices(), self._numbers(), self.step)
         self.began = [lane.number for lane in lanes]
         self._next = self.step
-        self._flushed_at = self._accounted_at = time.perf_counter()
+        self._flushed_at = self._accounted_at = self._shown_at = time.perf_counter()
 
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
@@ -204,7 +205,10 @@ class LaneRun:
             self.step = step + 1
             if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
                 self._on_cadence()
-                before = time.perf_counter()
+                before = self._shown_at = time.perf_counter()
+            elif now - self._shown_at >= SHOW_SECONDS and early_wanted():  # somebody looks on: not before the flush, but now
+                self.log.show(self._numbers(), [lane.lrs for lane in self.lanes])
+                before = self._shown_at = time.perf_counter()
 
     def _on_cadence(self) -> None:
         """Evaluate, checkpoint and flush where this step calls for it; lanes that diverged or ended leave."""

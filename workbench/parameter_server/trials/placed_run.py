@@ -25,7 +25,9 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.load import load_facts
 from workbench.parameter_server.trials.work_time import WorkTime
 from workbench.parameter_server.trials.worker_trial import Made, Update, WorkerTrial, train_steps
+from workbench.parameter_server.workers.closure import RemoteValue
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers
+from workbench.record_watch import SHOW_SECONDS, early_wanted
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.evaluation import check_first, evaluate_each
@@ -129,6 +131,7 @@ class PlacedRun:
             counts = _counts(until - self.step, self._closure_size(until - self.step))
             begun = time.perf_counter()
             values = [coordinator.schedule(train_steps, args=(trial, placed, count)) for count in counts]
+            self._show(values)
             coordinator.join()
             seconds, made = time.perf_counter() - begun, [value.fetch() for value in values]
             updates = sorted(update for each in made for update in each.updates)
@@ -177,8 +180,43 @@ class PlacedRun:
                 f"workload {self.workload.name!r}: the loss is not finite at step 0, before any update. Look at the data, at the "
                 "model's initialisation, and at logarithms or divisions in the loss."
             )
-        kept = updates if bad is None else updates[: bad + 1]
-        steps = np.array([update.step for update in kept])
+        columns = self._columns(updates if bad is None else updates[: bad + 1])
+        steps = columns["step"]
+        self.study.steps.add(columns | self._traffic(steps))
+        if self._progress is not None:
+            self._progress(len(updates))
+        if bad is None:
+            return False
+        self._write()
+        self._account()
+        self.lane.end("diverged", step=self.step, diverged_at=int(steps[-1]))
+        return True
+
+    def _show(self, values: Sequence[RemoteValue[Made]]) -> None:
+        """While somebody looks on, show the rows that are there, up to the first update that is still on its way."""
+        shown_at = time.perf_counter()
+        for value in values if early_wanted() else ():
+            while not value.done():
+                with contextlib.suppress(Exception):  # not yet, or an error, which `join` raises
+                    value.fetch(SHOW_SECONDS)
+                if time.perf_counter() - shown_at >= SHOW_SECONDS:
+                    self.study.steps.show(self._columns(self._made_so_far(values)))
+                    shown_at = time.perf_counter()
+
+    def _made_so_far(self, values: Sequence[RemoteValue[Made]]) -> list[Update]:
+        updates: list[Update] = []
+        for value in values:
+            if value.done():
+                with contextlib.suppress(Exception):
+                    updates += value.fetch().updates
+        updates.sort()
+        gap = next((k for k, update in enumerate(updates) if update.step != self.step + k), len(updates))
+        bad = next((k + 1 for k, update in enumerate(updates) if not np.isfinite(update.loss)), gap)
+        return updates[: min(gap, bad)]
+
+    def _columns(self, kept: Sequence[Update]) -> dict[str, Any]:
+        """Return the rows of these updates, but for what the servers say."""
+        steps = np.array([update.step for update in kept], np.int64)
         columns: dict[str, Any] = {
             "trial": np.full(len(kept), self.lane.number, np.int32),
             "step": steps,
@@ -193,15 +231,7 @@ class PlacedRun:
         columns["step_time_s"] = columns["data_wait_s"] + columns["pull_s"] + columns["compute_s"] + columns["push_s"]
         columns["staleness_steps"] = np.array([max(0, update.staleness_steps) for update in kept], np.float32)
         columns["worker"] = np.array([update.worker for update in kept], np.float32)
-        self.study.steps.add(columns | self._traffic(steps))
-        if self._progress is not None:
-            self._progress(len(updates))
-        if bad is None:
-            return False
-        self._write()
-        self._account()
-        self.lane.end("diverged", step=self.step, diverged_at=int(steps[-1]))
-        return True
+        return columns
 
     def _traffic(self, steps: np.ndarray) -> dict[str, Any]:
         """Return what each server sent, received and answered an update, since it was asked last; at the last step of the stretch."""

@@ -1,0 +1,309 @@
+"""Looking on: every row once and in order, whoever trains; and training is bit for bit what it is without anybody there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.helpers.workloads import small_workload
+from workbench import record_watch
+from workbench.errors import StudyInterrupted, WorkloadError
+from workbench.parameter_server.trials import placed_run
+from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.record import StudyRecord, open_record
+from workbench.record_parts import read_parts
+from workbench.record_watch import Watcher, early_wanted, watching
+from workbench.record_writer import StudyWriter
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train import lane_run
+from workbench.train.hooks.base import Hook, Step
+from workbench.train.trainer import Trainer
+
+LRS = [0.01, 0.05, 1e20, 0.1]  # the third one is not finite after a few steps
+CORE = ["loss", "loss_se", "lr", "grad_norm", "clipped"]
+
+
+class Notebook(Watcher):
+    """Writes down all that it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.blocks = 0
+
+    def on_study(self, path: Path, *, created: bool) -> None:
+        self.said.append(("study", path, created))
+
+    def on_trial(self, path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
+        self.said.append(("trial", path, number, stage, config["peak_lr"]))
+
+    def on_rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:
+        self.blocks += table == "steps"
+        self.said.append(("rows", path, table, pd.DataFrame({k: np.asarray(v) for k, v in columns.items()})))
+
+    def on_event(self, path: Path, number: int, event: Mapping[str, Any]) -> None:
+        self.said.append(("event", path, number, event["event"], event.get("state")))
+
+    def on_rewind(self, path: Path, number: int, step: int) -> None:
+        self.said.append(("rewind", path, number, step))
+
+    def on_closed(self, path: Path) -> None:
+        self.said.append(("closed", path))
+
+    def kinds(self, kind: str) -> list[tuple[Any, ...]]:
+        return [said[2:] for said in self.said if said[0] == kind]
+
+    def rows(self, table: str = "steps") -> pd.DataFrame:
+        """What is left of the rows when those before a rewind are dropped, in the order of their coming."""
+        found = pd.DataFrame()
+        for kind, _, *rest in self.said:
+            if kind == "rows" and rest[0] == table:
+                found = pd.concat([found, rest[1]], ignore_index=True)
+            elif kind == "rewind" and len(found):
+                last = rest[1] - 1 if table == "steps" else rest[1]
+                found = found[(found["trial"] != rest[0]) | (found["step"] <= last)]
+        return found.reset_index(drop=True)
+
+
+class Loud(Watcher):
+    def on_rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:
+        raise ValueError("no ink")
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are shown after each step, not five times a second."""
+    monkeypatch.setattr(lane_run, "SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(placed_run, "SHOW_SECONDS", 0.001)
+
+
+def same_rows(seen: Notebook, record: StudyRecord) -> None:
+    """Every row of the record came once, trial by trial in order, with its very values."""
+    rows = seen.rows()
+    for _, trial in rows.groupby("trial"):
+        assert trial["step"].is_monotonic_increasing
+    ordered = rows.sort_values(["trial", "step"], kind="stable", ignore_index=True)
+    kept = record.steps
+    assert ordered[["trial", "step"]].astype(int).values.tolist() == kept[["trial", "step"]].astype(int).values.tolist()
+    for name in CORE:
+        np.testing.assert_array_equal(ordered[name].to_numpy(float), kept[name].to_numpy(float), err_msg=name)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_trial_is_told_from_its_first_row_to_its_end(tmp_path: Path) -> None:
+    seen = Notebook()
+    with watching(seen):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert seen.said[0] == ("study", tmp_path / "s", True)
+    assert seen.kinds("trial") == [(0, "trial", 0.05)]
+    assert seen.kinds("event") == [(0, "started", "running"), (0, "ended", "complete")]
+    assert seen.said[-1] == ("closed", tmp_path / "s")
+    same_rows(seen, StudyRecord(record.path))
+    assert seen.blocks == 40  # each step by itself, none again when it was written
+    assert len(seen.rows("evals")) == len(record.evals)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gradients", ["loop", "vmap"])
+def test_lanes_that_diverge_are_told_up_to_their_last_row(tmp_path: Path, gradients: Any) -> None:
+    seen = Notebook()
+    with watching(seen):
+        record = LRSweep(lrs=LRS).run(small_workload(), Trainer(device="cpu", gradients=gradients), out=tmp_path / "s")
+    same_rows(seen, record)
+    rows = seen.rows()
+    lost = rows[rows["trial"] == 2]["loss"].to_numpy()
+    assert np.isfinite(lost[:-1]).all()
+    assert not np.isfinite(lost[-1])
+    assert (2, "ended", "diverged") in seen.kinds("event")
+    assert seen.blocks == 40
+
+
+def parts(folder: Path) -> dict[str, pd.DataFrame]:
+    """All that training decided and measured, times aside."""
+    steps = read_parts(folder / "steps")
+    return {
+        "steps": steps.drop(columns=["data_wait_s", "step_time_s"]),
+        "evals": read_parts(folder / "evals").drop(columns="seconds"),
+        "trials": StudyRecord(folder).trials.drop(columns="seconds"),
+    }
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gradients", ["loop", "vmap"])
+def test_training_is_bit_for_bit_what_it_is_unwatched(tmp_path: Path, gradients: Any) -> None:
+    """With lanes that diverge and leave, dropout's random numbers, and the order in which rows lie on disk."""
+    trainer = Trainer(device="cpu", gradients=gradients)
+    LRSweep(lrs=LRS).run(small_workload(), trainer, out=tmp_path / "alone")
+    seen = Notebook()
+    with watching(seen):
+        LRSweep(lrs=LRS).run(small_workload(), trainer, out=tmp_path / "watched")
+    assert seen.blocks == 40
+    for name, alone in parts(tmp_path / "alone").items():
+        pd.testing.assert_frame_equal(parts(tmp_path / "watched")[name], alone, check_exact=True)
+    for kept in (tmp_path / "alone").rglob("*.safetensors"):
+        assert (tmp_path / "watched" / kept.relative_to(tmp_path / "alone")).read_bytes() == kept.read_bytes()
+
+
+class StopAt(Hook):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, step: Step) -> None:
+        if step.index == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("always")
+def test_a_resumed_study_tells_again_what_comes_again(tmp_path: Path) -> None:
+    seen = Notebook()
+    with watching(seen):
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(device="cpu", hooks=[StopAt(29)]).run(small_workload(), out=tmp_path / "s")
+        first = len(seen.rows())
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert first == 29
+    assert [said[1] for said in seen.kinds("rewind")] == [28]  # it went on from a checkpoint before
+    assert ("study", tmp_path / "s", False) in seen.said
+    same_rows(seen, StudyRecord(record.path))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rows_of_parameter_servers_come_before_their_stretch_ends(tmp_path: Path, workers: int) -> None:
+    seen = Notebook()
+    made = small_workload(config={"total_steps": 120, "eval_every_steps": 60})
+    with watching(seen):
+        record = ParameterServerTrainer(workers=workers, steps_per_closure=1).run(made, out=tmp_path / "s")
+    same_rows(seen, StudyRecord(record.path))
+    assert seen.blocks > 4  # stretches end at 1, 60 and 120
+    assert seen.kinds("event")[-1] == (0, "ended", "complete")
+
+
+@pytest.mark.usefixtures("always")
+def test_one_worker_on_servers_trains_bit_for_bit_alike(tmp_path: Path) -> None:
+    made = small_workload(config={"peak_lr": 1e20})
+    trainer = ParameterServerTrainer(workers=1, steps_per_closure=1)
+    alone = trainer.run(made, out=tmp_path / "alone")
+    seen = Notebook()
+    with watching(seen):
+        watched = trainer.run(made, out=tmp_path / "watched")
+    assert watched.state == alone.state == "diverged"
+    pd.testing.assert_frame_equal(watched.steps[["step", *CORE]], alone.steps[["step", *CORE]], check_exact=True)
+    same_rows(seen, StudyRecord(watched.path))
+
+
+@pytest.mark.usefixtures("always")
+def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Notebook()
+    with watching(Loud()), watching(seen):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    (said,) = [r for r in caplog.records if r.name == record_watch.__name__]
+    assert "Loud raised and looks on no longer" in said.getMessage()
+    assert record.state == "complete"
+    same_rows(seen, StudyRecord(record.path))
+
+
+def test_nobody_is_there_outside_of_the_block(tmp_path: Path) -> None:
+    seen = Notebook()
+    with pytest.raises(ZeroDivisionError), watching(seen):
+        assert early_wanted()
+        raise ZeroDivisionError
+    assert not early_wanted()
+    Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert seen.said == []
+
+
+def test_rows_are_not_brought_to_the_host_early_unless_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: None
+) -> None:
+    class Late(Notebook):
+        early = False
+
+    shown: list[int] = []
+    monkeypatch.setattr(lane_run.LaneLog, "show", lambda *_: shown.append(1))
+    Trainer(device="cpu").run(small_workload(), out=tmp_path / "nobody")
+    seen = Late()
+    with watching(seen):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "late")
+    assert shown == []
+    same_rows(seen, StudyRecord(record.path))
+
+
+def test_rows_wait_at_most_a_fifth_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of the loop: steps of 0.07 s are shown every third one, and the clock starts anew at each flush."""
+    now = [0.0]
+
+    class Slow(Hook):
+        def on_step(self, step: Step) -> None:
+            now[0] += 0.07
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return now[0]
+
+    shown: list[int] = []
+    before = lane_run.LaneLog.show
+
+    def show(log: Any, numbers: Any, lrs: Any) -> None:
+        shown.append(len(log))
+        before(log, numbers, lrs)
+
+    monkeypatch.setattr(lane_run, "time", Clock)
+    monkeypatch.setattr(lane_run.LaneLog, "show", show)
+    made = small_workload(config={"total_steps": 30, "eval_every_steps": 30})
+    with watching(Notebook()):
+        Trainer(device="cpu", hooks=[Slow()], gradients="loop").run(made, out=tmp_path / "s")
+    assert len(shown) == pytest.approx(30 * 0.07 / 0.28, abs=2)
+    assert shown == sorted(shown)
+
+
+def test_a_study_that_was_opened_again_says_so_and_its_trial_too(tmp_path: Path) -> None:
+    Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    seen = Notebook()
+    with watching(seen):
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+        StudyWriter.reopen(tmp_path / "s").close()
+    assert [said[2] for said in seen.said if said[0] == "study"] == [False, False]
+    assert seen.kinds("trial") == [(0, "trial", 0.05)]
+    assert seen.rows().empty
+
+
+def test_a_child_of_a_fork_has_no_watchers() -> None:
+    with watching(Notebook()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, which the child does not use
+            child = os.fork()
+        if child == 0:
+            os._exit(int(early_wanted()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert early_wanted()
+
+
+def test_a_loss_that_is_not_finite_at_once_is_told_and_is_an_error_as_ever(tmp_path: Path, always: None) -> None:
+    seen = Notebook()
+    broken = small_workload(loss=lambda outputs, batch: outputs.squeeze(-1) * np.nan)
+    with watching(seen), pytest.raises(WorkloadError):
+        Trainer(device="cpu").run(broken, out=tmp_path / "s")
+    assert seen.kinds("event")[-1][1:] == ("ended", "failed")
+
+
+def test_interrupted_and_stopped_are_told(tmp_path: Path) -> None:
+    class Ask(Hook):
+        def on_step(self, step: Step) -> None:
+            from workbench.train.interrupt import ask_to_stop
+
+            if step.index == 5:
+                ask_to_stop()
+
+    seen = Notebook()
+    with watching(seen), pytest.raises(StudyInterrupted):
+        Trainer(device="cpu", hooks=[Ask()]).run(small_workload(), out=tmp_path / "s")
+    assert seen.kinds("event")[-1] == (0, "ended", "stopped")
+    assert len(seen.rows()) == len(open_record(tmp_path / "s").steps) == 6
