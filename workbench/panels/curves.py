@@ -1,0 +1,42 @@
+"""`curves_panel`: the curves of any record, finished or running, to explore as in the live view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.diagnostics.trials import RecordLike
+from workbench.panels.base import is_live, still
+from workbench.panels.study_curves import StudyCurves
+from workbench.plots.lr_sweep import plot_loss_curves
+from workbench.plots.render import png
+from workbench.record import StudyRecord, TrialRecord
+
+__all__ = ["curves_panel"]
+
+
+def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
+    """Return loss, gradient norm and lr of every trial of a record, to hover over and to isolate.
+
+    What one sees and what keys do is that of `live_view`. Each curve is thinned to what a page can show, lowest and highest
+    values kept. The panel shows what the record has read; of a study that still runs, open it again for newer rows.
+
+    Args:
+        record: a study or a single trial.
+        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
+
+    Returns:
+        A widget, or an `IPython.display.Image` of the loss curves; a notebook shows either as the last line of a cell.
+    """
+    if not is_live(live) or not isinstance(record, (StudyRecord, TrialRecord)):
+        return still(png([lambda ax: plot_loss_curves(record, ax=ax)]))
+    from workbench.panels.curves_widget import CurvesWidget
+
+    curves = StudyCurves.of(record)
+
+    def everything() -> None:
+        content, buffers = curves.everything()
+        widget.tell({**content, "number": 0, "still": True}, buffers)
+
+    widget = CurvesWidget(everything)
+    return widget
+
