@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from workbench.notebook_batch import run_notebooks
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
     from workbench.panels.clipping import clipping_panel
+    from workbench.panels.curves import curves_panel
+    from workbench.panels.live import live_view
     from workbench.panels.studies import studies_panel
     from workbench.panels.summary import show_study
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
@@ -275,6 +277,7 @@ __all__ = [
     "cosine",
     "count_visits",
     "create_in_process_cluster",
+    "curves_panel",
     "describe_notebook",
     "detectable_difference",
     "diagnose",
@@ -321,6 +324,7 @@ __all__ = [
     "linear_warmup",
     "list_studies",
     "list_workloads",
+    "live_view",
     "load_trained",
     "load_workload",
     "lr_values",
@@ -471,6 +475,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "run_notebook",
     ),
     "panels.clipping": ("clipping_panel",),
+    "panels.curves": ("curves_panel",),
+    "panels.live": ("live_view",),
     "panels.summary": ("show_study",),
     "panels.studies": ("studies_panel",),
     "playbook": ("diagnose",),

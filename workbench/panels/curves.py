@@ -35,8 +35,7 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
 
     def everything() -> None:
         content, buffers = curves.everything()
-        widget.tell({**content, "number": 0, "still": True}, buffers)
+        widget.tell({**content, "number": 0}, buffers)
 
-    widget = CurvesWidget(everything)
+    widget = CurvesWidget(everything, still=True)
     return widget
-

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import traitlets
 
 __all__ = ["CurvesWidget"]
 
@@ -23,13 +24,16 @@ class CurvesWidget(anywidget.AnyWidget):
 
     Args:
         everything: called when a page asks.
+        still: whether nothing will come but what is asked for.
     """
+
+    still = traitlets.Bool(False).tag(sync=True)
 
     _esm = _text(_VENDOR / "uPlot.iife.min.js", _HERE / "live.js")
     _css = _text(_VENDOR / "uPlot.min.css", _HERE / "live.css")
 
-    def __init__(self, everything: Callable[[], object]) -> None:
-        super().__init__()
+    def __init__(self, everything: Callable[[], object], *, still: bool = False) -> None:
+        super().__init__(still=still)
         self.on_msg(lambda _widget, content, _buffers: everything() if content.get("kind") == "all" else None)
         if hasattr(self.comm, "_reply_subshell_for"):  # ipykernel 7.4 would let the page wait until the cell has ended
             self.comm._reply_subshell_for = None

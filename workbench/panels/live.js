@@ -18,15 +18,18 @@ const STATES = {
 };
 const MOST_POINTS = 65536; // of one curve; what is more is thinned, lowest and highest kept
 const NEAR = 28; // pixels from a line within which the pointer means it
+const FEW = 4; // lines that may be thicker
 const ROOM = 1e4; // a curve that leaves its start so far behind does not flatten the others
-// viridis, the part of it that is legible on white and the part that is legible on dark
-const ON_LIGHT = ["#440154", "#482777", "#3f4a8a", "#31678e", "#26838f", "#1f9d8a"];
-const ON_DARK = ["#2d8bb0", "#25a0a0", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+// plasma, the part of it that is legible on white and the part that is legible on dark (contrast 2.9 and more)
+const ON_LIGHT = ["#0d0887", "#4e02a2", "#8305a7", "#b02991", "#d24f71", "#eb7655"];
+const ON_DARK = ["#a51f99", "#c8437b", "#e4695e", "#f79342", "#fdc328", "#f0f921"];
 
 const short = (value) => {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "inf" : "-inf";
-  return Number(value.toPrecision(3)).toString().replace("e+", "e");
+  const size = Math.abs(value);
+  const text = size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : value.toPrecision(3);
+  return text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "").replace("e+", "e");
 };
 const count = (value) => Math.round(value).toLocaleString("en");
 
@@ -121,21 +124,6 @@ class Columns {
     }
     this.done = Math.max(this.done, n);
   }
-
-  // Two places a column, null where there is nothing; `floor` is drawn for what has no place on a logarithmic axis.
-  fill(out, floor, top) {
-    for (let c = 0; c < this.width; c++) {
-      const low = this.low[c];
-      if (Number.isNaN(low)) {
-        out[2 * c] = out[2 * c + 1] = null;
-        continue;
-      }
-      const [a, b] = [Math.min(top, Math.max(low, floor)), Math.min(top, Math.max(this.high[c], floor))];
-      out[2 * c] = this.falls[c] ? b : a;
-      out[2 * c + 1] = a === b ? null : this.falls[c] ? a : b;
-    }
-    return out;
-  }
 }
 
 class Store {
@@ -146,7 +134,9 @@ class Store {
     this.expected = null;
     this.askedAt = -Infinity;
     model.on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
-    this.ask();
+    // A live view is told everything soon without asking; each answer makes JupyterLab show a busy kernel as idle.
+    if (model.get("still")) this.ask();
+    else setTimeout(() => this.expected === null && this.ask(), 2000);
   }
 
   clear() {
@@ -166,9 +156,9 @@ class Store {
   receive(content, buffers) {
     if (content.kind === "all") {
       this.clear();
-      this.head = { name: content.name, workload: content.workload, still: !!content.still };
+      this.head = { name: content.name, workload: content.workload, still: !!this.model.get("still") };
     } else if (content.number !== this.expected) {
-      this.ask(); // something was lost: what follows would have a hole
+      if (this.expected !== null) this.ask(); // something was lost: what follows would have a hole
       return;
     }
     this.expected = content.number + 1;
@@ -206,7 +196,7 @@ const bytes = (view) =>
 
 class Chart {
   constructor(view, metric, element) {
-    Object.assign(this, { view, metric, element, plot: null, shape: "", columns: new Map(), shown: [], buffers: new Map() });
+    Object.assign(this, { view, metric, element, plot: null, shape: "", columns: new Map() });
     this.overlay = document.createElement("canvas");
     this.overlay.className = "wb-live-over";
   }
@@ -218,8 +208,8 @@ class Chart {
 
   draw(lanes, steps) {
     const width = Math.max(160, this.element.clientWidth);
-    const height = Math.max(110, this.element.clientHeight);
-    const wide = Math.max(60, Math.floor(width - 66));
+    const height = Math.max(110, this.element.clientHeight) - 20; // the title stands above
+    const wide = Math.max(60, Math.floor(width - 76));
     for (const lane of lanes) {
       const { points, n } = lane.points[this.metric.key];
       let columns = this.columns.get(lane.trial);
@@ -235,7 +225,7 @@ class Chart {
     this.wide = wide;
     this.limits = range;
     this.lanes = lanes;
-    const data = this.data(lanes, range);
+    const data = this.data(lanes);
     if (shape !== this.shape) {
       this.destroy();
       this.shape = shape;
@@ -248,24 +238,53 @@ class Chart {
         this.plot.setScale("y", { min: range.min, max: range.max });
       });
     }
-    this.highlight(this.view.hovered);
   }
 
-  data(lanes, range) {
-    const size = 2 * this.wide;
-    const x = new Float64Array(size);
-    const step = this.steps / this.wide;
-    for (let i = 0; i < size; i++) x[i] = ((i + 0.5) / 2) * step;
-    const data = [x];
-    for (const lane of lanes) {
-      let buffer = this.buffers.get(lane.trial);
-      if (!buffer || buffer.length !== size) {
-        buffer = new Array(size).fill(null);
-        this.buffers.set(lane.trial, buffer);
+  // uPlot draws axes and keeps places; lines are drawn from the columns, which hold all that can be seen of them.
+  data(lanes) {
+    return [[0, this.steps], ...lanes.map(() => [null, null])];
+  }
+
+  // A function from values to pixels of the canvas, or of the page.
+  heights(top, height) {
+    const { min, max, log, floor, ceiling } = this.limits; // on a logarithmic axis 0 is drawn at its lower edge
+    const place = log ? Math.log : (value) => value;
+    const [low, scale] = [place(min), height / (place(max) - place(min))];
+    return (value) => top + height - (place(log && value <= 0 ? floor : Math.min(ceiling, value)) - low) * scale;
+  }
+
+  // From column to column, through the lowest and the highest value of each; `pen` is a path or a canvas.
+  trace(pen, columns, left, width, top, height) {
+    const yOf = this.heights(top, height);
+    const step = width / columns.width;
+    const { low, high, falls } = columns;
+    let [down, lastY, skipped] = [false, NaN, null];
+    for (let c = 0; c < columns.width; c++) {
+      if (low[c] !== low[c]) continue;
+      const x = left + (c + 0.5) * step;
+      const first = yOf(falls[c] ? high[c] : low[c]);
+      const second = low[c] === high[c] ? first : yOf(falls[c] ? low[c] : high[c]);
+      if (!down) pen.moveTo(x, first);
+      else if (Math.abs(first - lastY) < 0.25 && Math.abs(second - first) < 0.25) {
+        skipped = x; // a level stretch is one line
+        continue;
+      } else {
+        if (skipped !== null) pen.lineTo(skipped, lastY);
+        pen.lineTo(x, first);
       }
-      data.push(this.columns.get(lane.trial).fill(buffer, range.floor, range.ceiling));
+      skipped = null;
+      if (second !== first) pen.lineTo(x, second);
+      down = true;
+      lastY = second;
     }
-    return data;
+    if (skipped !== null) pen.lineTo(skipped, lastY);
+  }
+
+  paths(lane) {
+    const path = new Path2D();
+    const { left, width, top, height } = this.plot.bbox;
+    this.trace(path, this.columns.get(lane.trial), left, width, top, height);
+    return { stroke: path, fill: null, clip: null, band: null, gaps: null, flags: 1 };
   }
 
   range(lanes) {
@@ -306,15 +325,17 @@ class Chart {
   }
 
   style(lanes) {
-    lanes.forEach((lane, i) => Object.assign(this.plot.series[i + 1], look(lane)));
+    const few = lanes.filter((lane) => lane.dim === "").length <= FEW;
+    lanes.forEach((lane, i) => Object.assign(this.plot.series[i + 1], look(lane, few)));
   }
 
   build(lanes, width, height, range, data) {
     const ink = () => css("--jp-ui-font-color1", "#333");
     const grid = { stroke: () => css("--jp-border-color2", "#ddd"), width: 0.6 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "11px sans-serif", gap: 3 };
+    const few = lanes.filter((lane) => lane.dim === "").length <= FEW;
     const series = lanes.map((lane) => ({
-      scale: "y", spanGaps: true, points: { show: false }, stroke: () => this.view.stroke(lane.trial), ...look(lane),
+      scale: "y", points: { show: false }, paths: (plot) => ((this.plot = plot), this.paths(lane)), stroke: () => this.view.stroke(lane.trial), ...look(lane, few),
     }));
     this.element.replaceChildren();
     this.plot = new uPlot(
@@ -322,7 +343,7 @@ class Chart {
         width,
         height,
         title: this.metric.title,
-        padding: [4, 10, 0, 0],
+        padding: [4, 20, 0, 0],
         legend: { show: false },
         cursor: { points: { show: false }, drag: { x: false, y: false }, y: false },
         scales: {
@@ -334,7 +355,7 @@ class Chart {
           { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => ticks.map((v) => (v === null ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
         ],
         series: [{}, ...series],
-        hooks: { draw: [() => this.marks()] },
+        hooks: { draw: [() => this.marks(), () => this.highlight(this.view.hovered)] },
       },
       data,
       this.element,
@@ -371,7 +392,7 @@ class Chart {
     ctx.clip();
     for (const clip of this.clips()) {
       const y = this.plot.valToPos(clip, "y", true);
-      ctx.strokeStyle = ctx.fillStyle = css("--jp-error-color1", "#bd1f01");
+      ctx.strokeStyle = ctx.fillStyle = css("--jp-ui-font-color1", "#222");
       ctx.lineWidth = 1.2 * ratio;
       ctx.setLineDash([6 * ratio, 4 * ratio]);
       ctx.beginPath();
@@ -447,25 +468,22 @@ class Chart {
     ctx.clearRect(0, 0, width, height);
     const index = trial === null ? -1 : this.lanes.findIndex((lane) => lane.trial === trial);
     if (index < 0) return;
-    const [x, y] = [this.plot.data[0], this.plot.data[index + 1]];
-    for (const [color, thick] of [[css("--jp-layout-color0", "#fff"), 5], [this.view.stroke(trial, 1), 2.6]]) {
+    const columns = this.columns.get(trial);
+    for (const [color, thick] of [[css("--jp-layout-color0", "#fff"), 5], [this.view.stroke(trial, 1), 2]]) {
       ctx.strokeStyle = color;
       ctx.lineWidth = thick;
       ctx.lineJoin = "round";
       ctx.beginPath();
-      for (let i = 0, pen = false; i < x.length; i++) {
-        if (y[i] === null) continue;
-        ctx[pen ? "lineTo" : "moveTo"](this.plot.valToPos(x[i], "x"), this.plot.valToPos(y[i], "y"));
-        pen = true;
-      }
+      this.trace(ctx, columns, 0, width, 0, height);
       ctx.stroke();
     }
   }
 }
 
-function look(lane) {
+// A line of one pixel is drawn eight times as fast as a thicker one.
+function look(lane, few) {
   const lost = lane.info.state === "diverged" || lane.info.state === "failed";
-  return { width: lost ? 0.8 : lane.dim === "" ? 1.4 : 0.8, dash: lost ? [4, 3] : undefined };
+  return { width: few && !lost && lane.dim === "" ? 1.5 : 1, dash: lost ? [4, 3] : undefined };
 }
 
 function css(name, fallback) {

@@ -108,11 +108,15 @@ def _page(*, shown: bool) -> Iterator[None]:
 
 
 def _summarise(view: LiveView, *, wanted: bool) -> None:
-    if not wanted or view.record is None:
-        return
+    record = view.record
+    if wanted and record is not None:
+        _show_study(record)
+
+
+def _show_study(record: StudyRecord | TrialRecord) -> None:
     from workbench.panels.summary import show_study
 
-    show_study(view.record)
+    show_study(record)
 
 
 def _has_page() -> bool:

@@ -18,7 +18,12 @@ Message = tuple[dict[str, Any], list[Any]]
 """JSON values and the binary buffers that belong to them."""
 
 RATE_SECONDS = 5.0  # rule of thumb: the rate is that of the last seconds
-_OWN = ("peak_lr", "total_steps", "eval_every_steps", "checkpoint_every_steps")  # told by other means, or of no interest
+_OWN = (
+    "peak_lr",
+    "total_steps",
+    "eval_every_steps",
+    "checkpoint_every_steps",
+)  # told by other means, or of no interest
 
 
 class StudyCurves:
@@ -105,7 +110,10 @@ class StudyCurves:
             curves = self._points.curves(index)
             if curves:
                 parts.append({"metrics": [metric], "rows": [[curve.trial, len(curve.step)] for curve in curves]})
-                buffers += [np.concatenate([c.step for c in curves]).data, np.concatenate([c.value for c in curves]).data]
+                buffers += [
+                    np.concatenate([c.step for c in curves]).data,
+                    np.concatenate([c.value for c in curves]).data,
+                ]
         content = {
             "kind": "all", "name": self._name, "workload": self._workload, "status": self._status(), "parts": parts,
             "trials": list(self._trials.values()),
@@ -127,7 +135,9 @@ class StudyCurves:
     def _load(self, record: StudyRecord | TrialRecord) -> None:
         for row in record.trials.to_dict("records"):
             config = {name: None if value != value else value for name, value in row.items()}
-            self.trial(int(row["trial"]), str(row["stage"]), {k: config[k] for k in self._config if k in config}, row["state"])
+            self.trial(
+                int(row["trial"]), str(row["stage"]), {k: config[k] for k in self._config if k in config}, row["state"]
+            )
         steps = record.steps
         if len(steps):
             self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *METRICS)})

@@ -206,7 +206,9 @@ class LaneRun:
             if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
                 self._on_cadence()
                 before = self._shown_at = time.perf_counter()
-            elif now - self._shown_at >= SHOW_SECONDS and early_wanted():  # somebody looks on: not before the flush, but now
+            elif (
+                now - self._shown_at >= SHOW_SECONDS and early_wanted()
+            ):  # somebody looks on: not before the flush, but now
                 self.log.show(self._numbers(), [lane.lrs for lane in self.lanes])
                 before = self._shown_at = time.perf_counter()
 

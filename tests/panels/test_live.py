@@ -1,0 +1,402 @@
+"""The live view: what reaches the page is what the record holds, five times a second at most, whatever happens in the block."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ipywidgets import Widget
+
+from tests.helpers.workloads import small_workload
+from workbench.errors import StudyInterrupted
+from workbench.panels import live as live_module
+from workbench.panels.curve_points import METRICS, CurvePoints, kept
+from workbench.panels.curves_widget import CurvesWidget
+from workbench.panels.live import live_view
+from workbench.panels.live_feed import WHOLE_AGAIN, LiveFeed
+from workbench.panels.study_curves import StudyCurves
+from workbench.record import StudyRecord, TrialRecord
+from workbench.record_watch import early_wanted, watching
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train import lane_run
+from workbench.train.hooks.base import Hook, Step
+from workbench.train.interrupt import ask_to_stop
+from workbench.train.trainer import Trainer
+
+LRS = [0.01, 0.05, 1e20]
+
+
+class Page:
+    """What the page makes of messages: curves by trial and metric, decoded byte by byte."""
+
+    def __init__(self) -> None:
+        self.curves: dict[tuple[int, str], list[tuple[int, float]]] = {}
+        self.trials: dict[int, dict[str, Any]] = {}
+        self.kinds: list[str] = []
+        self.status: dict[str, Any] = {}
+        self.name = ""
+        self.bytes = 0
+
+    def tell(self, content: dict[str, Any], buffers: list[Any]) -> None:
+        content = json.loads(json.dumps(content, allow_nan=False))  # as it travels
+        self.kinds.append(content["kind"])
+        assert content["number"] == len(self.kinds) - 1
+        if content["kind"] == "all":
+            self.curves, self.trials, self.name = {}, {}, content["name"]
+        self.trials |= {trial["trial"]: trial for trial in content["trials"]}
+        self.status = content["status"]
+        left = [bytes(buffer) for buffer in buffers]
+        self.bytes += sum(map(len, left))
+        for part in content["parts"]:
+            steps = np.frombuffer(left.pop(0), "<i4")
+            for metric in part["metrics"]:
+                values, at = np.frombuffer(left.pop(0), "<f4"), 0
+                for trial, rows in part["rows"]:
+                    pairs = zip(steps[at : at + rows].tolist(), values[at : at + rows].tolist(), strict=True)
+                    self.curves.setdefault((trial, metric), []).extend(pairs)
+                    at += rows
+                assert at == len(values) == len(steps)
+        assert left == []
+
+
+class Clock:
+    """A clock that goes on by itself with every look at it."""
+
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def same_curves(page: Page, record: StudyRecord | TrialRecord) -> None:
+    """Every row is on the page, once and in order, as float32."""
+    for trial, rows in record.steps.groupby("trial"):
+        for metric in METRICS:
+            steps, values = zip(*page.curves[int(trial), metric], strict=True)
+            assert list(steps) == rows["step"].tolist()
+            with np.errstate(over="ignore"):
+                np.testing.assert_array_equal(np.array(values, np.float32), rows[metric].to_numpy(np.float32))
+    assert len({trial for trial, _ in page.curves}) == record.steps["trial"].nunique()
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_run, "SHOW_SECONDS", 0.0)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is displayed, and what ends a block, in order."""
+    seen: list[Any] = []
+    import IPython.display
+
+    monkeypatch.setattr(IPython.display, "display", seen.append)
+    monkeypatch.setattr(live_module, "_show_study", lambda record: seen.append(("summary", record.path)))
+    yield seen
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("tick", [0.001, 0.1, 3.0])
+def test_what_reaches_the_page_is_the_record(tmp_path: Path, tick: float) -> None:
+    """However the rows are cut into messages, a diverged lane with its infinite loss among them."""
+    page = Page()
+    with watching(LiveFeed(page.tell, Clock(tick))):
+        record = LRSweep(lrs=LRS).run(small_workload(), Trainer(device="cpu"), out=tmp_path / "s")
+    same_curves(page, record)
+    assert page.name == "s"
+    assert {n: t["state"] for n, t in page.trials.items()} == {0: "complete", 1: "complete", 2: "diverged"}
+    assert {n: t["lr"] for n, t in page.trials.items()} == dict(enumerate(LRS))
+    assert page.status["states"] == {"complete": 2, "diverged": 1}
+    assert page.status["steps"] == len(record.steps)
+    assert page.status["stage"] == "lr_sweep"
+    assert not all(np.isfinite(value) for _, value in page.curves[2, "loss"])
+
+
+@pytest.mark.usefixtures("always")
+def test_there_are_at_most_five_messages_a_second(tmp_path: Path) -> None:
+    """By the feed's own clock; one more says that the study is closed."""
+    page, clock = Page(), Clock(0.02)
+    times: list[float] = []
+
+    def tell(content: dict[str, Any], buffers: list[Any]) -> None:
+        times.append(clock.now)
+        page.tell(content, buffers)
+
+    with watching(LiveFeed(tell, clock)):
+        Trainer(device="cpu").run(small_workload(config={"total_steps": 300}), out=tmp_path / "s")
+    assert len(times) > 10
+    assert np.diff(times[:-1]).min() >= 0.2
+    assert page.kinds.count("all") == 1 + sum(seconds < times[-1] for seconds in WHOLE_AGAIN)
+
+
+def test_a_resumed_study_is_shown_whole(tmp_path: Path, always: None) -> None:
+    class StopAt(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 29:
+                ask_to_stop()
+
+    with pytest.raises(StudyInterrupted):
+        Trainer(device="cpu", hooks=[StopAt()]).run(small_workload(), out=tmp_path / "s")
+    page = Page()
+    with watching(LiveFeed(page.tell, Clock(0.1))):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    same_curves(page, record)
+    assert len(page.curves[0, "loss"]) == 40
+
+
+def test_rows_that_come_again_are_shown_once(tmp_path: Path, always: None) -> None:
+    """After an error within a block: the trial goes on from its checkpoint, some steps back."""
+
+    class FailAt(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 29:
+                raise KeyboardInterrupt
+
+    page = Page()
+    with watching(LiveFeed(page.tell, Clock(0.1))):
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(device="cpu", hooks=[FailAt()]).run(small_workload(), out=tmp_path / "s")
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    same_curves(page, record)
+
+
+def test_the_newest_study_is_shown_and_the_outer_one_after_it(tmp_path: Path) -> None:
+    page = Page()
+
+    class Inner(Hook):
+        def on_end(self, record: Any) -> None:
+            names.append(page.name)
+            Trainer(device="cpu").run(small_workload(config={"peak_lr": 0.2}), out=tmp_path / "inner")
+            names.append(page.name)
+
+    names: list[str] = []
+    feed = LiveFeed(page.tell, Clock(0.3))
+    with watching(feed):
+        record = Trainer(device="cpu", hooks=[Inner()]).run(small_workload(), out=tmp_path / "outer")
+        assert names == ["outer", "outer"]  # back again as soon as the inner one was closed
+        same_curves(page, record)
+        assert page.trials[0]["lr"] == 0.05
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "next")
+    assert page.name == "next"
+
+
+def test_a_page_that_asks_gets_everything(tmp_path: Path) -> None:
+    page = Page()
+    feed = LiveFeed(page.tell, Clock(0.3))
+    feed.everything()  # before there is anything
+    with watching(feed):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    feed.everything()
+    assert page.kinds[-1] == "all"
+    same_curves(page, record)
+
+
+def test_what_differs_from_the_baseline_is_said_of_a_trial(tmp_path: Path) -> None:
+    page = Page()
+    made = small_workload()
+    configs = [made.config, made.config.replace(warmup_steps=5, max_grad_norm=0.5)]
+    with watching(LiveFeed(page.tell, Clock(0.1))):
+        from workbench.studies.session import open_session
+
+        with open_session(made, stem="warmup", settings={}, out=tmp_path / "s") as session:
+            session.trials(configs, stage="warmup")
+    assert [page.trials[n]["note"] for n in (0, 1)] == ["", "warmup_steps=5, max_grad_norm=0.5"]
+    assert [page.trials[n]["clip"] for n in (0, 1)] == [None, 0.5]
+
+
+def brute(steps: list[int], values: list[float], columns: int) -> set[tuple[int, float]]:
+    """Lowest and highest of each column, one after the other."""
+    span = steps[-1] - steps[0] + 1
+    found: dict[int, list[tuple[float, int]]] = {}
+    for step, value in zip(steps, values, strict=True):
+        if np.isfinite(value):
+            found.setdefault((step - steps[0]) * columns // span, []).append((value, step))
+    return {
+        (step, value) for each in found.values() for value, step in (min(each), max(each, key=lambda p: (p[0], -p[1])))
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("columns", [7, 50])
+def test_thinning_keeps_the_lowest_and_the_highest_of_every_column(seed: int, columns: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = np.cumsum(rng.integers(1, 4, 900))
+    values = rng.normal(size=900).round(1)  # with ties
+    values[rng.integers(0, 900, 40)] = np.nan
+    values[rng.integers(0, 900, 40)] = np.inf
+    where = kept(steps, values, columns)
+    assert (np.diff(where) > 0).all()
+    assert {0, 899} <= set(where.tolist())
+    pairs = {(int(steps[i]), float(values[i])) for i in where if np.isfinite(values[i])}
+    oracle = brute(steps.tolist(), values.tolist(), columns)
+    assert oracle <= pairs
+    assert len(where) <= 2 * columns + 2
+    ends = {(int(steps[i]), float(values[i])) for i in (0, -1)}
+    assert pairs - ends <= oracle
+
+
+def test_thinning_leaves_alone_what_is_short_constant_or_nowhere_finite() -> None:
+    steps = np.arange(100)
+    assert kept(steps, np.zeros(100), 50).tolist() == steps.tolist()
+    assert kept(steps[:1], np.zeros(1), 50).tolist() == [0]
+    assert kept(steps[:0], np.zeros(0), 50).tolist() == []
+    assert kept(steps, np.ones(100), 10).tolist() == [*range(0, 100, 10), 99]
+    assert kept(steps, np.full(100, np.nan), 10).tolist() == [*range(0, 100, 10), 99]
+
+
+def test_a_long_study_takes_bounded_memory_and_keeps_its_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.panels.curve_points.MOST_ROWS", 5000)
+    monkeypatch.setattr("workbench.panels.curve_points.THINNED", 200)
+    rng, points = np.random.default_rng(0), CurvePoints()
+    every = {trial: rng.lognormal(size=20_000) for trial in (3, 7)}
+    for at in range(0, 20_000, 500):
+        points.add([
+            {"trial": np.full(500, t), "step": np.arange(at, at + 500)} | dict.fromkeys(METRICS, every[t][at : at + 500])
+            for t in every
+        ])  # fmt: skip
+        assert points._held <= 5000
+    for curve in points.curves(0, columns=100):
+        assert len(curve.step) <= 202
+        assert curve.value.max() == np.float32(every[curve.trial].max())
+        assert curve.value.min() == np.float32(every[curve.trial].min())
+        assert (np.diff(curve.step) > 0).all()
+        assert curve.step[-1] == 19_999
+
+
+def test_values_beyond_float32_are_infinite_and_make_no_noise() -> None:
+    points = CurvePoints()
+    block = {"trial": [0, 0, 0], "step": [0, 1, 2], "grad_norm": [1.0, 1.0, 1.0], "lr": [1.0, 1.0, 1.0]}
+    points.add([block | {"loss": np.array([1.0, 1e300, -1e300])}])
+    assert points.curves(0)[0].value.tolist() == [1.0, np.inf, -np.inf]
+
+
+@pytest.mark.usefixtures("always")
+def test_a_block_shows_one_widget_closes_it_and_ends_in_the_summary(tmp_path: Path, shown: list[Any]) -> None:
+    with live_view(live=True) as view:
+        assert view.record is None
+        assert early_wanted()
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+        (widget,) = shown
+        assert isinstance(widget, CurvesWidget)
+        assert widget.comm is not None
+    assert widget.comm is None  # closed
+    assert shown[1:] == [("summary", record.path)]
+    assert view.record is not None
+    assert view.record.path == record.path
+    assert not early_wanted()
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), StudyInterrupted("stopped")])
+def test_an_error_reaches_the_caller_after_what_there_is(
+    tmp_path: Path, shown: list[Any], live: bool, error: BaseException
+) -> None:
+    with pytest.raises(type(error)), live_view(live=live):
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+        raise error
+    assert shown[-1] == ("summary", tmp_path / "s")
+    assert [w.comm for w in shown if isinstance(w, Widget)] == [None] * live
+    assert not early_wanted()
+
+
+def test_an_error_is_not_hidden_by_one_of_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(record: Any) -> None:
+        raise RuntimeError("of the summary")
+
+    monkeypatch.setattr(live_module, "_show_study", fails)
+    with pytest.raises(ValueError, match="mine"), live_view():
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+        raise ValueError("mine")
+    with pytest.raises(RuntimeError, match="of the summary"), live_view():
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+
+
+def test_with_nobody_looking_there_is_the_summary_alone(tmp_path: Path, shown: list[Any]) -> None:
+    """`WORKBENCH_LIVE=0`, as these tests have it; and no row is brought to the host early."""
+    with live_view():
+        assert not early_wanted()
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert shown == [("summary", tmp_path / "s")]
+
+
+def test_outside_of_a_kernel_there_is_no_widget(
+    tmp_path: Path, shown: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORKBENCH_LIVE")
+    with live_view(summary=False):
+        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert shown == []
+
+
+def test_an_empty_block_ends_in_nothing(shown: list[Any]) -> None:
+    with live_view():
+        pass
+    assert shown == []
+
+
+def test_a_part_of_a_study_is_not_what_the_block_ends_with(tmp_path: Path, shown: list[Any]) -> None:
+    class Inner(Hook):
+        def on_end(self, record: Any) -> None:
+            Trainer(device="cpu").run(small_workload(config={"peak_lr": 0.2}), out=tmp_path / "inner")
+
+    with live_view() as view:
+        Trainer(device="cpu", hooks=[Inner()]).run(small_workload(), out=tmp_path / "outer")
+    assert view.record is not None
+    assert view.record.path == tmp_path / "outer"
+
+
+def test_a_view_that_cannot_be_shown_does_not_keep_from_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = builtins.__import__
+
+    def missing(name: str, *args: Any, **more: Any) -> Any:
+        if name == "workbench.panels.curves_widget":
+            raise ImportError("no anywidget")
+        return before(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with live_view(live=True, summary=False):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert record.state == "complete"
+    assert "cannot be shown" in caplog.text
+
+
+def test_a_widget_that_fails_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(content: Mapping[str, Any], buffers: list[Any]) -> None:
+        raise OSError("the line is cut")
+
+    with watching(LiveFeed(broken)):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    assert record.state == "complete"
+    assert len([r for r in caplog.records if "LiveFeed raised" in r.getMessage()]) == 1
+
+
+def test_the_widget_says_no_address_and_carries_all_it_needs() -> None:
+    widget = CurvesWidget(lambda: None)
+    assert repr(widget) == "CurvesWidget()"
+    assert "uPlot" in str(widget._esm)
+    assert "http" not in str(widget._esm).replace("https://github.com/leeoniya/uPlot", "")
+    assert ".wb-live" in str(widget._css)
+    widget.close()
+
+
+def test_the_status_counts_the_last_seconds_only(tmp_path: Path) -> None:
+    Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    curves = StudyCurves(tmp_path / "s")
+    block = {name: [0.0] * 10 for name in METRICS} | {"trial": [0] * 10, "step": list(range(10))}
+    rates = []
+    for second in range(20):
+        if second < 10:
+            curves.rows(block)
+        rates.append(curves.message(float(second))[0]["status"]["rate"])
+    assert rates[0] is None
+    assert rates[5] == pytest.approx(10.0)
+    assert rates[-1] == 0.0
