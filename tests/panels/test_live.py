@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,14 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is displayed, and what ends a block, in order."""
     seen: list[Any] = []
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", seen.append)
     monkeypatch.setattr(live_module, "_show_study", lambda record: seen.append(("summary", record.path)))
-    yield seen
+    return seen
 
 
 @pytest.mark.usefixtures("always")
@@ -293,14 +293,18 @@ def test_a_block_shows_one_widget_closes_it_and_ends_in_the_summary(tmp_path: Pa
     assert not early_wanted()
 
 
+def _train_and_raise(out: Path, error: BaseException) -> None:
+    Trainer(device="cpu").run(small_workload(), out=out)
+    raise error
+
+
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), StudyInterrupted("stopped")])
 def test_an_error_reaches_the_caller_after_what_there_is(
     tmp_path: Path, shown: list[Any], live: bool, error: BaseException
 ) -> None:
     with pytest.raises(type(error)), live_view(live=live):
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-        raise error
+        _train_and_raise(tmp_path / "s", error)
     assert shown[-1] == ("summary", tmp_path / "s")
     assert [w.comm for w in shown if isinstance(w, Widget)] == [None] * live
     assert not early_wanted()
@@ -312,8 +316,7 @@ def test_an_error_is_not_hidden_by_one_of_the_summary(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(live_module, "_show_study", fails)
     with pytest.raises(ValueError, match="mine"), live_view():
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-        raise ValueError("mine")
+        _train_and_raise(tmp_path / "s", ValueError("mine"))
     with pytest.raises(RuntimeError, match="of the summary"), live_view():
         Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
 
@@ -380,7 +383,7 @@ def test_a_widget_that_fails_is_dropped(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_the_widget_says_no_address_and_carries_all_it_needs() -> None:
-    widget = CurvesWidget(lambda: None)
+    widget = CurvesWidget()
     assert repr(widget) == "CurvesWidget()"
     assert "uPlot" in str(widget._esm)
     assert "http" not in str(widget._esm).replace("https://github.com/leeoniya/uPlot", "")

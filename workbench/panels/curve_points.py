@@ -102,8 +102,8 @@ class CurvePoints:
         if len(self._parts) > 1:  # what was joined once need not be again
             self._parts = [_sorted(*(np.concatenate(each, axis=-1) for each in zip(*self._parts, strict=True)))]
         for part in self._parts:
-            for trial, where in _runs(part.trial):
-                pieces.setdefault(trial, []).append((part.step[where], part.values[metric, where]))
+            for trial, run in _runs(part.trial):
+                pieces.setdefault(trial, []).append((part.step[run], part.values[metric, run]))
         found = []
         for trial, pairs in sorted(pieces.items()):
             steps, values = (np.concatenate(each) for each in zip(*pairs, strict=True))
@@ -146,4 +146,4 @@ def _runs(trials: Ints) -> Iterator[tuple[int, slice]]:
 
 
 def _before(rows: Rows, trial: int, step: int) -> NDArray[np.bool_]:
-    return (rows.trial != trial) | (rows.step < step)
+    return np.logical_or(rows.trial != trial, rows.step < step)

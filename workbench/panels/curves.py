@@ -31,11 +31,11 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
         return still(png([lambda ax: plot_loss_curves(record, ax=ax)]))
     from workbench.panels.curves_widget import CurvesWidget
 
-    curves = StudyCurves.of(record)
+    curves, widget = StudyCurves.of(record), CurvesWidget(still=True)
 
     def everything() -> None:
         content, buffers = curves.everything()
         widget.tell({**content, "number": 0}, buffers)
 
-    widget = CurvesWidget(everything, still=True)
+    widget.when_asked(everything)
     return widget

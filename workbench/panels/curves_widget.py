@@ -23,7 +23,6 @@ class CurvesWidget(anywidget.AnyWidget):
     """The page's side is `live.js`; it is told by messages, and asks for all of them when it is drawn anew.
 
     Args:
-        everything: called when a page asks.
         still: whether nothing will come but what is asked for.
     """
 
@@ -32,11 +31,14 @@ class CurvesWidget(anywidget.AnyWidget):
     _esm = _text(_VENDOR / "uPlot.iife.min.js", _HERE / "live.js")
     _css = _text(_VENDOR / "uPlot.min.css", _HERE / "live.css")
 
-    def __init__(self, everything: Callable[[], object], *, still: bool = False) -> None:
+    def __init__(self, *, still: bool = False) -> None:
         super().__init__(still=still)
-        self.on_msg(lambda _widget, content, _buffers: everything() if content.get("kind") == "all" else None)
         if hasattr(self.comm, "_reply_subshell_for"):  # ipykernel 7.4 would let the page wait until the cell has ended
             self.comm._reply_subshell_for = None
+
+    def when_asked(self, everything: Callable[[], object]) -> None:
+        """Call `everything` when a page asks for all that there is."""
+        self.on_msg(lambda _widget, content, _buffers: everything() if content.get("kind") == "all" else None)
 
     def tell(self, content: dict[str, Any], buffers: list[Any]) -> None:
         """Send one message to the page."""

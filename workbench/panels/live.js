@@ -265,7 +265,7 @@ class Chart {
       const first = yOf(falls[c] ? high[c] : low[c]);
       const second = low[c] === high[c] ? first : yOf(falls[c] ? low[c] : high[c]);
       if (!down) pen.moveTo(x, first);
-      else if (Math.abs(first - lastY) < 0.25 && Math.abs(second - first) < 0.25) {
+      else if (Math.abs(first - lastY) < 0.05 && second === first) {
         skipped = x; // a level stretch is one line
         continue;
       } else {
@@ -403,7 +403,11 @@ class Chart {
       ctx.font = `${11 * ratio}px sans-serif`;
       ctx.textAlign = "right";
       ctx.textBaseline = y - bbox.top < 16 * ratio ? "top" : "bottom";
-      ctx.fillText(`clipped above ${short(clip)}`, bbox.left + bbox.width - 4 * ratio, y + (y - bbox.top < 16 * ratio ? 3 : -2) * ratio);
+      const text = [`clipped above ${short(clip)}`, bbox.left + bbox.width - 4 * ratio, y + (y - bbox.top < 16 * ratio ? 3 : -2) * ratio];
+      ctx.lineWidth = 4 * ratio;
+      ctx.strokeStyle = css("--jp-layout-color0", "#fff");
+      ctx.strokeText(...text);
+      ctx.fillText(...text);
     }
     for (const lane of this.lanes) {
       const columns = this.columns.get(lane.trial);
@@ -466,7 +470,8 @@ class Chart {
     const ctx = canvas.getContext("2d");
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     ctx.clearRect(0, 0, width, height);
-    const index = trial === null ? -1 : this.lanes.findIndex((lane) => lane.trial === trial);
+    const alone = this.view.chosen && this.view.chosen.size === 1 && this.view.chosen.has(trial);
+    const index = trial === null || alone ? -1 : this.lanes.findIndex((lane) => lane.trial === trial);
     if (index < 0) return;
     const columns = this.columns.get(trial);
     for (const [color, thick] of [[css("--jp-layout-color0", "#fff"), 5], [this.view.stroke(trial, 1), 2]]) {

@@ -93,8 +93,9 @@ def _page(*, shown: bool) -> Iterator[None]:
 
         from workbench.panels.curves_widget import CurvesWidget
 
-        widget = CurvesWidget(lambda: feed.everything())
+        widget = CurvesWidget()
         feed = LiveFeed(widget.tell)
+        widget.when_asked(feed.everything)
         display(widget)  # type: ignore[no-untyped-call]
     except Exception:  # a page that cannot be shown is no reason not to train
         logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
@@ -123,4 +124,4 @@ def _has_page() -> bool:
     """Whether this is a kernel; a script and a terminal have no page."""
     from IPython.core.getipython import get_ipython
 
-    return getattr(get_ipython(), "kernel", None) is not None  # type: ignore[no-untyped-call]
+    return getattr(get_ipython(), "kernel", None) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,7 +135,9 @@ class StudyCurves:
 
     def _load(self, record: StudyRecord | TrialRecord) -> None:
         for row in record.trials.to_dict("records"):
-            config = {name: None if value != value else value for name, value in row.items()}
+            config = {
+                name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()
+            }
             self.trial(
                 int(row["trial"]), str(row["stage"]), {k: config[k] for k in self._config if k in config}, row["state"]
             )

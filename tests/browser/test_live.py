@@ -1,0 +1,272 @@
+"""The live view in a page: what is drawn, what hover, click and keys do, while a cell runs and afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.lab import Desk
+from tests.browser.live_page import feed, live_page
+
+pytestmark = pytest.mark.browser
+
+SLOW = """
+import torch, numpy as np, workbench as wb
+torch.set_num_threads(1)
+class Slow(wb.Hook):
+    def on_step(self, step):
+        import time
+        time.sleep(0.01)
+workload = wb.load_workload("digits_mlp")
+workload = workload.replace(config=workload.config.replace(max_grad_norm=1.0))
+"""
+RUN = """
+with wb.live_view(summary=False) as view:
+    record = wb.LRSweep(lrs=np.logspace(-3, 2, 12).tolist(), steps=STEPS).run(
+        workload, wb.Trainer(gradients="vmap", hooks=[Slow()]), out="runs/NAME")
+print("ended", view.record.path)
+"""
+LANES = "() => Object.fromEntries(window.view.lanes.map((lane) => [lane.trial, lane.dim]))"
+
+
+def colors(page: Page, box: str) -> int:
+    """How many different colours the canvas in `box` has."""
+    return int(
+        page.evaluate(
+            """(box) => {
+              const canvas = document.querySelector(`${box} canvas`);
+              const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+              const seen = new Set();
+              for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 128) seen.add(data.slice(i, i + 3).join());
+              return seen.size;
+            }""",
+            box,
+        )
+    )
+
+
+@pytest.fixture
+def alone(browser: Browser) -> Iterator[Page]:
+    """A view in a page of its own with eight trials, two of them lost, and no complaint of the console."""
+    page = live_page(browser)
+    complaints: list[str] = []
+    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    feed(page, lanes=8, steps=2000, rows=(0, 1200), whole=True, lost=2)
+    yield page
+    assert complaints == []
+    page.close()
+
+
+def at(page: Page, trial: int, step: int) -> tuple[float, float]:
+    """Where in the page the loss of a trial is drawn."""
+    x, y = page.evaluate(
+        """([trial, step]) => {
+          const chart = window.view.charts[0];
+          const { points, n } = chart.lanes.find((lane) => lane.trial === trial).points.loss;
+          const box = chart.plot.over.getBoundingClientRect();
+          return [box.left + chart.plot.valToPos(step, "x"), box.top + chart.plot.valToPos(points.y[points.at(step, n)], "y")];
+        }""",
+        [trial, step],
+    )
+    return x, y
+
+
+def test_each_chart_is_drawn_and_the_legend_names_each_trial(alone: Page) -> None:
+    for box in (".wb-live-loss", ".wb-live-grad_norm", ".wb-live-lr"):
+        assert colors(alone, box) > 20
+    rows = alone.get_by_role("button", name="trial")
+    expect(rows).to_have_count(8)
+    expect(rows.nth(7)).to_have_accessible_name(re.compile("trial 7, lr_sweep, lr 10, diverged, loss .* at step 999"))
+    assert "8 trials: 6 running, 2 diverged" in alone.get_by_role("status").inner_text()
+
+
+def test_pixel_columns_keep_the_lowest_and_the_highest(alone: Page) -> None:
+    """Against brute force over the points, column by column."""
+    same = alone.evaluate(
+        """() => window.view.charts.map((chart) => chart.lanes.map((lane) => {
+          const { points, n } = lane.points[chart.metric.key];
+          const columns = chart.columns.get(lane.trial);
+          for (let c = 0; c < columns.width; c++) {
+            const inside = [];
+            for (let i = 0; i < n; i++) {
+              if (Math.floor(points.x[i] * (columns.width / columns.steps)) === c) inside.push(points.y[i]);
+            }
+            if (!inside.length ? !Number.isNaN(columns.low[c])
+                : columns.low[c] !== Math.min(...inside) || columns.high[c] !== Math.max(...inside)) return false;
+            const falls = inside.indexOf(columns.high[c]) < inside.indexOf(columns.low[c]);
+            if (inside.length && columns.low[c] < columns.high[c] && Boolean(columns.falls[c]) !== falls) return false;
+          }
+          return true;
+        }))"""
+    )
+    assert same == [[True] * 8] * 3
+
+
+def test_values_that_are_not_finite_and_rows_in_pieces_change_nothing(alone: Page) -> None:
+    told = """([x, y]) => {
+      const view = window.view;
+      const numbers = y.map((v) => (v === null ? NaN : v));
+      window.tell({ kind: "all", number: 0, name: "n", workload: "w", parts: [
+        { metrics: ["loss"], rows: [[0, x.length]] }],
+        status: { stage: "s", steps: 0, rate: null, states: { diverged: 1 } },
+        trials: [{ trial: 0, stage: "s", lr: 1, steps: 10, clip: null, note: "", state: "diverged" }],
+      }, [Int32Array.from(x), Float32Array.from(numbers)]);
+    }"""
+    alone.evaluate(told, [[0, 1, 2, 3], [1.0, None, 5.0, None]])
+    alone.wait_for_function("() => !window.view.waiting")
+    assert alone.evaluate(
+        "() => [window.view.charts[0].columns.get(0).min, window.view.charts[0].columns.get(0).max]"
+    ) == [1, 5]
+    expect(alone.get_by_role("button", name="trial 0")).to_contain_text("NaN")
+
+
+def test_hover_tells_which_trial_a_line_is(alone: Page) -> None:
+    x, y = at(alone, 2, 900)
+    alone.mouse.move(x, y)
+    tip = alone.locator(".wb-live-tip")
+    expect(tip).to_be_visible()
+    for said in ("2 · lr_sweep", "loss", "gradient norm", "running", "of 2,000"):
+        expect(tip).to_contain_text(said)
+    assert alone.evaluate("() => window.view.hovered") == 2
+    alone.mouse.move(1270, 790)
+    expect(tip).to_be_hidden()
+
+
+def test_a_click_on_a_line_isolates_it_and_the_same_click_gives_the_others_back(alone: Page) -> None:
+    alone.mouse.click(*at(alone, 2, 900))
+    alone.wait_for_function("() => !window.view.waiting")
+    assert alone.evaluate(LANES) == {str(k): "" if k == 2 else "hidden" for k in range(8)}
+    alone.mouse.click(*at(alone, 2, 900))
+    alone.wait_for_function("() => !window.view.waiting")
+    assert set(alone.evaluate(LANES).values()) == {""}
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_keys_isolate_and_release(alone: Page, key: str) -> None:
+    row = alone.get_by_role("button", name="trial 5")
+    row.focus()
+    assert alone.evaluate("() => window.view.hovered") == 5
+    alone.keyboard.press(key)
+    expect(row).to_have_attribute("aria-pressed", "true")
+    assert alone.evaluate(LANES)["5"] == ""
+    assert alone.evaluate(LANES)["4"] == "hidden"
+    alone.keyboard.press("Escape")
+    expect(row).to_have_attribute("aria-pressed", "false")
+    alone.keyboard.press(key)
+    alone.get_by_role("button", name="Show all").click()
+    expect(row).to_have_attribute("aria-pressed", "false")
+
+
+def test_tab_goes_from_the_buttons_through_the_legend(alone: Page) -> None:
+    alone.get_by_role("button", name="Freeze").focus()
+    seen = []
+    for _ in range(3):
+        alone.keyboard.press("Tab")
+        seen.append(alone.evaluate("() => document.activeElement.className.split(' ')[0]"))
+    assert seen == ["wb-live-stage", "wb-live-row", "wb-live-row"]
+
+
+def test_a_frozen_picture_stays_while_data_goes_on_arriving(alone: Page) -> None:
+    freeze = alone.get_by_role("button", name="Freeze")
+    freeze.click()
+    expect(alone.locator(".wb-live-freeze")).to_have_attribute("aria-pressed", "true")
+    alone.wait_for_function("() => !window.view.waiting")
+    done = "() => window.view.charts[0].columns.get(0).done"
+    before = alone.evaluate(done)
+    feed(alone, lanes=8, steps=2000, rows=(1200, 1400), lost=2)
+    alone.get_by_role("button", name="trial 1,").click()  # looking on is possible
+    alone.wait_for_function("() => !window.view.waiting")
+    assert alone.evaluate(done) == before == 1200
+    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1400
+    alone.get_by_role("button", name="go on").click()
+    alone.wait_for_function(f"() => ({done})() === 1400")
+
+
+def test_a_hole_in_what_is_told_makes_the_page_ask(alone: Page) -> None:
+    alone.evaluate("() => { window.number += 3; }")
+    feed(alone, lanes=8, steps=2000, rows=(1300, 1400), lost=2)
+    assert alone.evaluate("() => window.asked") == ["all"]
+    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1200  # no hole
+    feed(alone, lanes=8, steps=2000, rows=(0, 1500), lost=2, whole=True)
+    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1500
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_sixty_four_lanes(browser: Browser, shots: Path, dark: bool) -> None:
+    page = live_page(browser, dark=dark)
+    for start in range(0, 10_000, 2000):
+        feed(page, lanes=64, steps=10_000, rows=(start, start + 2000), whole=not start, lost=6)
+    assert colors(page, ".wb-live-loss") > 100
+    page.mouse.move(*at(page, 30, 6000))
+    page.screenshot(path=shots / f"live_64{'_dark' if dark else ''}.png")
+    expect(page.get_by_role("button", name="trial 63")).to_have_count(1)
+    page.close()
+
+
+def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:
+    desk.open(desk.lab.write("live.ipynb", [SLOW, RUN.replace("STEPS", "800").replace("NAME", "live")]))
+    desk.run_all(wait=False)
+    page = desk.page
+    page.wait_for_function(
+        "() => { const r = document.querySelector('.wb-live'); return r && r.wbLive.stats.redraws > 5 && (window.view = r.wbLive); }"
+    )
+    page.get_by_role("button", name="trial 3,").click()
+    page.wait_for_function("() => window.view.lanes.every((lane) => (lane.trial === 3) === (lane.dim === ''))")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => window.view.lanes.every((lane) => lane.dim === '')")
+    page.wait_for_function("() => (window.view.store.status.states.diverged || 0) > 0")
+    page.wait_for_function("() => window.view.store.status.steps > 2000")
+    assert colors(page, ".wb-live-loss") > 20
+    page.mouse.move(*at(page, 2, 60))
+    desk.screenshot("live")
+    page.mouse.move(5, 5)
+    first = page.evaluate("() => [...window.view.store.points.values()].map((p) => p.loss.x[0])")
+    assert set(first) == {0}
+    desk.wait_until_run()
+    assert desk.errors() == []
+    assert "ended" in str(desk.cells()[1]["outputs"])
+    expect(page.locator(".wb-live")).to_have_count(0)  # the widget is closed
+    desk.save()
+    desk.reload()
+    desk.wait_for_kernel()
+    page.get_by_text("ended runs/live").wait_for()
+    page.get_by_text("Loading widget").wait_for(state="hidden")
+    desk.screenshot("live_reopened")
+    assert page.get_by_text("Error displaying widget").count() == 0
+
+
+def test_an_interrupted_cell_takes_its_view_away_and_keeps_its_rows(desk: Desk) -> None:
+    desk.open(desk.lab.write("stop.ipynb", [SLOW, RUN.replace("STEPS", "100000").replace("NAME", "stop")]))
+    desk.run_all(wait=False)
+    desk.page.wait_for_function(
+        "() => { const r = document.querySelector('.wb-live'); return r && r.wbLive.stats.redraws > 5; }"
+    )
+    desk.interrupt()
+    desk.wait_until_run()
+    assert "StudyInterrupted" in desk.errors()[0]
+    expect(desk.page.locator(".wb-live")).to_have_count(0)
+
+
+def test_the_curves_panel_shows_a_record(desk: Desk) -> None:
+    cells: list[Any] = [
+        SLOW + "record = wb.LRSweep(lrs=[0.01, 0.1, 50.0], steps=150).run(workload, out='runs/panel')",
+        "wb.curves_panel(wb.open('runs/panel'))",
+    ]
+    desk.open(desk.lab.write("curves.ipynb", cells))
+    desk.run_all()
+    assert desk.errors() == []
+    page = desk.page
+    page.wait_for_function(
+        "() => { const r = document.querySelector('.wb-live'); return r && r.wbLive.lanes.length === 3 && (window.view = r.wbLive); }"
+    )
+    expect(page.get_by_role("button", name="Freeze")).to_be_hidden()
+    assert colors(page, ".wb-live-loss") > 10
+    page.mouse.move(*at(page, 1, 75))
+    expect(page.locator(".wb-live-tip")).to_contain_text("complete")
+    desk.screenshot("curves_panel")
