@@ -22,12 +22,16 @@ class Slow(wb.Hook):
     def on_step(self, step):
         import time
         time.sleep(0.01)
-workload = wb.load_workload("digits_mlp")
-workload = workload.replace(config=workload.config.replace(max_grad_norm=1.0))
+x = torch.randn(256, 5, generator=torch.Generator().manual_seed(0))
+data = torch.utils.data.TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
+workload = wb.regression(
+    name="planes", build_model=lambda: torch.nn.Linear(5, 1), train_data=data, validation_data=data,
+    config=wb.TrainConfig(peak_lr=0.01, total_steps=800, batch_size=16, schedule="cosine", warmup_steps=40),
+)
 """
 RUN = """
 with wb.live_view(summary=False) as view:
-    record = wb.LRSweep(lrs=np.logspace(-3, 2, 12).tolist(), steps=STEPS).run(
+    record = wb.LRSweep(lrs=np.logspace(-3, 0.5, 12).tolist(), steps=STEPS).run(
         workload, wb.Trainer(gradients="vmap", hooks=[Slow()]), out="runs/NAME")
 print("ended", view.record.path)
 """

@@ -97,7 +97,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     import IPython.display
 
-    monkeypatch.setattr(IPython.display, "display", seen.append)
+    monkeypatch.setattr(IPython.display, "display", lambda widget, display_id: seen.append(widget))
     monkeypatch.setattr(live_module, "_show_study", lambda record: seen.append(("summary", record.path)))
     return seen
 

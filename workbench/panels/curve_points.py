@@ -146,4 +146,5 @@ def _runs(trials: Ints) -> Iterator[tuple[int, slice]]:
 
 
 def _before(rows: Rows, trial: int, step: int) -> NDArray[np.bool_]:
-    return np.logical_or(rows.trial != trial, rows.step < step)
+    earlier: NDArray[np.bool_] = (rows.trial != trial) | (rows.step < step)
+    return earlier

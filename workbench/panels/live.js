@@ -247,10 +247,11 @@ class Chart {
 
   // A function from values to pixels of the canvas, or of the page.
   heights(top, height) {
-    const { min, max, log, floor, ceiling } = this.limits; // on a logarithmic axis 0 is drawn at its lower edge
+    const { min, max, log, floor } = this.limits; // on a logarithmic axis 0 is drawn at its lower edge
     const place = log ? Math.log : (value) => value;
     const [low, scale] = [place(min), height / (place(max) - place(min))];
-    return (value) => top + height - (place(log && value <= 0 ? floor : Math.min(ceiling, value)) - low) * scale;
+    const above = top - height; // what leaves the picture does so without overflowing the canvas
+    return (value) => Math.max(above, top + height - (place(log && value <= 0 ? floor : value) - low) * scale);
   }
 
   // From column to column, through the lowest and the highest value of each; `pen` is a path or a canvas.
@@ -304,17 +305,17 @@ class Chart {
       tiny = Math.min(tiny, clip);
       min = Math.min(min, clip);
     }
-    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: -Infinity, ceiling: Infinity };
+    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1 };
     const ceiling = start > 0 && this.metric.key !== "lr" ? ROOM * start : Infinity;
     max = Math.min(max, ceiling);
     const log = min >= 0 && tiny < Infinity;
     if (!log) {
       const room = 0.05 * (max - min || Math.abs(max) || 1);
-      return { log, min: min - room, max: max + room, floor: -Infinity, ceiling };
+      return { log, min: min - room, max: max + room, floor: min };
     }
     const low = Math.max(tiny, max * 1e-12);
     const room = Math.max(1.06, (max / low) ** 0.04);
-    return { log, min: low / room, max: max * room, floor: low, ceiling };
+    return { log, min: low / room, max: max * room, floor: low };
   }
 
   // Clip thresholds of what is shown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,14 +90,15 @@ def _page(*, shown: bool) -> Iterator[None]:
         yield
         return
     try:
-        from IPython.display import display
+        from IPython.display import display, publish_display_data
 
         from workbench.panels.curves_widget import CurvesWidget
 
         widget = CurvesWidget()
         feed = LiveFeed(widget.tell)
         widget.when_asked(feed.everything)
-        display(widget)  # type: ignore[no-untyped-call]
+        place = uuid.uuid4().hex
+        display(widget, display_id=place)  # type: ignore[no-untyped-call]
     except Exception:  # a page that cannot be shown is no reason not to train
         logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
         yield
@@ -105,6 +107,8 @@ def _page(*, shown: bool) -> Iterator[None]:
         with watching(feed):
             yield
     finally:
+        with contextlib.suppress(Exception):  # a stored widget that is gone would be an error when the notebook is opened again
+            publish_display_data({"text/plain": ""}, {}, transient={"display_id": place}, update=True)
         widget.close()
 
 
