@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.helpers.executors import rates, train
+from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload
 from workbench import record_watch
 from workbench.errors import StudyInterrupted, WorkloadError
@@ -21,10 +23,12 @@ from workbench.record import StudyRecord, open_record
 from workbench.record_parts import read_parts
 from workbench.record_watch import Watcher, early_wanted, watching
 from workbench.record_writer import StudyWriter
+from workbench.studies.executors.on_ray import RayExecutor
 from workbench.studies.lr_sweep import LRSweep
 from workbench.train import lane_run
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
+from workbench.workloads.registry import load_workload
 
 LRS = [0.01, 0.05, 1e20, 0.1]  # the third one is not finite after a few steps
 CORE = ["loss", "loss_se", "lr", "grad_norm", "clipped"]
@@ -182,6 +186,15 @@ def test_rows_of_parameter_servers_come_before_their_stretch_ends(tmp_path: Path
     same_rows(seen, StudyRecord(record.path))
     assert seen.blocks > 4  # stretches end at 1, 60 and 120
     assert seen.kinds("event")[-1] == (0, "ended", "complete")
+
+
+def test_rows_of_other_processes_are_told_where_the_study_is_written(tmp_path: Path) -> None:
+    made, seen = load_workload("quadratic"), Notebook()
+    executor: Any = RayExecutor(connect=lambda address: PipeCluster())  # type: ignore[arg-type,return-value]
+    with watching(seen):
+        train(executor, made, rates(made.config, 0.01, 0.1, 1e30, total_steps=30), tmp_path / "s")
+    same_rows(seen, StudyRecord(tmp_path / "s"))
+    assert {said[2] for said in seen.kinds("event") if said[1] == "ended"} == {"complete", "diverged"}
 
 
 @pytest.mark.usefixtures("always")

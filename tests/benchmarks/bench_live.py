@@ -69,7 +69,9 @@ class Meter:
 
         def timed(feed: Any, **more: Any) -> None:
             begun, number = time.thread_time(), feed._number
-            whole = feed._shown is not None and (feed._shown.whole or bool(feed._again and feed._clock() >= feed._again[0]))
+            whole = feed._shown is not None and (
+                feed._shown.whole or bool(feed._again and feed._clock() >= feed._again[0])
+            )
             before(feed, **more)
             if feed._number > number:
                 self.messages["all" if whole else "delta"].append(1e3 * (time.thread_time() - begun))

@@ -123,7 +123,7 @@ def packed(rows: Rows) -> tuple[list[dict[str, Any]], list[memoryview]]:
 
 def _joined(blocks: Sequence[Mapping[str, Any]]) -> Rows:
     def column(name: str, dtype: Any) -> NDArray[Any]:
-        parts = [np.asarray(block[name]) for block in blocks if len(block["trial"])]
+        parts = [np.asarray(block.get(name, np.full(len(block["trial"]), np.nan))) for block in blocks]
         return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
 
     with np.errstate(over="ignore"):  # beyond float32 is infinite, for a picture

@@ -131,12 +131,11 @@ class Store {
     this.model = model;
     this.views = new Set();
     this.clear();
-    this.expected = null;
+    this.expected = null; // number of the next message, once there was one that told everything
+    this.missed = 0;
     this.askedAt = -Infinity;
     model.on("msg:custom", (content, buffers) => this.receive(content, buffers || []));
-    // A live view is told everything soon without asking; each answer makes JupyterLab show a busy kernel as idle.
-    if (model.get("still")) this.ask();
-    else setTimeout(() => this.expected === null && this.ask(), 2000);
+    if (model.get("still")) this.ask(); // a live view is told everything in its first seconds without asking
   }
 
   clear() {
@@ -146,7 +145,8 @@ class Store {
     this.points = new Map();
   }
 
-  // Ask for everything; the kernel answers while it trains where page and kernel have a second way to talk.
+  // Ask for everything; the kernel answers while it trains where page and kernel have a second way to talk. Not more often
+  // than it must be: each answer makes JupyterLab show a busy kernel as idle.
   ask() {
     if (performance.now() - this.askedAt < 2000) return;
     this.askedAt = performance.now();
@@ -158,10 +158,12 @@ class Store {
       this.clear();
       this.head = { name: content.name, workload: content.workload, still: !!this.model.get("still") };
     } else if (content.number !== this.expected) {
-      if (this.expected !== null) this.ask(); // something was lost: what follows would have a hole
+      this.missed += 1;
+      if (this.expected !== null || this.missed > 60) this.ask(); // something was lost: what follows would have a hole
       return;
     }
     this.expected = content.number + 1;
+    this.missed = 0;
     this.status = content.status;
     for (const trial of content.trials) this.trials.set(trial.trial, trial);
     let next = 0;

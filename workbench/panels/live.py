@@ -107,7 +107,9 @@ def _page(*, shown: bool) -> Iterator[None]:
         with watching(feed):
             yield
     finally:
-        with contextlib.suppress(Exception):  # a stored widget that is gone would be an error when the notebook is opened again
+        with contextlib.suppress(
+            Exception
+        ):  # a stored widget that is gone would be an error when the notebook is opened again
             publish_display_data({"text/plain": ""}, {}, transient={"display_id": place}, update=True)
         widget.close()
 

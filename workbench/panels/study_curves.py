@@ -141,6 +141,6 @@ class StudyCurves:
             self.trial(
                 int(row["trial"]), str(row["stage"]), {k: config[k] for k in self._config if k in config}, row["state"]
             )
-        steps = record.steps
+        steps = record.steps.reindex(columns=["trial", "step", *METRICS])
         if len(steps):
             self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *METRICS)})
