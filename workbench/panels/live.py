@@ -61,6 +61,9 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     fails is dropped with a warning. Several studies in one block: the newest is shown. What is trained in other processes is
     seen where its rows arrive in this one, as with `executor="ray"`.
 
+    A page that is reloaded while the cell runs does not get the view back, because JupyterLab learns of a kernel's widgets only
+    when that is idle; training goes on, and `wb.open(...)` shows all of it afterwards.
+
     The block ends, also by an error or an interrupt, in one static figure, one sentence and the verdicts of its last study;
     an interrupt goes on to the caller afterwards. What is drawn is in the record: `curves_panel` explores it later.
 

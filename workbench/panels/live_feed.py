@@ -13,7 +13,7 @@ from workbench.record_watch import SHOW_SECONDS, Watcher
 
 __all__ = ["LiveFeed"]
 
-WHOLE_AGAIN = (0.5, 1.0, 3.0, 10.0)
+WHOLE_AGAIN = (0.5, 1.5, 4.0)
 """Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
 
 
