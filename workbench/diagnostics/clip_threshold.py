@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ClipThreshold", "arrival", "choose_threshold", "steady_stretch"]
+__all__ = ["ClipThreshold", "arrival", "choose_threshold", "ordinal", "steady_stretch"]
 
 FloatArray = NDArray[np.float64]
 
@@ -58,6 +58,12 @@ class ClipThreshold:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self) | {"windows": list(self.windows)}
+
+
+def ordinal(percentile: float) -> str:
+    """Return a percentile as it is said: 90th, 51st, 12th."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(int(percentile) % 10, "th") if percentile % 1 == 0 else "th"
+    return f"{percentile:g}{'th' if 10 <= percentile % 100 <= 20 else ending}"
 
 
 def arrival(norms: ArrayLike, *, start_frac: float = 0.1, rounding: float = 1e-6) -> int:
@@ -182,7 +188,9 @@ def _useless(values: FloatArray, steady: FloatArray, percentile: float, min_step
     if np.ptp(steady) <= equal_rtol * steady.max():
         return f"all gradient norms are equal ({steady[0]:.4g}): a threshold would clip every step or none"
     if np.percentile(steady, percentile) <= 0:
-        return f"{(steady == 0).mean():.0%} of the gradient norms are 0, and so is their {percentile:g}th percentile"
+        return (
+            f"{(steady == 0).mean():.0%} of the gradient norms are 0, and so is their {ordinal(percentile)} percentile"
+        )
     return ""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.clip_ladder import Rung, is_calm, leading, masks, read_ladder
 from workbench.diagnostics.clip_reference import ReferenceNorms, reference_norms
-from workbench.diagnostics.clip_threshold import ClipThreshold, choose_threshold
+from workbench.diagnostics.clip_threshold import ClipThreshold, choose_threshold, ordinal
 from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.lr_points import objective, sweep_table
 from workbench.diagnostics.lr_search import unstable_bracket
@@ -127,7 +127,7 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
     return Finding(
         code="clipping.threshold", status="ok", value=chosen.threshold, unit="gradient norm", clause="F4.9",
         evidence=evidence,
-        summary=f"The {_ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
+        summary=f"The {ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
         f"({where}); {chosen.clip_frac:.0%} of all its steps, from the first on, lie above it.{notes}",
     )  # fmt: skip
 
@@ -265,7 +265,7 @@ def _asked(study: _Study, rung: Rung) -> tuple[float | None, str | None]:
 def _percentile_name(study: _Study, rung: Rung) -> str:
     percentile, where = _asked(study, rung)
     over = " over all steps" if where == "all" else ""
-    return "" if percentile is None else f" (the {_ordinal(percentile)} percentile{over})"
+    return "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
 
 
 def _lower(study: _Study, lead: Rung) -> str:
@@ -279,8 +279,3 @@ def _lower(study: _Study, lead: Rung) -> str:
     elif masked:
         to = ""
     return f"Reduce peak_lr from {lead.lr:.4g}{to}, instead of clipping (F4.12)."
-
-
-def _ordinal(percentile: float) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(int(percentile) % 10, "th") if percentile % 1 == 0 else "th"
-    return f"{percentile:g}{'th' if 10 <= percentile % 100 <= 20 else ending}"

@@ -17,8 +17,13 @@ def is_live(live: bool | None = None) -> bool:
     return os.environ.get("WORKBENCH_LIVE") != "0" if live is None else live
 
 
-def still(png: bytes) -> Any:
-    """Return a PNG as what a notebook shows and stores when it is the last line of a cell."""
+def still(png: bytes, alt: str | None = None) -> Any:
+    """Return a PNG as what a notebook shows and stores when it is the last line of a cell.
+
+    Args:
+        png: the picture.
+        alt: what it shows, in words, for those who do not see it.
+    """
     from IPython.display import Image
 
-    return Image(data=png, format="png")  # type: ignore[no-untyped-call]
+    return Image(data=png, format="png", alt=alt)  # type: ignore[no-untyped-call]

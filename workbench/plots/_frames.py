@@ -60,7 +60,12 @@ def trials_in(record: Record, *stages: str) -> list[int]:
 
 def trials_at(record: Record, lr: float, *stages: str) -> list[int]:
     """Return the trials of these stages whose peak_lr is `lr`, to nine digits."""
-    return [t for t in trials_in(record, *stages) if np.isclose(lr_of(record, t), lr, rtol=1e-9, atol=0.0)]
+    table = record.trials
+    if not {"trial", "stage", "peak_lr"} <= set(table.columns):
+        return []
+    lrs = table["peak_lr"].to_numpy(dtype=np.float64, na_value=np.nan)
+    found = np.isclose(lrs, lr, rtol=1e-9, atol=0.0) & (table["stage"].isin(stages).to_numpy() if stages else True)
+    return [int(trial) for trial in table["trial"][found]]
 
 
 def lr_of(record: Record, trial: int) -> float:

@@ -10,7 +10,18 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from workbench.plots._frames import Record, curve, lr_of
-from workbench.plots._style import BAD, LARGEST, PALETTE, STYLES, draw_curve, drawable, legend, log_scale, short
+from workbench.plots._style import (
+    BAD,
+    BASELINE,
+    LARGEST,
+    PALETTE,
+    STYLES,
+    draw_curve,
+    drawable,
+    legend,
+    log_scale,
+    short,
+)
 
 __all__ = ["draw_trial_loss", "fit_y", "loss_axes"]
 
@@ -18,9 +29,20 @@ Floats = NDArray[np.float64]
 
 
 def draw_trial_loss(
-    ax: Axes, record: Record, trial: int, *, index: int, relative_to: float = np.nan, note: str = "", label: str = ""
+    ax: Axes,
+    record: Record,
+    trial: int,
+    *,
+    index: int,
+    relative_to: float = np.nan,
+    note: str = "",
+    label: str = "",
+    behind: bool = False,
 ) -> Line2D | None:
-    """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss."""
+    """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss.
+
+    One that is `behind` the others is grey and without a label.
+    """
     steps, losses = curve(record, trial, "loss")
     losses = drawable(losses)
     finite = np.isfinite(losses)
@@ -30,6 +52,10 @@ def draw_trial_loss(
     ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
     name = label or f"lr {short(lr)}"
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
+    if behind:
+        return draw_curve(
+            ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
+        )
     line = draw_curve(
         ax,
         steps,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,7 @@ LARGEST = 1e100
 MAX_VECTOR_POINTS = 3000
 """A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
 
+_ONE_STYLE = threading.RLock()
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
 MAX_SEARCHED_POINTS = 50_000
@@ -112,9 +114,9 @@ def drawing(ax: Axes | None, *, size: tuple[float, float] = (6.8, 4.0)) -> Itera
 
 @contextmanager
 def house_style(more: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turn the house style, and `more` settings, on within the block."""
+    """Turn the house style, and `more` settings, on within the block; threads take turns, because matplotlib has one style."""
     settings: Any = _STYLE | dict(more or {})
-    with mpl.rc_context(settings):
+    with _ONE_STYLE, mpl.rc_context(settings):
         yield
 
 

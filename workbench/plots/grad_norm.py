@@ -8,7 +8,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.clip_threshold import choose_threshold
+from workbench.diagnostics.clip_threshold import ordinal
+from workbench.diagnostics.clipped_steps import clipped_steps
 from workbench.plots._frames import Record, curve, default_trial, field_of, finding, lr_of
 from workbench.plots._loss import fit_y
 from workbench.plots._style import (
@@ -50,7 +51,8 @@ def plot_grad_norm(
         diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured, and on the trial that it
             was measured on the same percentile of each tenth of the run: where that falls, no one threshold fits.
         trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
-        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
+        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one, and marks the
+            steps that it would clip.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -65,7 +67,7 @@ def plot_grad_norm(
             return not_measured(axes, "no finite gradient norm was recorded")
         label = f"trial {trial}, lr {short(lr_of(record, trial))}"
         band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
-        _thresholds(axes, record, diagnosis, trial, norms=norms, percentile=percentile, across=True)
+        _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=True)
         _windows(axes, diagnosis, trial, steps, percentile)
         bad = steps[~np.isfinite(norms)]
         if bad.size:
@@ -96,7 +98,6 @@ def plot_grad_norm_histogram(
         record: a study or a single trial.
         diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
         trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
-        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
         bins: number of bins between the smallest and the largest norm.
         percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
         ax: where to draw; a new figure by default.
@@ -108,13 +109,13 @@ def plot_grad_norm_histogram(
     """
     with drawing(ax) as axes:
         trial = default_trial(record, diagnosis) if trial is None else trial
-        _, norms = curve(record, trial, "grad_norm")
+        steps, norms = curve(record, trial, "grad_norm")
         shown = _positive(norms)
         if not shown.size:
             return not_measured(axes, "no positive, finite gradient norm was recorded")
         counts, edges = np.histogram(shown, bins=_log_edges(shown, bins))
         axes.stairs(counts, edges, fill=True, color=GOOD, alpha=0.8, label=f"lr {short(lr_of(record, trial))}")
-        _thresholds(axes, record, diagnosis, trial, norms=norms, percentile=percentile, across=False)
+        _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=False)
         log_scale(axes, "x")
         axes.set_ylim(0, 1.25 * counts.max())
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -129,6 +130,7 @@ def _thresholds(
     diagnosis: Diagnosis | None,
     trial: int,
     *,
+    steps: Floats,
     norms: Floats,
     percentile: float | None,
     across: bool,
@@ -147,10 +149,16 @@ def _thresholds(
         found = finding(diagnosis, "clipping.threshold")
         value, name = (number(found.value) if found else np.nan), "proposed threshold"
     else:
-        chosen = choose_threshold(norms, percentile=percentile)
-        value, name = number(chosen.threshold), f"{short(percentile)}th percentile"
+        found_steps = clipped_steps(steps, norms, percentile=percentile, diagnosis=diagnosis, trial=trial)
+        chosen = found_steps.chosen
+        value, name = number(chosen.threshold), f"{ordinal(percentile)} percentile"
         if chosen.threshold is None:
             line(np.nan, color=PALETTE[4], linestyle="-.", label=f"no threshold: {chosen.reason}")
+        elif across and found_steps.steps.size:
+            touched = np.isin(steps, found_steps.steps)
+            ax.plot(
+                steps[touched], norms[touched], linestyle="none", marker="o", markersize=3.5, color=PALETTE[1], zorder=3
+            )
     if np.isfinite(value):
         line(value, color=PALETTE[4], linestyle="-.", label=f"{name} {short(value)}: {_share_above(norms, value)}")
 

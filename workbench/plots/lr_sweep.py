@@ -49,7 +49,9 @@ class _Point:
         return not self.diverged and not self.unstable
 
 
-def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_lr_sweep(
+    record: Record, diagnosis: Diagnosis | None = None, *, mark: float | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw the objective (training loss at the end of the run) against the learning rate.
 
     Healthy: a bowl with lr* in its middle and several trained points on either side of it. Sick: the best point is the
@@ -60,6 +62,7 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
         record: a study with trials of the stage "lr_sweep".
         diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge and its bracket.
             Without it the points are those of `sweep_table`, and neither lr* nor the edge is drawn.
+        mark: a learning rate to point out.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -77,6 +80,8 @@ def plot_lr_sweep(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
         )
         curves = _draw_points(axes, points)
         _mark_found(axes, record, diagnosis)
+        if mark is not None:
+            axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
         lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
@@ -98,6 +103,7 @@ def plot_loss_curves(
     above: int = 3,
     spacing: float = 1.4,
     most: int = 8,
+    mark: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw training loss against step, by default for lr* and the next learning rates above it.
@@ -116,6 +122,7 @@ def plot_loss_curves(
             factor two (rule of thumb).
         most: how many learning rates to draw where lr* is not known; more than eight curves cannot be told apart
             (rule of thumb).
+        mark: a learning rate whose curves lie over all others, which are drawn alike.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -129,9 +136,10 @@ def plot_loss_curves(
         if trials is None:
             trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
         notes = [_clipping_note(record, t) for t in trials]
+        behind = [mark is not None and not np.isclose(lr_of(record, t), mark, rtol=1e-9, atol=0.0) for t in trials]
         drawn = [
-            draw_trial_loss(axes, record, t, index=i, relative_to=best, note=note)
-            for i, (t, note) in enumerate(zip(trials, notes, strict=True))
+            draw_trial_loss(axes, record, t, index=i if mark is None else 4, relative_to=best, note=note, behind=back)
+            for i, (t, note, back) in enumerate(zip(trials, notes, behind, strict=True))
         ]
         curves = [line for line in drawn if line is not None]
         if not curves:

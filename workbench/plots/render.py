@@ -1,10 +1,10 @@
-"""A figure as text or as pixels: inline SVG that follows the colours of the page around it, and PNG for a panel."""
+"""A figure as text: inline SVG that follows the colours of the page around it."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from workbench.plots._style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
 
-__all__ = ["inline_svg", "png", "standalone_svg"]
+__all__ = ["inline_svg", "standalone_svg"]
 
 _ROLES = {INK: "currentColor", PAPER: f"var(--paper, {PAPER})", GRID: f"var(--grid, {GRID})"} | {
     color: f"var(--plot-{index}, {color})" for index, color in enumerate(PALETTE)
@@ -47,23 +47,6 @@ def inline_svg(
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
     return _embed(buffer.getvalue(), key).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1), None
-
-
-def png(draws: Sequence[Callable[[Axes], Axes]], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> bytes:
-    """Draw figures side by side and return them as one PNG; nothing stays open.
-
-    Args:
-        draws: each draws into the axes it is given.
-        size: width and height of each, in inches.
-        dpi: pixels per inch.
-    """
-    with house_style():
-        figure = Figure(figsize=(size[0] * len(draws), size[1]), layout="constrained")
-        for draw, ax in zip(draws, figure.subplots(1, len(draws), squeeze=False)[0], strict=True):
-            draw(ax)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def standalone_svg(svg: str) -> str:
