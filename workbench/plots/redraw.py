@@ -2,7 +2,8 @@
 
 Of the time that a small figure takes, most goes into its frame: the layout, the ticks with their labels, the grid. While
 somebody moves a slider, the frame stays as it is and what is inside moves. So the layout is computed once, the pixels of the
-frame are kept, and only what is inside is drawn on top of them; a frame that has changed is drawn anew.
+frame are kept, and only what is inside is drawn on top of them. A frame that has changed is drawn with the ticks that are
+there already, because making a tick takes matplotlib longer than drawing it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
+from matplotlib.ticker import FixedFormatter, FixedLocator
 from PIL import Image
 
 from workbench.plots._style import house_style
@@ -31,6 +32,39 @@ CHARACTERS_AN_INCH = 15
 """Of a caption; more would leave the figure."""
 
 
+class _Ticks(NamedTuple):
+    """Where ticks are, as shares of the axis, what is written at them, and what at the end of the axis."""
+
+    places: tuple[float, ...]
+    labels: tuple[str, ...]
+    offset: str
+
+
+class _Line(NamedTuple):
+    """What is drawn of an axis."""
+
+    label: str
+    math: bool
+    size: Any
+    major: _Ticks
+    minor: _Ticks
+
+
+class _Frame(NamedTuple):
+    """What is drawn around a figure."""
+
+    shown: bool
+    x: _Line
+    y: _Line
+
+
+class _Room(NamedTuple):
+    """What decides how much room is needed around a figure: the longest text beside it, and the number of lines elsewhere."""
+
+    widest: int
+    others: tuple[int, ...]
+
+
 class Redrawn:
     """Figures side by side as PNG; the second picture and those after it take a third of the time of the first.
 
@@ -41,10 +75,11 @@ class Redrawn:
 
     def __init__(self, *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> None:
         self.size, self.dpi = size, dpi
-        self._layout: object = None
-        self._places: list[Bbox] = []
-        self._frame: object = None
+        self._room: list[_Room] = []
+        self._places: list[Any] = []
+        self._drawn: object = None
         self._pixels: Any = None
+        self._frames: list[Axes] = []
 
     def png(self, draws: Sequence[Draw], *, caption: str = "") -> bytes:
         """Draw into axes side by side and return all as one PNG; nothing stays open.
@@ -54,45 +89,60 @@ class Redrawn:
             caption: text below them.
         """
         with house_style({"axes.titley": 1.0}):  # matplotlib need not look for room for the titles
-            figure = Figure(figsize=(self.size[0] * len(draws), self.size[1]), dpi=self.dpi)
-            canvas = FigureCanvasAgg(figure)
-            axes: list[Axes] = list(figure.subplots(1, len(draws), squeeze=False)[0])
+            figure, axes = self._figure(len(draws))
             for draw, ax in zip(draws, axes, strict=True):
                 draw(ax)
-            lines = textwrap.wrap(caption, width=int(figure.get_figwidth() * CHARACTERS_AN_INCH))
-            if lines:
-                figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=9.5, parse_math=False)
+            said = "\n".join(textwrap.wrap(caption, width=int(figure.get_figwidth() * CHARACTERS_AN_INCH)))
             inside = [artist for ax in axes for artist in _inside(ax)]
             frames = [_frame(ax) for ax in axes]
-            rooms = [_room(ax, frame) for ax, frame in zip(axes, frames, strict=True)]
-            self._arrange(figure, axes, [*rooms, len(lines)])
-            if self._pixels is None or self._frame != [*frames, caption]:
-                self._draw_frames(canvas, inside)
-                self._frame = [*frames, caption]
+            room = [_room(ax, frame) for ax, frame in zip(axes, frames, strict=True)]
+            room.append(_Room(said.count("\n"), (bool(said),)))
+            if len(room) != len(self._room) or not all(map(_fits, room, self._room)):
+                self._arrange(figure, axes, said)
+                self._room = room
+            for ax, place in zip(axes, self._places, strict=True):
+                ax.set_position(place)
+            if self._drawn != [*frames, said]:
+                self._draw_frames(frames, said)
+                self._drawn = [*frames, said]
+            canvas: Any = figure.canvas
             renderer = canvas.get_renderer()
             canvas.restore_region(self._pixels)
             for artist in inside:
                 artist.draw(renderer)
             return _encoded(np.asarray(canvas.buffer_rgba()))
 
-    def _arrange(self, figure: Figure, axes: Sequence[Axes], layout: object) -> None:
-        """Give the axes the places that they had; find new ones where their labels need other room."""
-        if self._layout != layout:
-            figure.set_layout_engine("constrained")
-            figure.draw_without_rendering()  # type: ignore[no-untyped-call]
-            figure.set_layout_engine("none")
-            self._layout, self._places, self._pixels = layout, [ax.get_position() for ax in axes], None
-        for ax, place in zip(axes, self._places, strict=True):
-            ax.set_position(place)
+    def _figure(self, count: int) -> tuple[Figure, list[Axes]]:
+        figure = Figure(figsize=(self.size[0] * count, self.size[1]), dpi=self.dpi)
+        FigureCanvasAgg(figure)
+        return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
-    def _draw_frames(self, canvas: Any, inside: Sequence[Artist]) -> None:
-        """Draw the figure without what is inside the frames, and keep the pixels."""
-        for artist in inside:
-            artist.set_animated(True)
-        canvas.draw()
-        self._pixels = canvas.copy_from_bbox(canvas.figure.bbox)
-        for artist in inside:
-            artist.set_animated(False)
+    def _arrange(self, figure: Figure, axes: Sequence[Axes], said: str) -> None:
+        """Find places for the axes at which none of their texts leaves the figure."""
+        figure.set_layout_engine("constrained")
+        _say(figure, said)
+        figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+        figure.set_layout_engine("none")
+        self._places, self._drawn = [ax.get_position() for ax in axes], None
+
+    def _draw_frames(self, frames: Sequence[_Frame], said: str) -> None:
+        """Draw the frames without what is inside, and keep the pixels."""
+        if len(self._frames) != len(frames):
+            self._frames = self._figure(len(frames))[1]
+        for ax, frame, place in zip(self._frames, frames, self._places, strict=True):
+            ax.set_position(place)
+            (ax.set_axis_on if frame.shown else ax.set_axis_off)()
+            _put(ax.xaxis, frame.x)
+            _put(ax.yaxis, frame.y)
+        figure: Any = self._frames[0].get_figure(root=True)
+        _say(figure, said)
+        figure.canvas.draw()
+        self._pixels = figure.canvas.copy_from_bbox(figure.bbox)
+
+
+def _say(figure: Figure, said: str) -> None:
+    if said:
+        figure.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
 
 
 def _inside(ax: Axes) -> list[Artist]:
@@ -102,30 +152,53 @@ def _inside(ax: Axes) -> list[Artist]:
     return sorted(found, key=lambda artist: artist.get_zorder())
 
 
-def _frame(ax: Axes) -> tuple[Any, ...]:
-    """Return all that the frame of `ax` shows."""
-    limits = (*ax.get_xlim(), *ax.get_ylim())  # first: autoscaling waits for it
-    return ax.axison, limits, _axis(ax.xaxis), _axis(ax.yaxis)
+def _frame(ax: Axes) -> _Frame:
+    ax.get_xlim(), ax.get_ylim()  # autoscaling waits for somebody to ask
+    return _Frame(bool(ax.axison), _line(ax.xaxis), _line(ax.yaxis))
 
 
-def _axis(axis: Axis) -> tuple[Any, ...]:
-    shown: list[Any] = [axis.get_scale(), axis.label.get_text()]
-    for ticks, minor in ((axis.major, False), (axis.minor, True)):
-        places = np.asarray(axis.get_ticklocs(minor=minor), dtype=np.float64)
-        shown += [tuple(places), tuple(ticks.formatter.format_ticks(places)), ticks.formatter.get_offset()]
-    return tuple(shown)
+def _line(axis: Axis) -> _Line:
+    size = axis.get_tick_params()["labelsize"] if "labelsize" in axis.get_tick_params() else None
+    major, minor = (_ticks(axis, minor=minor) for minor in (False, True))
+    return _Line(axis.label.get_text(), axis.label.get_parse_math(), size, major, minor)
 
 
-def _room(ax: Axes, frame: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what decides how much room is needed around `ax`: lines and lengths of its texts."""
-    _, _, x, y = frame
+def _ticks(axis: Axis, *, minor: bool) -> _Ticks:
+    """Return the ticks of an axis that lie within it."""
+    formatter = (axis.minor if minor else axis.major).formatter
+    values = np.asarray(axis.get_ticklocs(minor=minor), dtype=np.float64)
+    labels = formatter.format_ticks(values)
+    ends = axis.get_transform().transform(np.array(axis.get_view_interval(), dtype=np.float64))
+    with np.errstate(all="ignore"):
+        places = np.round((axis.get_transform().transform(values) - ends[0]) / (ends[1] - ends[0]), 9)
+    within = [k for k, place in enumerate(places) if 0 <= place <= 1]
+    return _Ticks(tuple(float(places[k]) for k in within), tuple(labels[k] for k in within), formatter.get_offset())
+
+
+def _put(axis: Axis, line: _Line) -> None:
+    """Give an axis from 0 to 1 the ticks of another."""
+    for ticks, minor in ((line.major, False), (line.minor, True)):
+        (axis.set_minor_locator if minor else axis.set_major_locator)(FixedLocator(ticks.places))
+        formatter = FixedFormatter(ticks.labels)
+        formatter.set_offset_string(ticks.offset)  # type: ignore[no-untyped-call]
+        (axis.set_minor_formatter if minor else axis.set_major_formatter)(formatter)
+    if line.size is not None:
+        axis.set_tick_params(labelsize=line.size)
+    axis.set_label_text(line.label, parse_math=line.math)
+
+
+def _room(ax: Axes, frame: _Frame) -> _Room:
     legend = ax.get_legend()
-    widest = max((len(text) for at in (3, 6) for text in y[at]), default=0)
-    return (
-        ax.axison, widest, *(axis[1].count("\n") for axis in (x, y)), bool(x[1]), bool(y[1]),
-        *(ax.get_title(loc).count("\n") for loc in ("left", "center", "right")),
-        0 if legend is None or legend.get_bbox_to_anchor() is ax.bbox else len(legend.get_texts()), len(ax.child_axes),
-    )  # fmt: skip
+    around = legend is not None and legend.get_bbox_to_anchor() is not ax.bbox
+    widest = max((len(text) for ticks in (frame.y.major, frame.y.minor) for text in ticks.labels), default=0)
+    lines = [line.label.count("\n") + bool(line.label) for line in (frame.x, frame.y)]
+    lines += [ax.get_title(loc).count("\n") for loc in ("left", "center", "right")]
+    entries = len(legend.get_texts()) if legend is not None and around else 0
+    return _Room(widest, (frame.shown, *lines, entries, len(ax.child_axes)))
+
+
+def _fits(wanted: _Room, given: _Room) -> bool:
+    return wanted.widest <= given.widest and wanted.others == given.others
 
 
 def _encoded(pixels: Any) -> bytes:

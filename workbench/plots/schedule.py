@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.config import TrainConfig
-from workbench.plots._style import BASELINE, GOOD, draw_curve, drawing, legend, not_measured, short
+from workbench.plots._style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    draw_curve,
+    drawing,
+    legend,
+    not_measured,
+    short,
+    why_not_measured,
+)
 from workbench.schedules import schedule_of
 
-__all__ = ["plot_schedule"]
+__all__ = ["mark_warmup", "plot_schedule"]
 
 
 def plot_schedule(
-    config: TrainConfig, *, baseline: TrainConfig | None = None, max_points: int = 2000, ax: Axes | None = None
+    config: TrainConfig,
+    *,
+    baseline: TrainConfig | None = None,
+    max_points: int = 2000,
+    limits: Sequence[tuple[int, str]] = (),
+    last_step: int | None = None,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the learning rate of every step, with the end of the warmup marked.
 
@@ -26,6 +45,8 @@ def plot_schedule(
         baseline: a second config, dashed, for comparison.
         max_points: steps drawn at most, evenly spaced, those around the end of the warmup always; step 0 and the
             last step are always drawn.
+        limits: steps that a warmup should end before, such as those of F3.10 and F3.14, and what each is called.
+        last_step: where the axis ends at least, so that it stays while the warmup grows; None is the end of the longer run.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -44,11 +65,30 @@ def plot_schedule(
             axes.axvline(
                 config.warmup_steps, color=GOOD, linestyle=":", label=f"warmup ends at step {config.warmup_steps:,}"
             )
+        for number, (step, name) in enumerate(limits):
+            axes.axvline(
+                step, color=(BASELINE, BAD)[number % 2], linestyle=("-.", "--")[number % 2], linewidth=1.0, label=name
+            )
         axes.set(xlabel="step", ylabel="learning rate", title="Learning-rate schedule")
-        axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
+        if last_step is not None:
+            axes.set_xlim(-0.01 * last_step, 1.01 * last_step)
+        axes.set_ylim(bottom=0)
         legend(axes)
     return axes
+
+
+def mark_warmup(ax: Axes, steps: int) -> Axes:
+    """Mark on axes with steps, such as those of a loss curve, where the warmup of the run ended.
+
+    Args:
+        ax: what a figure of a run returned; left as it is where that says "not measured".
+        steps: of the warmup; nothing is marked where there is none.
+    """
+    if steps and why_not_measured(ax) is None:
+        ax.axvline(steps, color=INK, linestyle=":", linewidth=1.2, label=f"its warmup ends at step {steps:,}")
+        legend(ax)
+    return ax
 
 
 def _draw(ax: Axes, config: TrainConfig, max_points: int, *, label: str, color: str, linestyle: str) -> int:
