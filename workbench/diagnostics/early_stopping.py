@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from workbench.diagnostics.selected_runs import SelectedRun, read_runs
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["RULES", "StoppingRule", "early_stopping", "replay_rules"]
+__all__ = ["RULES", "StoppingRule", "early_stopping", "patience_rule", "replay", "replay_rule", "replay_rules"]
 
 Floats = NDArray[np.float64]
 
@@ -84,10 +84,15 @@ def twice_as_long(costs: Floats, *, start: int) -> int | None:
     return None
 
 
+def patience_rule(evaluations: int) -> StoppingRule:
+    """Return the rule that stops after so many evaluations in a row without a new best."""
+    return StoppingRule(f"patience {evaluations}", "rule of thumb", partial(patience, evaluations=evaluations))
+
+
 RULES: tuple[StoppingRule, ...] = (
-    StoppingRule("patience 1", "rule of thumb", partial(patience, evaluations=1)),
-    StoppingRule("patience 3", "rule of thumb", partial(patience, evaluations=3)),
-    StoppingRule("patience 10", "rule of thumb", partial(patience, evaluations=10)),
+    patience_rule(1),
+    patience_rule(3),
+    patience_rule(10),
     StoppingRule("patience 3, by 1 %", "rule of thumb", partial(patience, evaluations=3, min_delta_frac=0.01)),
     StoppingRule("GL 2", "Prechelt 1998", partial(generalisation_loss, percent=2.0)),
     StoppingRule("GL 5", "Prechelt 1998", partial(generalisation_loss, percent=5.0)),
@@ -117,10 +122,11 @@ def early_stopping(record: RecordLike) -> pd.DataFrame:
 def replay_rules(runs: Sequence[SelectedRun]) -> list[dict[str, Any]]:
     """Return the rows of `early_stopping` for these runs; none where none can be judged."""
     judged = [run for run in runs if run.judged]
-    return [_row(rule, judged) for rule in RULES] if judged else []
+    return [replay_rule(rule, judged) for rule in RULES] if judged else []
 
 
-def _row(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
+def replay_rule(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
+    """Return the row of one rule: means over the runs, each of which can be judged."""
     stops = [rule.stop(run.costs) for run in runs]
     replayed = [_replay(run, stop) for run, stop in zip(runs, stops, strict=True)]
     saved, lost, share, tested = (np.array(column, dtype=np.float64) for column in zip(*replayed, strict=True))
@@ -137,14 +143,26 @@ def _row(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
     }
 
 
-def _replay(run: SelectedRun, stop: int | None) -> tuple[float, float, float, float]:
-    """Return the share of steps saved, what is lost, the same over what was learned, and what is lost on the test split."""
+def replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, float]:
+    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned.
+
+    Args:
+        run: one that can be judged.
+        stop: place of the evaluation at which it is stopped; None is the end of the run.
+    """
     end = run.costs.size - 1 if stop is None else stop
     seen = run.costs[: end + 1]
     if not np.isfinite(seen).any():
-        return float(1 - run.steps[end] / run.total_steps), math.inf, math.inf, math.nan
+        return None, float(1 - run.steps[end] / run.total_steps), math.inf
     kept = int(np.nanargmin(np.where(np.isfinite(seen), seen, np.nan)))
+    share = float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
+    return kept, float(1.0 - run.steps[end] / run.total_steps) if stop is not None else 0.0, share
+
+
+def _replay(run: SelectedRun, stop: int | None) -> tuple[float, float, float, float]:
+    """Return the share of steps saved, what is lost, the same over what was learned, and what is lost on the test split."""
+    kept, saved, share = replay(run, stop)
+    if kept is None:
+        return saved, math.inf, math.inf, math.nan
     lost = float(run.costs[kept] - run.costs[run.best])
-    share = lost / run.learned if run.learned > 0 else 0.0
-    saved = 1.0 - run.steps[end] / run.total_steps if stop is not None else 0.0
-    return float(saved), lost, share, float(run.test_costs[kept] - run.test_costs[run.best])
+    return saved, lost, share, float(run.test_costs[kept] - run.test_costs[run.best])

@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
+from workbench.diagnostics.patience import Patience
 from workbench.plots._frames import Record, finding
 from workbench.plots._style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, not_measured, number
 
@@ -61,7 +62,9 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
     return axes
 
 
-def plot_early_stopping(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_early_stopping(
+    record: Record, diagnosis: Diagnosis | None = None, *, stopped: Patience | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw what each early-stopping rule saves and what it loses, replayed on the recorded curves.
 
     Healthy: bars at 0 with many steps saved, as where the curve has turned for good. Sick: long bars, the rule stopped before the
@@ -70,6 +73,7 @@ def plot_early_stopping(record: Record, diagnosis: Diagnosis | None = None, *, a
     Args:
         record: a study with finished runs.
         diagnosis: its `checkpoints.best_not_last` holds the rules; made from the record without it.
+        stopped: one more rule, as `stop_with_patience` returns it, at the top.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -79,22 +83,29 @@ def plot_early_stopping(record: Record, diagnosis: Diagnosis | None = None, *, a
     """
     with drawing(ax, size=(6.8, 3.8)) as axes:
         rows: Sequence[Mapping[str, Any]] = _evidence(record, diagnosis).get("early_stopping", ())
-        rows = [row for row in rows if np.isfinite(number(row["lost_frac"]))]
+        known = {row["rule"]: row for row in rows}
+        if stopped is not None and stopped.row is not None:
+            known = {stopped.rule.name: stopped.row} | {k: v for k, v in known.items() if k != stopped.rule.name}
+        rows = [row for row in known.values() if np.isfinite(number(row["lost_frac"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
         places = np.arange(len(rows))
         lost = np.array([number(row["lost_frac"]) for row in rows])
         worst = np.array([number(row["worst_lost_frac"]) for row in rows])
-        axes.barh(places, lost, height=0.6, color=PALETTE[0], label="mean over the runs")
+        own = np.array([stopped is not None and row["rule"] == stopped.rule.name for row in rows])
+        axes.barh(places[~own], lost[~own], height=0.6, color=PALETTE[0], label="mean over the runs")
+        if own.any():
+            axes.barh(places[own], lost[own], height=0.6, color=PALETTE[4], hatch="//", edgecolor=INK, linewidth=0.4)
         axes.plot(worst, places, "|", color=BAD, markersize=13, markeredgewidth=2, linestyle="none", label="worst run")
         names = [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows]
-        axes.set_yticks(places, names, fontsize=8)
+        axes.set_yticks(places, [f"▶ {name}" if mine else name for name, mine in zip(names, own, strict=True)])
+        axes.tick_params(axis="y", labelsize=8)
         axes.invert_yaxis()
         top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
         axes.set_xlim(-0.02 * top, 1.1 * top)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes.set(
-            xlabel="lost against the best of the full budget, share of what was learned",
+            xlabel="lost against the best of the full budget,\nas a share of what was learned",
             ylabel="rule",
             title="What stopping early costs",
         )

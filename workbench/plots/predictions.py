@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from workbench.diagnostics.prediction_history import same_prediction
 from workbench.errors import UsageError
-from workbench.plots._style import BAD, GOOD, INK, drawing, legend, log_scale, not_measured
+from workbench.plots._style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
 
-__all__ = ["plot_predictions"]
+__all__ = ["plot_predictions", "prediction_text"]
 
 MAX_SHOWN = 12
 """Predictions written out beside the curve; more would overlap."""
@@ -32,6 +33,7 @@ def plot_predictions(
     trial: int | None = None,
     data: Any = None,
     image_shape: Sequence[int] = (),
+    step: int | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the loss of one example against step, with what was predicted for it written beside each evaluation.
@@ -46,6 +48,7 @@ def plot_predictions(
         data: the split that the example is from: an item that begins with an image (2-D, or 3-D with 1 or 3 channels), or with
             the integers of a text below 256, is shown.
         image_shape: of an image that is kept as a flat row of as many numbers, such as (28, 28).
+        step: an evaluation to point out.
         ax: where to draw; a new figure by default.
 
     Raises:
@@ -64,7 +67,7 @@ def plot_predictions(
         if not np.isfinite(values).any():
             return not_measured(axes, f"the loss of example {int(rows['example'].iloc[0])} is never finite")
         label = rows["label"].iloc[-1]
-        right = [_same(p, label) for p in rows["prediction"]]
+        right = [same_prediction(p, label) for p in rows["prediction"]]
         axes.plot(steps, values, color=GOOD, label="loss of the example")
         for wanted, marker, color, name in (
             (True, "o", GOOD, "prediction is the label"),
@@ -73,13 +76,15 @@ def plot_predictions(
             at = np.array([r is wanted for r in right])
             if at.any():
                 axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
+        if step is not None:
+            axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}", zorder=1.5)
         written = _write(axes, steps, values, rows["prediction"].tolist())
         said = (
             f"step (a number is a prediction: {written} of {len(steps)} are written)"
             if 0 < written < len(steps)
             else "step"
         )
-        title = f"Example {int(rows['example'].iloc[0])}, label {_text(label)}"
+        title = f"Example {int(rows['example'].iloc[0])}, label {prediction_text(label)}"
         axes.set(xlabel=said, ylabel="loss", title=title)
         if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
             log_scale(axes, "y")
@@ -110,25 +115,17 @@ def _listed(values: pd.Series) -> str:
     return ", ".join(str(v) for v in sorted(values.unique())[:20])
 
 
-def _same(prediction: Any, label: Any) -> bool | None:
-    """Return whether a class, or a list of them, is the label; None for numbers, which are never quite."""
-    one, other = np.asarray(prediction), np.asarray(label)
-    if one.dtype.kind not in "iu" or other.dtype.kind not in "iu" or one.shape != other.shape:
-        return None
-    return bool((one == other).all())
-
-
 def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], predictions: list[Any]) -> int:
     """Write predictions beside the curve, and return how many of them; 0 for lists, which say their step."""
     shown = np.unique(np.linspace(0, len(steps) - 1, min(MAX_SHOWN, len(steps))).astype(int))
     if np.asarray(predictions[0]).ndim:  # lists get a line each below one another
-        lines = [f"{int(steps[i]):>6}  {_text(predictions[i])}" for i in shown[-6:]]
+        lines = [f"{int(steps[i]):>6}  {prediction_text(predictions[i])}" for i in shown[-6:]]
         axes.text(0.02, 0.02, "\n".join(lines), transform=axes.transAxes, fontsize=7.5, family="monospace", va="bottom")
         return 0
     for i in shown:
         if np.isfinite(values[i]):
             axes.annotate(
-                _text(predictions[i]),
+                prediction_text(predictions[i]),
                 (steps[i], values[i]),
                 (0, 7),
                 textcoords="offset points",
@@ -139,7 +136,8 @@ def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], 
     return len(shown)
 
 
-def _text(value: Any) -> str:
+def prediction_text(value: Any) -> str:
+    """Return a class, a number, an array of them or a text as a few characters."""
     array = np.asarray(value)
     if array.ndim == 0:
         return f"{array.item():.3g}" if array.dtype.kind == "f" else str(array.item())
@@ -169,7 +167,7 @@ def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int])
         axes.text(
             0.5,
             0.98,
-            f"input {_text(first)}",
+            f"input {prediction_text(first)}",
             transform=axes.transAxes,
             fontsize=8,
             family="monospace",
