@@ -21,7 +21,9 @@ SHIFT = 0.05
 """How far the two series at one size are moved apart, as a share of it."""
 
 
-def plot_batch_norm(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_batch_norm(
+    record: Record, diagnosis: Diagnosis | None = None, *, mark: int | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw the selected metric against the examples in a batch-norm statistic, at a fixed total batch.
 
     Healthy: the whole batch, at the right, is as good as any smaller statistic, within the bars. Sick: it rises to the right (the
@@ -30,6 +32,7 @@ def plot_batch_norm(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     Args:
         record: a study of batch norm.
         diagnosis: its `batch_norm.ghost_size` gives the results; made from the record without it.
+        mark: examples in a statistic to point out, whether they were tried or not.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -60,6 +63,17 @@ def plot_batch_norm(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             title=f"Batch norm at a total batch of {size:,}",
         )
         _sizes(axes, [int(row["statistic"]) for row in rows])
+        if mark is not None:
+            left, right = axes.get_xlim()
+            name = f"{mark:,} examples"
+            axes.axvline(
+                mark,
+                color=PALETTE[4],
+                linewidth=5,
+                alpha=0.35,
+                label=name if left <= mark <= right else f"{name}: not tried",
+            )
+            axes.set_xlim(left, right)
         low, high = axes.get_ylim()
         axes.set_ylim(top=high + 0.35 * (high - low))
         legend(axes, loc="upper right")
