@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
     from workbench.diagnostics.base import Diagnosis, Finding
     from workbench.diagnostics.batch_norm import diagnose_batch_norm
+    from workbench.diagnostics.batch_norm_layout import statistics_layout
     from workbench.diagnostics.batch_norm_merge import merge_statistics
     from workbench.diagnostics.batch_size import diagnose_batch_size
     from workbench.diagnostics.checkpoints import diagnose_checkpoints
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
     from workbench.diagnostics.optimizers import better_rule, diagnose_optimizers
     from workbench.diagnostics.parameter_server import diagnose_parameter_server
+    from workbench.diagnostics.patience import stop_with_patience
     from workbench.diagnostics.periodicity import diagnose_periodicity
     from workbench.diagnostics.sample_size import evaluation_sizes
     from workbench.diagnostics.schedule import diagnose_schedule
@@ -75,11 +77,17 @@ if TYPE_CHECKING:
     from workbench.ledger_note import set_note
     from workbench.notebook_batch import run_notebooks
     from workbench.notebook_runner import describe_notebook, find_notebook, read_verdict, run_notebook
+    from workbench.panels.batch_norm import batch_norm_panel
+    from workbench.panels.checkpoints import checkpoints_panel
     from workbench.panels.clipping import clipping_panel
     from workbench.panels.curves import curves_panel
     from workbench.panels.live import live_view
+    from workbench.panels.lr_sweep import lr_sweep_panel
+    from workbench.panels.parameter_server import parameter_server_panel
+    from workbench.panels.predictions import predictions_panel
     from workbench.panels.studies import studies_panel
     from workbench.panels.summary import show_study
+    from workbench.panels.warmup import warmup_panel
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.cluster.connect import connect_to_cluster
     from workbench.parameter_server.cluster.in_process import create_in_process_cluster
@@ -110,6 +118,7 @@ if TYPE_CHECKING:
     from workbench.playbook import diagnose
     from workbench.plots.architecture import plot_architecture
     from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
+    from workbench.plots.batch_norm_layout import plot_batch_norm_layout
     from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
     from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
     from workbench.plots.clipping import plot_clipping
@@ -123,6 +132,7 @@ if TYPE_CHECKING:
     from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
     from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
     from workbench.plots.parameter_server import plot_server_load, plot_staleness, plot_throughput
+    from workbench.plots.patience import plot_patience
     from workbench.plots.periodicity import plot_periodicity
     from workbench.plots.predictions import plot_predictions
     from workbench.plots.proof import plot_proof
@@ -264,10 +274,12 @@ __all__ = [
     "audit_parameter_server",
     "audit_resume",
     "audit_script",
+    "batch_norm_panel",
     "better_rule",
     "cache_dataset",
     "check_evaluation",
     "check_stability",
+    "checkpoints_panel",
     "class_counts",
     "classification",
     "clipping_panel",
@@ -327,6 +339,7 @@ __all__ = [
     "live_view",
     "load_trained",
     "load_workload",
+    "lr_sweep_panel",
     "lr_values",
     "measure_file_shards",
     "merge_buffers",
@@ -334,10 +347,12 @@ __all__ = [
     "merge_statistics",
     "merged_running_statistics",
     "open",
+    "parameter_server_panel",
     "periodic_subset",
     "plot_architecture",
     "plot_batch_norm",
     "plot_batch_norm_devices",
+    "plot_batch_norm_layout",
     "plot_batch_size",
     "plot_bytes_read",
     "plot_checkpoints",
@@ -356,6 +371,7 @@ __all__ = [
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
+    "plot_patience",
     "plot_periodicity",
     "plot_predictions",
     "plot_probe",
@@ -372,6 +388,7 @@ __all__ = [
     "plot_trial_curves",
     "plot_tuned_lr",
     "plot_warmup",
+    "predictions_panel",
     "prepend_warmup",
     "read_hosts",
     "read_verdict",
@@ -392,8 +409,11 @@ __all__ = [
     "shard_files",
     "show_study",
     "skew_tests",
+    "statistics_layout",
+    "stop_with_patience",
     "studies_panel",
     "synchronise_batch_norm",
+    "warmup_panel",
     "write_report",
 ]
 
@@ -409,6 +429,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Finding",
     ),
     "diagnostics.batch_norm": ("diagnose_batch_norm",),
+    "diagnostics.batch_norm_layout": ("statistics_layout",),
     "diagnostics.batch_norm_merge": ("merge_statistics",),
     "diagnostics.batch_size": ("diagnose_batch_size",),
     "diagnostics.checkpoints": ("diagnose_checkpoints",),
@@ -433,6 +454,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "diagnose_optimizers",
     ),
     "diagnostics.sample_size": ("evaluation_sizes",),
+    "diagnostics.patience": ("stop_with_patience",),
     "diagnostics.periodicity": ("diagnose_periodicity",),
     "diagnostics.schedule": ("diagnose_schedule",),
     "diagnostics.selection_gap": ("selection_gaps",),
@@ -474,9 +496,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "read_verdict",
         "run_notebook",
     ),
+    "panels.batch_norm": ("batch_norm_panel",),
+    "panels.checkpoints": ("checkpoints_panel",),
     "panels.clipping": ("clipping_panel",),
     "panels.curves": ("curves_panel",),
     "panels.live": ("live_view",),
+    "panels.lr_sweep": ("lr_sweep_panel",),
+    "panels.parameter_server": ("parameter_server_panel",),
+    "panels.predictions": ("predictions_panel",),
+    "panels.warmup": ("warmup_panel",),
     "panels.summary": ("show_study",),
     "panels.studies": ("studies_panel",),
     "playbook": ("diagnose",),
@@ -485,6 +513,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_batch_norm",
         "plot_batch_norm_devices",
     ),
+    "plots.batch_norm_layout": ("plot_batch_norm_layout",),
     "plots.batch_size": (
         "plot_batch_size",
         "plot_tuned_lr",
@@ -529,6 +558,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "plot_optimizers",
         "plot_rule_forms",
     ),
+    "plots.patience": ("plot_patience",),
     "plots.predictions": ("plot_predictions",),
     "plots.schedule": ("plot_schedule",),
     "plots.periodicity": ("plot_periodicity",),

@@ -1,70 +1,70 @@
-"""The panel: a slider that redraws through the figures alone, and a picture where nobody is looking."""
+"""The clipping panel: threshold, clipped share and clipped steps are those of NumPy's percentile, counted by hand."""
 
 from __future__ import annotations
 
-import io
+import re
 
 import numpy as np
 import pytest
-from IPython.display import Image as Still
-from ipywidgets import FloatSlider, Image, VBox
-from matplotlib import image
 
-from tests.helpers.records import one_trial
-from workbench.panels import clipping
-from workbench.panels.clipping import clipping_panel, clipping_picture
+from tests.helpers.panels import pixels, said
+from tests.helpers.records import MemoryRecord, falling, one_trial
+from workbench.diagnostics.clipping import diagnose_clipping
+from workbench.panels.clipping import clipping_panel
 
 NORMS = np.random.default_rng(0).lognormal(size=200)
+STEADY = NORMS[20:]
+"""Without the first tenth."""
 
 
-def pixels(data: bytes) -> np.ndarray:
-    return image.imread(io.BytesIO(data), format="png")
+@pytest.mark.parametrize("percentile", [50.0, 75.0, 90.0])
+def test_the_words_are_what_numpy_says(percentile: float) -> None:
+    panel = clipping_panel(one_trial(NORMS), percentile=percentile, live=True)
+    threshold = np.percentile(STEADY, percentile)
+    above = [step for step in range(200) if NORMS[step] > threshold]
+    words = said(panel)
+    assert f"percentile is {threshold:.4g}; it clips {len(above) / 200:.1%}, {len(above)} of 200 steps" in words
+    first = re.search(r"steps: (\d+)", words)
+    assert first is not None
+    assert int(first[1]) == above[0]
 
 
-def test_without_a_page_it_is_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_LIVE", "0")
-    shown = clipping_panel(one_trial(NORMS))
-    assert isinstance(shown, Still)
-    assert pixels(shown.data).std() > 0
+def test_few_steps_are_all_named() -> None:
+    norms = np.where(np.isin(np.arange(200), [30, 31, 32, 90]), 50.0, NORMS.clip(max=5.0))
+    assert said(clipping_panel(one_trial(norms), percentile=98.0, live=True)).endswith("4 of 200 steps: 30 to 32, 90.")
 
 
-def test_with_a_page_it_is_a_slider_above_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORKBENCH_LIVE")
-    shown = clipping_panel(one_trial(NORMS), percentile=75.0)
-    assert isinstance(shown, VBox)
-    slider, picture = shown.children
-    assert isinstance(slider, FloatSlider)
-    assert isinstance(picture, Image)
-    assert slider.value == 75.0
-    assert picture.value == clipping_picture(one_trial(NORMS), percentile=75.0)
-
-
-def test_moving_the_slider_draws_the_new_percentile() -> None:
-    slider, picture = clipping_panel(one_trial(NORMS), live=True).children
-    before = picture.value
-    slider.value = 50.0
-    assert picture.value == clipping_picture(one_trial(NORMS), percentile=50.0)
-    assert picture.value != before
+def test_the_threshold_is_that_of_the_diagnosis() -> None:
+    record = one_trial(falling(0.02, 200), total_steps=200)
+    record.steps = record.steps.assign(grad_norm=NORMS)
+    found = diagnose_clipping(record)["clipping.threshold"]
+    panel = clipping_panel(record, diagnose_clipping(record), live=True)
+    assert found.value is not None
+    assert f"percentile is {found.value:.4g}; it clips {found.evidence['clip_frac']:.1%}" in said(panel)
 
 
 def test_the_slider_cannot_leave_what_a_percentile_is() -> None:
-    slider, _ = clipping_panel(one_trial(NORMS), live=True).children
+    slider = clipping_panel(one_trial(NORMS), live=True).controls["percentile"]
     slider.value = 1000.0
     assert slider.value == 100.0
     slider.value = -5.0
     assert slider.value == 1.0
 
 
-def test_both_default_pictures_are_drawn_of_the_asked_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    for name in ("plot_grad_norm", "plot_grad_norm_histogram"):
-        monkeypatch.setattr(
-            clipping, name, lambda *a, name=name, **k: asked.append((name, k["trial"], k["percentile"]))
-        )
-    clipping_picture(one_trial(NORMS), trial=0, percentile=60.0)
-    assert asked == [("plot_grad_norm", 0, 60.0), ("plot_grad_norm_histogram", 0, 60.0)]
+def test_at_the_hundredth_percentile_nothing_is_clipped() -> None:
+    assert "it clips 0.0%, 0 of 200 steps." in said(
+        clipping_panel(one_trial(np.sort(NORMS)), percentile=100.0, live=True)
+    )
 
 
 @pytest.mark.parametrize("norms", [[np.nan] * 30, [0.0] * 30, [0.7] * 30, [1.0]])
-def test_poor_norms_make_a_picture_that_says_so(norms: list[float]) -> None:
-    assert pixels(clipping_picture(one_trial(np.array(norms)))).std() > 0
+def test_poor_norms_make_a_picture_and_words_that_say_so(norms: list[float]) -> None:
+    panel = clipping_panel(one_trial(np.array(norms)), live=True)
+    assert pixels(panel.picture.value).std() > 0
+    assert "no threshold, because" in said(panel)
+
+
+def test_a_trial_without_norms_says_what_to_run() -> None:
+    record = one_trial(NORMS)
+    bare = MemoryRecord(record.trials, record.steps.drop(columns="grad_norm"), record.evals, record.config)
+    assert "Run wb.ClippingStudy()" in said(clipping_panel(bare, live=True))

@@ -12,6 +12,7 @@ from tests.helpers.simulated_records import record
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.plots import plot_clipping
 from workbench.plots._style import why_not_measured
+from workbench.plots.render import png
 
 LADDER = [plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4), clipped(150, FALLING / 2, lr=0.4, limit=0.5), clipped(20, DIVERGED, lr=0.4, limit=4.0)]  # fmt: skip
 
@@ -81,3 +82,12 @@ def test_nothing_but_unstable_runs_still_makes_a_picture() -> None:
     assert why_not_measured(ax) is None
     ax.get_figure(root=True).canvas.draw()
     assert ax.get_xlim()[0] < 1.0 < 2.0 < ax.get_xlim()[1]
+
+
+def test_side_by_side_they_are_one_png() -> None:
+    made = record(LADDER)
+    data = png([lambda ax: plot_clipping(made, ax=ax)] * 2, size=(3.0, 2.0), dpi=50)
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+    assert (width, height) == (300, 100)
+    assert data == png([lambda ax: plot_clipping(made, ax=ax)] * 2, size=(3.0, 2.0), dpi=50), "same numbers, same bytes"

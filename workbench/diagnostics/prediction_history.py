@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class ExampleHistory:
     def changes(self) -> int:
         """How often the prediction changed from one evaluation to the next."""
         each = [np.asarray(prediction) for prediction in self.predictions]
-        return sum(a.shape != b.shape or bool((a != b).any()) for a, b in zip(each, each[1:], strict=False))
+        return sum(a.shape != b.shape or bool((a != b).any()) for a, b in itertools.pairwise(each))
 
     @property
     def right_since(self) -> int | None:

@@ -9,7 +9,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.trials import RecordLike
 from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.diagnostics.warmup_choice import tried_warmups, warmup_choice
-from workbench.panels.answers import Answer, Choice, Slider
+from workbench.panels.answers import Answer, Choice, Control, Slider
 from workbench.panels.controls import controls_panel, needs, nothing
 from workbench.plots._frames import field_of
 from workbench.plots.grad_norm import plot_grad_norm
@@ -68,7 +68,7 @@ def warmup_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live
         }
         return Answer(choice.words, [shape, traces[trace]])
 
-    controls = {
+    controls: dict[str, Control] = {
         "steps": Slider(label="warmup steps", low=0, high=longest, start=min(start, longest)),
         "lr": Choice(label="peak lr", options=[(f"{each:.4g}", each) for each in lrs], start=lr),
         "trace": Choice(

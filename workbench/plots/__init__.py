@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workbench.plots.architecture import plot_architecture
 from workbench.plots.batch_norm import plot_batch_norm, plot_batch_norm_devices
+from workbench.plots.batch_norm_layout import plot_batch_norm_layout
 from workbench.plots.batch_size import plot_batch_size, plot_tuned_lr
 from workbench.plots.checkpoints import plot_checkpoints, plot_early_stopping
 from workbench.plots.clipping import plot_clipping
@@ -17,6 +18,7 @@ from workbench.plots.instability import plot_confirm, plot_probe
 from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
 from workbench.plots.optimizers import plot_optimizers, plot_rule_forms
 from workbench.plots.parameter_server import plot_server_load, plot_staleness, plot_throughput
+from workbench.plots.patience import plot_patience
 from workbench.plots.periodicity import plot_periodicity
 from workbench.plots.predictions import plot_predictions
 from workbench.plots.proof import plot_proof
@@ -29,6 +31,7 @@ __all__ = [
     "plot_architecture",
     "plot_batch_norm",
     "plot_batch_norm_devices",
+    "plot_batch_norm_layout",
     "plot_batch_size",
     "plot_bytes_read",
     "plot_checkpoints",
@@ -47,6 +50,7 @@ __all__ = [
     "plot_loss_curves",
     "plot_lr_sweep",
     "plot_optimizers",
+    "plot_patience",
     "plot_periodicity",
     "plot_predictions",
     "plot_probe",

@@ -121,7 +121,7 @@ class Redrawn:
         """Find places for the axes at which none of their texts leaves the figure."""
         figure.set_layout_engine("constrained")
         _say(figure, said)
-        figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+        figure.draw_without_rendering()
         figure.set_layout_engine("none")
         self._places, self._drawn = [ax.get_position() for ax in axes], None
 
@@ -158,14 +158,14 @@ def _frame(ax: Axes) -> _Frame:
 
 
 def _line(axis: Axis) -> _Line:
-    size = axis.get_tick_params()["labelsize"] if "labelsize" in axis.get_tick_params() else None
+    size = axis.get_tick_params().get("labelsize")
     major, minor = (_ticks(axis, minor=minor) for minor in (False, True))
     return _Line(axis.label.get_text(), axis.label.get_parse_math(), size, major, minor)
 
 
 def _ticks(axis: Axis, *, minor: bool) -> _Ticks:
     """Return the ticks of an axis that lie within it."""
-    formatter = (axis.minor if minor else axis.major).formatter
+    formatter: Any = (axis.minor if minor else axis.major).formatter
     values = np.asarray(axis.get_ticklocs(minor=minor), dtype=np.float64)
     labels = formatter.format_ticks(values)
     ends = axis.get_transform().transform(np.array(axis.get_view_interval(), dtype=np.float64))
@@ -180,7 +180,7 @@ def _put(axis: Axis, line: _Line) -> None:
     for ticks, minor in ((line.major, False), (line.minor, True)):
         (axis.set_minor_locator if minor else axis.set_major_locator)(FixedLocator(ticks.places))
         formatter = FixedFormatter(ticks.labels)
-        formatter.set_offset_string(ticks.offset)  # type: ignore[no-untyped-call]
+        formatter.set_offset_string(ticks.offset)
         (axis.set_minor_formatter if minor else axis.set_major_formatter)(formatter)
     if line.size is not None:
         axis.set_tick_params(labelsize=line.size)

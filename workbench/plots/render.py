@@ -1,18 +1,19 @@
-"""A figure as text: inline SVG that follows the colours of the page around it."""
+"""A figure as text or as pixels: inline SVG that follows the colours of the page around it, and PNG."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.plots._style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
+from workbench.plots.redraw import Draw, Redrawn
 
-__all__ = ["inline_svg", "standalone_svg"]
+__all__ = ["inline_svg", "png", "standalone_svg"]
 
 _ROLES = {INK: "currentColor", PAPER: f"var(--paper, {PAPER})", GRID: f"var(--grid, {GRID})"} | {
     color: f"var(--plot-{index}, {color})" for index, color in enumerate(PALETTE)
@@ -47,6 +48,17 @@ def inline_svg(
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
     return _embed(buffer.getvalue(), key).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1), None
+
+
+def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> bytes:
+    """Draw figures side by side and return them as one PNG; nothing stays open.
+
+    Args:
+        draws: each draws into the axes it is given.
+        size: width and height of each, in inches.
+        dpi: pixels per inch.
+    """
+    return Redrawn(size=size, dpi=dpi).png(draws)
 
 
 def standalone_svg(svg: str) -> str:

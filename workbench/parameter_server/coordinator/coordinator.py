@@ -198,6 +198,11 @@ class ClusterCoordinator:
         """Return what happened so far: counts of closures, fetches, joins and worker failures, queued, in flight, recovery_s and worked_s."""
         return self._dispatcher.report()
 
+    @property
+    def running(self) -> bool:
+        """Whether it takes functions: False after its own shutdown, or that of the cluster."""
+        return bool(self._finalizer.alive)
+
     def shutdown(self) -> None:
         """Cancel what waits and end the threads; the cluster stays up."""
         self._finalizer()

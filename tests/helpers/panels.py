@@ -1,0 +1,21 @@
+"""What a panel shows: its words as plain text, and its picture as numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import unescape
+from typing import Any
+
+import numpy as np
+from matplotlib import image
+
+
+def said(panel: Any) -> str:
+    """The words of a panel, without their markup."""
+    return unescape(re.sub(r"<[^>]*>", "\n", panel.words.value)).strip()
+
+
+def pixels(png: bytes) -> np.ndarray:
+    """A picture, shape (height, width, channels)."""
+    return np.asarray(image.imread(io.BytesIO(png), format="png"))

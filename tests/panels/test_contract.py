@@ -1,0 +1,167 @@
+"""What holds for every panel: static without a page, live with one, words and picture that follow, and an end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import pandas as pd
+import pytest
+from IPython.display import Image as Still
+
+import workbench as wb
+from tests.diagnostics.test_warmup import GOOD
+from tests.diagnostics.test_warmup import study as warmups
+from tests.helpers.evaluations import predicted
+from tests.helpers.panels import pixels, said
+from tests.helpers.records import empty, one_trial, study
+from tests.helpers.server_facts import facts, served
+from tests.helpers.simulated_checkpoints import evaluated, overfitted
+from tests.helpers.simulated_norms import study as norms
+from workbench.errors import UsageError
+
+PREDICTED = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=predicted().predictions)
+NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame())
+GRADIENTS = np.random.default_rng(0).lognormal(size=200)
+
+PANELS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "lr_sweep_panel": (wb.lr_sweep_panel, study()),
+    "clipping_panel": (wb.clipping_panel, one_trial(GRADIENTS)),
+    "warmup_panel": (wb.warmup_panel, warmups(*GOOD)),
+    "batch_norm_panel": (wb.batch_norm_panel, norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
+    "checkpoints_panel": (wb.checkpoints_panel, evaluated([overfitted(seed=k, noise=0.05) for k in range(2)])),
+    "predictions_panel": (wb.predictions_panel, PREDICTED),
+    "parameter_server_panel": (wb.parameter_server_panel, served(facts(workers=1), facts(workers=3))),
+}
+EMPTY: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    "lr_sweep_panel": (wb.lr_sweep_panel, empty(), "wb.LRSweep()"),
+    "clipping_panel": (wb.clipping_panel, empty(), "wb.ClippingStudy()"),
+    "warmup_panel": (wb.warmup_panel, empty(), "wb.WarmupStudy()"),
+    "checkpoints_panel": (wb.checkpoints_panel, empty(), "wb.CheckpointStudy()"),
+    "predictions_panel": (wb.predictions_panel, NOTHING, "wb.Trainer(track="),
+    "parameter_server_panel": (wb.parameter_server_panel, empty(), "wb.ParameterServerStudy()"),
+}
+MOVES = [
+    ("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0), ("warmup_panel", "steps", 5), ("warmup_panel", "lr", 0.02),
+    ("warmup_panel", "trace", "gradient norm"), ("batch_norm_panel", "hosts", 1), ("batch_norm_panel", "stat_examples", 8),
+    ("checkpoints_panel", "patience", 1), ("checkpoints_panel", "step", 500), ("checkpoints_panel", "trial", 1),
+    ("predictions_panel", "example", 8), ("predictions_panel", "step", 10), ("parameter_server_panel", "trial", 1),
+]  # fmt: skip
+
+every_panel = pytest.mark.parametrize("name", PANELS)
+
+
+@pytest.fixture(scope="module")
+def moved() -> Iterator[dict[str, Any]]:
+    """One live panel of each kind, whose controls are put back."""
+    yield {name: made(name, live=True) for name in PANELS}
+    ipywidgets.Widget.close_all()
+
+
+def made(name: str, *, live: bool) -> Any:
+    make, record = PANELS[name]
+    return make(record, live=live)
+
+
+def inside(widget: Any) -> list[Any]:
+    """A widget and all below it."""
+    return [widget, *(found for child in getattr(widget, "children", ()) for found in inside(child))]
+
+
+def test_all_panels_are_here() -> None:
+    built = {name for name in wb.__all__ if name.endswith("_panel")}
+    assert built - {"curves_panel", "studies_panel"} == set(PANELS)
+
+
+@every_panel
+def test_without_a_page_it_is_one_picture_with_its_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_LIVE", "0")
+    make, record = PANELS[name]
+    shown = make(record)
+    assert isinstance(shown, Still)
+    live = made(name, live=True)
+    assert shown.alt.endswith("\n".join(line.strip() for line in said(live).splitlines() if line.strip()))
+    assert pixels(shown.data).shape[1] == pixels(live.picture.value).shape[1]
+    assert pixels(shown.data).std() > 0
+    assert not re.search("0x[0-9a-f]{6}", repr(shown))
+
+
+@every_panel
+def test_with_a_page_it_has_controls_words_and_a_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKBENCH_LIVE")
+    make, record = PANELS[name]
+    panel = make(record)
+    *controls, words, picture = panel.children
+    assert controls
+    assert all(any(widget is own for own in panel.controls.values()) for widget in controls)
+    assert (words, picture) == (panel.words, panel.picture)
+    assert isinstance(picture, ipywidgets.Image)
+    assert picture.tooltip
+    assert 'role="status"' in words.value
+    assert not any(isinstance(widget, ipywidgets.Output) for widget in inside(panel)), "Output hangs papermill"
+    shown = repr(panel)
+    assert shown.startswith(f"{name}(")
+    assert all(f"{key}=" in shown for key in panel.controls)
+    assert not re.search("0x[0-9a-f]{6}", shown)
+    widgets = [panel, *panel.controls.values(), words, picture]
+    panel.close()
+    assert all(widget.comm is None for widget in widgets)
+    panel.close()
+
+
+@pytest.mark.parametrize(("name", "control", "value"), MOVES)
+def test_a_control_changes_words_and_picture_and_back_again(
+    moved: dict[str, Any], name: str, control: str, value: Any
+) -> None:
+    panel = moved[name]
+    widget = panel.controls[control]
+    words, picture, start = panel.words.value, panel.picture.value, widget.value
+    assert value != start
+    widget.value = value
+    assert widget.value == value
+    assert panel.picture.value != picture or name == "parameter_server_panel"
+    assert panel.words.value != words or control in {"trace"}
+    widget.value = start
+    assert panel.words.value == words
+
+
+def test_two_panels_over_one_record_do_not_share_controls() -> None:
+    one, other = made("checkpoints_panel", live=True), made("checkpoints_panel", live=True)
+    shown = other.words.value
+    one.controls["patience"].value = 20
+    assert one.words.value != shown
+    assert other.words.value == shown
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("live", [True, False])
+def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None:
+    make, record, run = EMPTY[name]
+    shown = make(record, live=live)
+    words = said(shown) if live else shown.alt
+    assert "Not measured: " in words
+    assert run in words
+
+
+@every_panel
+@pytest.mark.parametrize("given", [3, "runs/lr", None])
+def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
+    if name == "batch_norm_panel" and given is None:
+        with pytest.raises(UsageError, match="needs a record, or batch_size="):
+            wb.batch_norm_panel(None)
+        return
+    with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
+        PANELS[name][0](given)
+
+
+def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
+    names = ["trial", "step", "split", "example", "prediction", "label", "loss"]
+    rows = [[0, step, "validation", 3, "<img src=x>", "<b>cat</b>", 1.0] for step in (0, 10)]
+    record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame(rows, columns=names))
+    words = wb.predictions_panel(record, live=True).words.value
+    assert "<img" not in words
+    assert "&lt;b&gt;cat" in words
