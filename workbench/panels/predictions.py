@@ -42,7 +42,7 @@ def predictions_panel(
 
     Source: P2.12.
     """
-    needs("predictions_panel", record, "trials", "predictions")
+    needs("predictions_panel", record, "predictions")
     histories = prediction_history(record.predictions, trial=trial)
     if not histories:
         why = "the record has no tracked predictions. Run wb.Trainer(track=[0, 1, 2]).run(workload, config, out=...)."

@@ -63,6 +63,7 @@ class ServerWatch:
     last: Look | None = None
     looks: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
+    _stopped: bool = False
     _thread: threading.Thread | None = None
     _seen_at: float = math.nan
 
@@ -98,7 +99,8 @@ class ServerWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait for it."""
+        """End the thread, and wait for it; what was shown last stays."""
+        self._stopped = True
         self._ended.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -128,6 +130,8 @@ class ServerWatch:
         rest, going = self.refresh_s, True
         while going:
             self._ended.wait(rest)
+            if self._stopped:
+                return
             begun = time.thread_time()
             seen = self.look()
             going = seen.running

@@ -1,0 +1,182 @@
+"""The panel over a running cluster: it looks by itself, sees what was done, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.leftovers import Leftovers
+from tests.helpers.panels import pixels, said
+from tests.helpers.server_facts import facts, served
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+from workbench.panels import server_watch
+from workbench.panels.parameter_server import parameter_server_panel
+from workbench.panels.server_watch import ServerWatch
+from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.strategy import ParameterServerStrategy
+
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=10_000, batch_size=1, optimizer="sgd")
+FAST = {"refresh_s": 0.01, "live": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No thread, process, port or file stays; nobody waits for a look."""
+    monkeypatch.setattr(server_watch, "SHARE", 1.0)
+    before = Leftovers()
+    yield
+    assert before.found() == []
+
+
+class Loop:
+    """A training of one's own on two workers and two servers."""
+
+    def __init__(self) -> None:
+        self.cluster = create_in_process_cluster(2, 2)
+        strategy = ParameterServerStrategy(self.cluster)
+        self.coordinator = ClusterCoordinator(strategy)
+        self.placed: PlacedModule = strategy.place(nn.Linear(2, 2), CONFIG)
+
+    def train(self, updates: int) -> None:
+        for _ in range(updates):
+            self.coordinator.schedule(step, args=(self.placed,))
+        self.coordinator.join()
+
+
+def step(placed: PlacedModule) -> None:
+    with placed.step() as module:
+        module(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.cluster.shutdown()
+
+
+def watching() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "parameter server panel"]
+
+
+def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def test_it_follows_the_training_by_itself(loop: Loop) -> None:
+    loop.train(40)
+    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    assert said(panel).startswith("Running: 40 updates.")
+    before = panel.picture.value
+    loop.train(60)
+    until(lambda: "Running: 100 updates" in said(panel))
+    until(lambda: panel.picture.value != before)
+    assert "updates old on average" in said(panel)
+    panel.close()
+    assert watching() == []
+
+
+def test_it_ends_with_the_cluster() -> None:
+    loop = Loop()
+    loop.train(40)
+    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    (thread,) = watching()
+    loop.cluster.shutdown()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert said(panel).startswith("Ended; after 40 updates was the last look.")
+    assert pixels(panel.picture.value).std() > 0
+
+
+def test_it_ends_with_the_coordinator_and_says_all_that_was_done(loop: Loop) -> None:
+    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    loop.train(50)
+    loop.coordinator.shutdown()
+    until(lambda: not watching())
+    assert said(panel).startswith("Ended; after 50 updates was the last look.")
+
+
+def test_it_does_not_keep_the_coordinator_alive() -> None:
+    loop = Loop()
+    parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    coordinator, cluster = weakref.ref(loop.coordinator), loop.cluster
+    del loop
+    gc.collect()
+    until(lambda: gc.collect() is not None and coordinator() is None)
+    until(lambda: not watching())
+    cluster.shutdown()
+
+
+def test_a_second_panel_takes_the_place_of_the_first(loop: Loop) -> None:
+    first = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    second = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    assert len(watching()) == 1
+    loop.train(30)
+    until(lambda: "Running: 30 updates" in said(second))
+    assert said(first).startswith("Running: 0 updates")
+    first.close()
+    assert len(watching()) == 1
+
+
+def test_without_a_page_it_looks_once(loop: Loop) -> None:
+    loop.train(40)
+    shown = parameter_server_panel(loop.coordinator, loop.placed, live=False)
+    assert "Running: 40 updates." in shown.alt
+    assert watching() == []
+
+
+def test_before_the_first_update_it_says_that_nothing_was_counted(loop: Loop) -> None:
+    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
+    assert said(panel) == "Running: 0 updates."
+    assert pixels(panel.picture.value).std() > 0
+
+
+def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
+    loop.train(40)
+    seen: list[Any] = []
+    watch = ServerWatch.over(loop.coordinator, loop.placed, seen.append, 0.01)
+    loop.cluster.engine.kill("ps", 1)
+    look = watch.look()
+    assert look.trouble
+    assert look.running
+    assert look.updates == 40, "what was seen before stays"
+
+
+def test_it_counts_what_the_servers_count(loop: Loop) -> None:
+    loop.train(40)
+    watch = ServerWatch.over(loop.coordinator, loop.placed, lambda _: None, 1.0)
+    assert watch.last is not None
+    counted = watch.last.audit.facts["parameter_server"]["0"]
+    lags = [count for server in counted["staleness_steps"] for count in server.values()]
+    held = [place.server for place in loop.placed.places]
+    assert sum(lags) == 40 * len(held)
+    assert counted["steps"] == watch.last.updates == 40
+
+
+def test_a_record_of_several_trials_has_one_to_choose() -> None:
+    panel = parameter_server_panel(served(facts(workers=1), facts(workers=3)), live=True)
+    assert [value for _, value in panel.controls["trial"].options] == [0, 1]
+    assert "with 0 other workers" in said(panel)
+    panel.controls["trial"].value = 1
+    assert "with 2 other workers" in said(panel)
+
+
+@pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "1"])
+def test_a_pause_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="refresh_s=.* must be a finite number of seconds above 0"):
+        parameter_server_panel(served(facts()), refresh_s=given)
