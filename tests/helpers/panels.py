@@ -13,7 +13,8 @@ from matplotlib import image
 
 def said(panel: Any) -> str:
     """The words of a panel, without their markup."""
-    return unescape(re.sub(r"<[^>]*>", "\n", panel.words.value)).strip()
+    (status,) = re.findall(r'<div role="status"[^>]*>(.*?)</div>', panel.words.value)
+    return unescape(re.sub(r"<[^>]*>", "\n", status)).strip()
 
 
 def pixels(png: bytes) -> np.ndarray:

@@ -42,6 +42,7 @@ class LRDistance(NamedTuple):
     def words(self) -> str:
         """All of it as a sentence."""
         how = "diverged" if math.isinf(self.loss) else "unstable" if self.unstable else "stable"
+        how = "not trained" if math.isnan(self.loss) else how
         end = f", training loss at the end {self.loss:.4g}" if math.isfinite(self.loss) else ""
         best = "lr* not measured" if self.to_best is None else f"{self.to_best:.3g} x lr* ({self.best:.4g})"
         edge = (

@@ -37,8 +37,10 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
     ) -> None:
         self.controls = {key: _widget(control) for key, control in controls.items()}
         self.words = ipywidgets.HTML()
-        self.picture = ipywidgets.Image(format="png", tooltip=alt, layout=ipywidgets.Layout(max_width="100%"))
-        self._name, self._answer, self._canvas = name, answer, Redrawn(size=size)
+        self.picture = ipywidgets.Image(
+            format="png", layout=ipywidgets.Layout(max_width="100%", align_self="flex-start")
+        )
+        self._name, self._answer, self._alt, self._canvas = name, answer, alt, Redrawn(size=size)
         self._at_close: list[Callable[[], object]] = []
         shown = [widget for key, widget in self.controls.items() if not _single(controls[key])]
         super().__init__([*shown, self.words, self.picture])
@@ -56,9 +58,9 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
             said = self._answer(**{key: widget.value for key, widget in self.controls.items()})
             png = self._canvas.png(said.draws)
         except WorkbenchError as error:  # says what to do; a traceback would end in the log of the server
-            self.words.value = _html(str(error))
+            self.words.value = _html(str(error), self._alt)
             return
-        self.words.value, self.picture.value = _html(said.words), png
+        self.words.value, self.picture.value = _html(said.words, self._alt), png
 
     def at_close(self, end: Callable[[], object]) -> None:
         """Call this when the panel is closed."""
@@ -73,10 +75,15 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         super().close()
 
 
-def _html(words: str) -> str:
-    """Return plain text as HTML that a screen reader reads out when it changes."""
+HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
+"""For screen readers alone: `ipywidgets.Image` has no text of its own, and its page fails on a tooltip."""
+
+
+def _html(words: str, alt: str) -> str:
+    """Return plain text as HTML that a screen reader reads out when it changes, and what the picture shows."""
     said = "<br>".join(escape(line) for line in words.splitlines())
-    return f'<div role="status" aria-live="polite" style="max-width: 60em; line-height: 1.4">{said}</div>'
+    shown = f'<span style="{HIDDEN}">{escape(alt)}</span>'
+    return f'<div style="max-width: 60em; line-height: 1.4">{shown}<div role="status" aria-live="polite">{said}</div></div>'
 
 
 def _single(control: Control) -> bool:
@@ -86,6 +93,7 @@ def _single(control: Control) -> bool:
 def _widget(control: Control) -> Any:
     look: dict[str, Any] = {
         "description": control.label,
+        "tooltip": control.label,
         "style": {"description_width": "9em"},
         "layout": ipywidgets.Layout(width="36em", max_width="100%"),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
@@ -103,6 +103,7 @@ def plot_early_stopping(
         axes.invert_yaxis()
         top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
         axes.set_xlim(-0.02 * top, 1.1 * top)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes.set(
             xlabel="lost against the best of the full budget,\nas a share of what was learned",

@@ -1,0 +1,138 @@
+"""Every panel in JupyterLab: a slider is dragged and moved by arrow keys, words and picture follow, nothing leaves the page."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser.lab import SIZE, Desk
+
+pytestmark = pytest.mark.browser
+
+PANELS = {
+    "lr_sweep": "from tests.helpers.records import study\nwb.lr_sweep_panel(study())",
+    "clipping": (
+        "import numpy as np\nfrom tests.helpers.records import one_trial\n"
+        "wb.clipping_panel(one_trial(np.random.default_rng(0).lognormal(size=400)))"
+    ),
+    "warmup": "from tests.diagnostics.test_warmup import GOOD, study as warmups\nwb.warmup_panel(warmups(*GOOD))",
+    "batch_norm": (
+        "from tests.helpers.simulated_norms import study as norms\n"
+        "wb.batch_norm_panel(norms({8: [0.6, 0.7], 32: [0.5, 0.45], 64: [0.5, 0.4], None: [0.5, 0.5]}))"
+    ),
+    "checkpoints": (
+        "from tests.helpers.simulated_checkpoints import evaluated, overfitted\n"
+        "wb.checkpoints_panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(2)]))"
+    ),
+    "predictions": "from tests.helpers.evaluations import predicted\nwb.predictions_panel(predicted(20))",
+}
+TRAINING = """
+import torch
+torch.set_num_threads(1)
+cluster = wb.create_in_process_cluster(2, 2)
+strategy = wb.ParameterServerStrategy(cluster)
+coordinator = wb.ClusterCoordinator(strategy)
+placed = strategy.place(torch.nn.Linear(8, 8), wb.TrainConfig(peak_lr=0.001, total_steps=10_000, batch_size=1))
+def step():
+    with placed.step() as module:
+        module(torch.ones(1, 8)).sum().backward()
+"""
+BUSY = """
+import time
+from pathlib import Path
+while not Path("stop").exists():
+    for _ in range(20):
+        coordinator.schedule(step)
+    coordinator.join()
+    time.sleep(0.05)
+cluster.shutdown()
+"""
+
+
+class Shown:
+    """One panel on the page."""
+
+    def __init__(self, desk: Desk, cell: int) -> None:
+        self.page, self.area = desk.page, desk.cell(cell).locator(".jp-OutputArea")
+        self.picture, self.words = self.area.locator("img"), self.area.locator("[role=status]")
+        self.picture.wait_for()
+        self.area.scroll_into_view_if_needed()
+
+    @property
+    def handles(self) -> Locator:
+        """What a slider is moved by."""
+        return self.area.locator(".noUi-handle")
+
+    def state(self) -> tuple[str, str]:
+        """Words, and where the picture comes from, which is new for every picture."""
+        return self.words.inner_text(), str(self.picture.get_attribute("src"))
+
+    def wait_for_change(self, before: tuple[str, str]) -> None:
+        """Wait until both the words and the picture are others."""
+        for place, part in enumerate(before):
+            self.page.wait_for_function(
+                "([area, place, before]) => (place ? area.querySelector('img').src : area.querySelector('[role=status]').innerText) !== before",
+                arg=[self.area.element_handle(), place, part],
+            )
+
+    def drag(self, number: int, share: float) -> None:
+        """Drag a slider to a share of its length."""
+        handle = self.handles.nth(number)
+        handle.scroll_into_view_if_needed()
+        track = self.area.locator(".noUi-base").nth(number).bounding_box()
+        box = handle.bounding_box()
+        assert track is not None
+        assert box is not None
+        y = box["y"] + box["height"] / 2
+        self.page.mouse.move(box["x"] + box["width"] / 2, y)
+        self.page.mouse.down()
+        self.page.mouse.move(track["x"] + share * track["width"], y, steps=5)
+        self.page.mouse.up()
+
+
+def inside_the_window(shown: Shown) -> None:
+    """Nothing of a panel is wider than the page, and pictures are not squeezed."""
+    for part in (shown.picture, shown.words):
+        box = part.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= SIZE["width"]
+    natural, seen = shown.picture.evaluate("(img) => [img.naturalWidth, img.getBoundingClientRect().width]")
+    assert seen >= 0.85 * natural, "its text would be too small to read"
+
+
+def test_sliders_answer_to_the_mouse_and_to_arrow_keys(desk: Desk) -> None:
+    desk.open(desk.lab.write("panels.ipynb", ["import workbench as wb", *PANELS.values()]))
+    desk.run_all()
+    assert desk.errors() == []
+    for cell, name in enumerate(PANELS, 1):
+        shown = Shown(desk, cell)
+        inside_the_window(shown)
+        before = shown.state()
+        shown.drag(0, 0.75)
+        shown.wait_for_change(before)
+        moved = shown.state()
+        shown.handles.first.focus()
+        desk.page.keyboard.press("ArrowLeft")
+        shown.wait_for_change(moved)
+        inside_the_window(shown)
+        desk.wait_for_kernel()
+        desk.screenshot(f"panel_{name}")
+
+
+def test_a_running_cluster_is_followed_while_the_cell_that_trains_is_busy(desk: Desk) -> None:
+    cells = ["import workbench as wb", TRAINING, "panel = wb.parameter_server_panel(coordinator, placed)\npanel", BUSY]
+    desk.open(desk.lab.write("servers.ipynb", cells))
+    desk.run_all(wait=False)
+    shown = Shown(desk, 2)
+    desk.wait_until_busy()
+    for _ in range(2):
+        shown.wait_for_change(shown.state())
+    assert "Running: " in shown.words.inner_text()
+    assert "updates old on average" in shown.words.inner_text()
+    inside_the_window(shown)
+    desk.screenshot("panel_parameter_server")
+    (desk.lab.root / "stop").touch()
+    desk.wait_until_run()
+    shown.area.get_by_text("Ended; after").wait_for()
+    assert desk.errors() == []
