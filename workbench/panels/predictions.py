@@ -61,7 +61,7 @@ def predictions_panel(
 
     controls: dict[str, Control] = {
         "example": Choice(
-            label="example, worst first",
+            label="worst first",
             options=[(f"{one.example} (loss {one.losses[-1]:.3g})", one.example) for one in histories],
             start=histories[0].example,
         ),

@@ -57,12 +57,10 @@ class _Frame(NamedTuple):
     x: _Line
     y: _Line
 
-
-class _Room(NamedTuple):
-    """What decides how much room is needed around a figure: the longest text beside it, and the number of lines elsewhere."""
-
-    widest: int
-    others: tuple[int, ...]
+    @property
+    def widest(self) -> int:
+        """Characters of the longest tick label beside the figure."""
+        return max((len(text) for ticks in (self.y.major, self.y.minor) for text in ticks.labels), default=0)
 
 
 class Redrawn:
@@ -75,8 +73,7 @@ class Redrawn:
 
     def __init__(self, *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> None:
         self.size, self.dpi = size, dpi
-        self._room: list[_Room] = []
-        self._places: list[Any] = []
+        self._layouts: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
         self._drawn: object = None
         self._pixels: Any = None
         self._frames: list[Axes] = []
@@ -94,17 +91,11 @@ class Redrawn:
                 draw(ax)
             said = "\n".join(textwrap.wrap(caption, width=int(figure.get_figwidth() * CHARACTERS_AN_INCH)))
             inside = [artist for ax in axes for artist in _inside(ax)]
-            frames = [_frame(ax) for ax in axes]
-            room = [_room(ax, frame) for ax, frame in zip(axes, frames, strict=True)]
-            room.append(_Room(said.count("\n"), (bool(said),)))
-            if len(room) != len(self._room) or not all(map(_fits, room, self._room)):
-                self._arrange(figure, axes, said)
-                self._room = room
-            for ax, place in zip(axes, self._places, strict=True):
-                ax.set_position(place)
-            if self._drawn != [*frames, said]:
-                self._draw_frames(frames, said)
-                self._drawn = [*frames, said]
+            frames, places = self._arranged(figure, axes, said)
+            shown = [*frames, *(place.bounds for place in places), said]
+            if self._drawn != shown:
+                self._draw_frames(frames, places, said)
+                self._drawn = shown
             canvas: Any = figure.canvas
             renderer = canvas.get_renderer()
             canvas.restore_region(self._pixels)
@@ -117,19 +108,30 @@ class Redrawn:
         FigureCanvasAgg(figure)
         return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
-    def _arrange(self, figure: Figure, axes: Sequence[Axes], said: str) -> None:
-        """Find places for the axes at which none of their texts leaves the figure."""
-        figure.set_layout_engine("constrained")
-        _say(figure, said)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        self._places, self._drawn = [ax.get_position() for ax in axes], None
+    def _arranged(self, figure: Figure, axes: Sequence[Axes], said: str) -> tuple[list[_Frame], list[Any]]:
+        """Give the axes places at which none of their texts leaves the figure: those of before, where they do."""
+        kind = (said.count("\n") + bool(said), *(_kind(ax) for ax in axes))
+        widths, places = self._layouts.get(kind, ([], []))
+        frames = _placed(axes, places)
+        wanted = [frame.widest for frame in frames]
+        if not widths or any(own > given for own, given in zip(wanted, widths, strict=True)):
+            for ax in axes:
+                ax.set_in_layout(True)  # what was given a place takes no part otherwise
+            figure.set_layout_engine("constrained")
+            if said:
+                _say(figure, said)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            places = [ax.get_position() for ax in axes]
+            frames = _placed(axes, places)
+            self._layouts[kind] = [frame.widest for frame in frames], places
+        return frames, places
 
-    def _draw_frames(self, frames: Sequence[_Frame], said: str) -> None:
+    def _draw_frames(self, frames: Sequence[_Frame], places: Sequence[Any], said: str) -> None:
         """Draw the frames without what is inside, and keep the pixels."""
         if len(self._frames) != len(frames):
             self._frames = self._figure(len(frames))[1]
-        for ax, frame, place in zip(self._frames, frames, self._places, strict=True):
+        for ax, frame, place in zip(self._frames, frames, places, strict=True):
             ax.set_position(place)
             (ax.set_axis_on if frame.shown else ax.set_axis_off)()
             _put(ax.xaxis, frame.x)
@@ -141,8 +143,7 @@ class Redrawn:
 
 
 def _say(figure: Figure, said: str) -> None:
-    if said:
-        figure.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
+    figure.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
 
 
 def _inside(ax: Axes) -> list[Artist]:
@@ -182,23 +183,25 @@ def _put(axis: Axis, line: _Line) -> None:
         formatter = FixedFormatter(ticks.labels)
         formatter.set_offset_string(ticks.offset)
         (axis.set_minor_formatter if minor else axis.set_major_formatter)(formatter)
-    if line.size is not None:
-        axis.set_tick_params(labelsize=line.size)
+    axis.set_tick_params(which="both", labelsize=line.size or "medium")
     axis.set_label_text(line.label, parse_math=line.math)
 
 
-def _room(ax: Axes, frame: _Frame) -> _Room:
+def _placed(axes: Sequence[Axes], places: Sequence[Any]) -> list[_Frame]:
+    """Put the axes in their places, where there are some, and return what their frames show there."""
+    for ax, place in zip(axes, places, strict=False):
+        ax.set_position(place)
+    return [_frame(ax) for ax in axes]
+
+
+def _kind(ax: Axes) -> tuple[int, ...]:
+    """Return what decides how much room is needed around `ax`, beside the length of its tick labels: lines of text."""
     legend = ax.get_legend()
     around = legend is not None and legend.get_bbox_to_anchor() is not ax.bbox
-    widest = max((len(text) for ticks in (frame.y.major, frame.y.minor) for text in ticks.labels), default=0)
-    lines = [line.label.count("\n") + bool(line.label) for line in (frame.x, frame.y)]
+    lines = [axis.label.get_text().count("\n") + bool(axis.label.get_text()) for axis in (ax.xaxis, ax.yaxis)]
     lines += [ax.get_title(loc).count("\n") for loc in ("left", "center", "right")]
     entries = len(legend.get_texts()) if legend is not None and around else 0
-    return _Room(widest, (frame.shown, *lines, entries, len(ax.child_axes)))
-
-
-def _fits(wanted: _Room, given: _Room) -> bool:
-    return wanted.widest <= given.widest and wanted.others == given.others
+    return (bool(ax.axison), *lines, entries, len(ax.child_axes))
 
 
 def _encoded(pixels: Any) -> bytes:

@@ -1,0 +1,147 @@
+"""A figure that is drawn again and again: the pixels are those of matplotlib's own way, whatever was drawn before."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.helpers.panels import pixels
+from tests.helpers.records import diagnosis, study
+from tests.helpers.server_facts import facts, served
+from tests.helpers.simulated_checkpoints import evaluated, overfitted
+from workbench import plots
+from workbench.plots._style import house_style, not_measured
+from workbench.plots.redraw import Draw, Redrawn
+
+SIZE = (4.9, 3.9)
+CURVES = evaluated([overfitted(seed=k) for k in range(2)])
+FIGURES: dict[str, Draw] = {
+    "two logarithmic axes": lambda ax: plots.plot_lr_sweep(study(), diagnosis(), ax=ax),
+    "text as ticks, upside down": lambda ax: plots.plot_early_stopping(CURVES, ax=ax),
+    "shares": lambda ax: plots.plot_checkpoints(CURVES, ax=ax),
+    "a legend below": lambda ax: plots.plot_server_load(served(facts()), ax=ax),
+    "nothing": lambda ax: not_measured(ax, "nobody looked"),
+    "values on either side of 0": lambda ax: ax.set_yscale("symlog", linthresh=1) or ax.plot([-50, 0.1, 900]),
+    "an offset": lambda ax: ax.plot([1e9, 1e9 + 3]),
+}  # fmt: skip
+
+
+KEPT = ("nothing", "a legend below", "text as ticks, upside down")
+
+
+def by_matplotlib(draws: Sequence[Draw]) -> np.ndarray:
+    """The same figures as `Figure.savefig` draws them."""
+    with house_style():
+        figure = Figure(figsize=(SIZE[0] * len(draws), SIZE[1]), layout="constrained")
+        for draw, ax in zip(draws, figure.subplots(1, len(draws), squeeze=False)[0], strict=True):
+            draw(ax)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100)
+    buffer.seek(0)
+    return np.asarray(image.imread(buffer, format="png"))[..., :3]
+
+
+def differing(one: np.ndarray, other: np.ndarray) -> float:
+    """Share of the pixels that look different."""
+    return float((np.abs(one - other).max(axis=-1) > 0.15).mean())
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_it_draws_what_matplotlib_draws(name: str) -> None:
+    draws = [FIGURES[name], FIGURES["shares"]]
+    expected, canvas = by_matplotlib(draws), Redrawn(size=SIZE)
+    for _ in range(2):
+        assert differing(pixels(canvas.png(draws)), expected) < 1e-3
+    assert differing(pixels(canvas.png([curve(1.0), curve(2.0)])), expected) > 1e-2, "the measure sees others"
+
+
+def test_whatever_was_drawn_before_the_picture_is_the_same() -> None:
+    """Where labels were longer before, there is more room than need be; these have a layout of their own."""
+    canvas = Redrawn(size=SIZE)
+    alone = {name: pixels(Redrawn(size=SIZE).png([draw])) for name, draw in FIGURES.items()}
+    for name, draw in [*FIGURES.items(), *reversed(FIGURES.items())]:
+        shown = pixels(canvas.png([draw]))
+        if name in KEPT:
+            assert np.array_equal(shown, alone[name])
+        assert columns_with_ink(shown).min() > 0, "nothing is cut off"
+
+
+def curve(height: float) -> Draw:
+    return lambda ax: ax.plot([0, height], label="curve") and ax.set(xlabel="step", ylabel="loss")
+
+
+def columns_with_ink(shown: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((shown[..., :3] < 0.6).any(axis=(0, 2)))
+
+
+def test_longer_labels_get_more_room() -> None:
+    canvas = Redrawn(size=SIZE)
+    canvas.png([curve(1.0)])
+    wide = canvas.png([curve(123456.0)])
+    assert np.array_equal(pixels(wide), pixels(Redrawn(size=SIZE).png([curve(123456.0)])))
+    assert columns_with_ink(pixels(wide))[0] > 0, "nothing is cut off"
+    assert columns_with_ink(pixels(canvas.png([curve(1.0)])))[0] > 0
+
+
+def test_what_is_inside_moves_over_a_frame_that_stays() -> None:
+    def at(step: float) -> Draw:
+        def draw(ax: Axes) -> Any:
+            ax.plot([0, 10], [0, 1])
+            ax.set_xlim(0, 10)
+            ax.axvline(step, color="#ff0000")
+
+        return draw
+
+    canvas = Redrawn(size=SIZE)
+    red = []
+    for step in (2.0, 8.0):
+        shown = pixels(canvas.png([at(step)]))
+        red.append(np.flatnonzero(((shown[..., 0] > 0.9) & (shown[..., 1] < 0.1)).any(axis=0)))
+    assert red[0].max() < red[1].min(), "one line each, and none of the picture before"
+
+
+def test_a_caption_lies_below_and_goes_again() -> None:
+    canvas = Redrawn(size=SIZE)
+    plain = canvas.png([curve(1.0)])
+    said = pixels(
+        canvas.png(
+            [curve(1.0)],
+            caption="Twelve words that say what the picture shows, in more than one line of text, below it.",
+        )
+    )
+    assert (said[-40:, :, :3] < 0.6).any()
+    assert not np.array_equal(said, pixels(plain))
+    assert np.array_equal(pixels(canvas.png([curve(1.0)])), pixels(plain))
+
+
+def test_the_same_numbers_give_the_same_bytes() -> None:
+    assert Redrawn(size=SIZE).png([curve(2.0)]) == Redrawn(size=SIZE).png([curve(2.0)])
+
+
+def test_threads_that_draw_at_once_leave_the_style_alone() -> None:
+    before, failed = mpl.rcParams.copy(), []
+
+    def many() -> None:
+        try:
+            canvas = Redrawn(size=(2.0, 2.0))
+            for k in range(10):
+                canvas.png([curve(float(k + 1))])
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert mpl.rcParams == before
