@@ -28,6 +28,8 @@ from tests.helpers.simulated_norms import row as norm_devices
 from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.batch_norm_layout import statistics_layout
+from workbench.diagnostics.patience import stop_with_patience
 from workbench.diagnostics.selection_gap import selection_gaps
 from workbench.plots._style import PALETTE, why_not_measured
 from workbench.train.rule_forms import explain_rule
@@ -78,6 +80,8 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {
+    "plot_batch_norm_layout": lambda r, d, ax: plots.plot_batch_norm_layout(statistics_layout(64, 4, 32), ax=ax),
+    "plot_patience": lambda r, d, ax: plots.plot_patience(stop_with_patience(r, 3), ax=ax),
     "plot_architecture": lambda r, d, ax: plots.plot_architecture(
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
     ),

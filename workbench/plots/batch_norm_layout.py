@@ -37,9 +37,8 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
         for look in range(len(COLORS)):
             mine = hosts[group % len(COLORS) == look]
             if mine.size:
-                axes.barh(
-                    mine, share, height=0.8, color=COLORS[look], hatch=HATCHES[look], edgecolor=INK, linewidth=0.4
-                )
+                axes.barh(mine, share, height=0.8, color=COLORS[look], hatch=HATCHES[look], edgecolor=INK, linewidth=0.4,
+                          label="one look, one statistic" if look == 0 else None)  # fmt: skip
         if layout.left_out:
             axes.barh(
                 hosts,

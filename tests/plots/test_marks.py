@@ -1,0 +1,92 @@
+"""What a panel points out in a figure lies where it was asked for, and the rest of the figure stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.helpers.evaluations import predicted
+from tests.helpers.records import LRS, one_trial, study
+from tests.helpers.simulated_checkpoints import evaluated, overfitted
+from tests.helpers.simulated_norms import study as norms
+from workbench import plots
+from workbench.config import TrainConfig
+from workbench.diagnostics.patience import stop_with_patience
+from workbench.plots._style import not_measured
+from workbench.plots.schedule import mark_warmup
+
+CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8, warmup_steps=10)
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def labels(ax: Axes) -> list[str]:
+    return [str(label) for label in ax.get_legend_handles_labels()[1]]
+
+
+@pytest.mark.parametrize(
+    ("draw", "label", "x"),
+    [
+        (lambda mark, ax: plots.plot_lr_sweep(study(), mark=mark, ax=ax), "lr 0.04", 0.04),
+        (lambda mark, ax: plots.plot_batch_norm(norms({8: [0.6, 0.7], None: [0.5, 0.5]}), mark=mark, ax=ax), "32 examples", 32),
+        (lambda mark, ax: plots.plot_predictions(predicted(), 3, step=mark, ax=ax), "step 20", 20),
+    ],
+)  # fmt: skip
+def test_a_mark_is_one_line_where_it_was_asked_for(draw: Callable[..., Axes], label: str, x: float) -> None:
+    marked, plain = draw(x, blank()), draw(None, blank())
+    (line,) = [line for line in marked.lines if line.get_label() == label]
+    assert float(np.ravel(line.get_xdata())[0]) == x
+    assert len(marked.lines) == len(plain.lines) + 1
+    assert marked.get_xlim() == plain.get_xlim()
+
+
+def test_a_size_beyond_those_that_were_tried_is_told() -> None:
+    ax = plots.plot_batch_norm(norms({8: [0.6, 0.7], None: [0.5, 0.5]}), mark=4096, ax=blank())
+    assert "4,096 examples: not tried" in labels(ax)
+
+
+def test_one_curve_lies_over_the_others() -> None:
+    ax = plots.plot_loss_curves(study(), lrs=LRS, mark=0.04, ax=blank())
+    assert labels(ax) == ["lr 0.04"]
+    (front,) = [line for line in ax.lines if line.get_label() == "lr 0.04"]
+    behind = [line for line in ax.lines if line.get_label() == "_behind"]
+    assert len(behind) == len(LRS) - 1
+    assert front.get_zorder() > max(line.get_zorder() for line in behind)
+
+
+def test_clipped_steps_are_marked_at_their_norms() -> None:
+    norms_ = np.random.default_rng(0).lognormal(size=200)
+    ax = plots.plot_grad_norm(one_trial(norms_), percentile=90.0, ax=blank())
+    (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
+    limit = np.percentile(norms_[20:], 90)
+    assert np.asarray(dots.get_xdata()).tolist() == np.flatnonzero(norms_ > limit).tolist()
+    assert np.asarray(dots.get_ydata()).tolist() == norms_[norms_ > limit].tolist()
+
+
+def test_limits_of_a_warmup_are_lines_and_the_axis_can_be_held() -> None:
+    ax = plots.plot_schedule(CONFIG, limits=[(5, "5 %"), (10, "10 %")], last_step=200, ax=blank())
+    assert {"5 %", "10 %"} <= set(labels(ax))
+    assert ax.get_xlim() == pytest.approx((-2.0, 202.0))
+
+
+def test_the_end_of_a_warmup_is_marked_where_there_is_one() -> None:
+    ax = mark_warmup(plots.plot_loss_curves(study(), trials=[1], ax=blank()), 12)
+    assert "its warmup ends at step 12" in labels(ax)
+    assert len(mark_warmup(plots.plot_loss_curves(study(), trials=[1], ax=blank()), 0).lines) == len(ax.lines) - 1
+    assert len(mark_warmup(not_measured(blank(), "nothing"), 12).lines) == 0
+
+
+def test_a_rule_of_ones_own_is_the_first_bar() -> None:
+    made = evaluated([overfitted(seed=0, noise=0.2)])
+    ax = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 2), ax=blank())
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names[0].startswith("▶ patience 2\n")
+    assert len(names) == 1 + len(plots.plot_early_stopping(made, ax=blank()).get_yticklabels())
+    again = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 3), ax=blank())
+    assert sum("patience 3\n" in label.get_text() for label in again.get_yticklabels()) == 1, "no rule is there twice"
