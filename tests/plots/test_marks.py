@@ -86,7 +86,11 @@ def test_a_rule_of_ones_own_is_the_first_bar() -> None:
     made = evaluated([overfitted(seed=0, noise=0.2)])
     ax = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 2), ax=blank())
     names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names[0].startswith("▶ patience 2\n")
+    assert names[0] == "▶ asked for"
+    (said,) = ax.texts
+    assert said.get_text().startswith("patience 2 saves ")
     assert len(names) == 1 + len(plots.plot_early_stopping(made, ax=blank()).get_yticklabels())
     again = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 3), ax=blank())
-    assert sum("patience 3\n" in label.get_text() for label in again.get_yticklabels()) == 1, "no rule is there twice"
+    assert not [label for label in again.get_yticklabels() if "patience 3\n" in label.get_text()], (
+        "no rule is there twice"
+    )

@@ -13,7 +13,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.patience import Patience
 from workbench.plots._frames import Record, finding
-from workbench.plots._style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, not_measured, number
+from workbench.plots._style import BAD, BASELINE, GOOD, INK, PALETTE, PAPER, drawing, legend, not_measured, number
 
 __all__ = ["plot_checkpoints", "plot_early_stopping"]
 
@@ -77,7 +77,7 @@ def plot_early_stopping(
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes: one bar a rule.
+        The axes: one bar a rule; the tick of the one that was asked for stays while its patience changes.
 
     Source: P4.6 (early stopping is not needed where the budget is set beforehand).
     """
@@ -98,7 +98,10 @@ def plot_early_stopping(
             axes.barh(places[own], lost[own], height=0.6, color=PALETTE[4], hatch="//", edgecolor=INK, linewidth=0.4)
         axes.plot(worst, places, "|", color=BAD, markersize=13, markeredgewidth=2, linestyle="none", label="worst run")
         names = [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows]
-        axes.set_yticks(places, [f"▶ {name}" if mine else name for name, mine in zip(names, own, strict=True)])
+        for place in places[own]:
+            axes.text(0.98, place, names[place].replace("\n", " "), transform=axes.get_yaxis_transform(), ha="right", va="center",
+                      fontsize=8.5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
+        axes.set_yticks(places, ["▶ asked for" if mine else name for name, mine in zip(names, own, strict=True)])
         axes.tick_params(axis="y", labelsize=8)
         axes.invert_yaxis()
         top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
