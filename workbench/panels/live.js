@@ -145,8 +145,7 @@ class Store {
     this.points = new Map();
   }
 
-  // Ask for everything; the kernel answers while it trains where page and kernel have a second way to talk. Not more often
-  // than it must be: each answer makes JupyterLab show a busy kernel as idle.
+  // Ask for everything; the kernel answers while it trains where page and kernel have a second way to talk.
   ask() {
     if (performance.now() - this.askedAt < 2000) return;
     this.askedAt = performance.now();

@@ -113,7 +113,8 @@ def _page(*, shown: bool) -> Iterator[None]:
         with contextlib.suppress(
             Exception
         ):  # a stored widget that is gone would be an error when the notebook is opened again
-            publish_display_data({"text/plain": ""}, {}, transient={"display_id": place}, update=True)
+            gone = {"text/plain": ""}
+            publish_display_data(gone, {}, transient={"display_id": place}, update=True)  # type: ignore[no-untyped-call]
         widget.close()
 
 
