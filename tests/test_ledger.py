@@ -73,7 +73,7 @@ def test_optuna_loads_a_study(tmp_path: Path) -> None:
     assert loaded.best_value == 0.25
     assert loaded.best_params == pytest.approx({"peak_lr": 0.2})
     assert [t.state.name for t in loaded.trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "FAIL"]
-    assert loaded.best_trial.user_attrs["batch_size"] == CONFIG["batch_size"]
+    assert loaded.best_trial.user_attrs["row"]["batch_size"] == CONFIG["batch_size"]
 
 
 def test_rebuilding_gives_what_was_there(tmp_path: Path) -> None:
