@@ -60,7 +60,7 @@ def page(root: Path, private: Path) -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
             desk = Desk.at(browser.new_context(viewport=SIZE), lab, private)  # type: ignore[arg-type]
-            trials, picture = [], []
+            trials, picture, whole = [], [], []
             for number in range(ROUNDS + 1):
                 cells = ["import workbench as wb", f"wb.studies_panel({str(root / 'big')!r})"]
                 desk.open(lab.write(f"{number}.ipynb", cells))
@@ -74,8 +74,11 @@ def page(root: Path, private: Path) -> None:
                 trials.append(time.perf_counter() - began)
                 panel.get_by_role("img").wait_for()
                 picture.append(time.perf_counter() - began)
+                panel.get_by_text("thousand is open below.").wait_for()
+                whole.append(time.perf_counter() - began)
             say("in the page, a fresh kernel: click to trials", trials)
-            say("in the page, a fresh kernel: click to picture", picture)
+            say("in the page, a fresh kernel: click to curves", picture)
+            say("in the page, a fresh kernel: click to whole picture", whole)
             browser.close()
 
 

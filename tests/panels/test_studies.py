@@ -17,7 +17,7 @@ from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import RecordError, UsageError
 from workbench.panels.studies import StudiesTable, studies_panel
 from workbench.panels.studies_compare import NOISE, compare, draw_comparison, side
-from workbench.panels.studies_data import STUDY_COLUMNS, draw_study, open_study, study_table
+from workbench.panels.studies_data import JUDGED, STUDY_COLUMNS, draw_curves, draw_study, open_study, study_table
 from workbench.record import StudyRecord
 from workbench.record_lock import is_locked, lock
 
@@ -123,6 +123,16 @@ def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path)
     (runs / "first" / "diagnosis.json").write_text("{")
     assert (draw_study(record) or b"").startswith(PNG)
     assert draw_study(record) != judged
+
+
+def test_a_large_study_has_its_curves_at_once_and_then_the_whole_picture(tmp_path: Path) -> None:
+    write_study(tmp_path / "large", trials=JUDGED + 1, index=False)
+    panel, drawn = studies_panel(tmp_path, live=True), []
+    panel.observe(lambda change: drawn.append(change["new"]), "figure")
+    asked(panel, do="open", path=str(tmp_path / "large"))
+    assert [picture[:4] for picture in drawn] == [PNG, PNG]
+    assert drawn[0] == draw_curves(StudyRecord(tmp_path / "large"))
+    assert drawn[1] == draw_study(StudyRecord(tmp_path / "large"))
 
 
 def test_a_study_without_trials_or_steps_has_no_picture_and_says_so(tmp_path: Path) -> None:

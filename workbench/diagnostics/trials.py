@@ -172,7 +172,10 @@ def read_curves(record: RecordLike) -> list[TrialCurve]:
 
 
 def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None) -> TrialCurve:
-    steps = steps.sort_values("step")
+    if not steps[
+        "step"
+    ].is_monotonic_increasing:  # a record's are sorted; to sort them again takes longer than all else here
+        steps = steps.sort_values("step")
     loss = steps["loss"].to_numpy(dtype=np.float64)
     known = "loss_se" in steps.columns
     return TrialCurve(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -147,18 +146,22 @@ def draw_study(record: StudyRecord) -> bytes | None:
     ):  # not of this kind's making
         if (record.path / "diagnosis.json").exists() or len(trials) <= JUDGED:
             return study_picture(record, diagnosis_of(record))
-    draws: list[Any] = [partial(_curves, record, [int(t) for t in trials["trial"].head(CURVES)])]
     if record.study.get("kind") in _SWEEPS and len(set(trials["peak_lr"])) > 1:
-        draws.insert(0, partial(_sweep, record))
-    return png(draws)
+        return png([partial(_sweep, record), partial(_curves, record, trials)])
+    return draw_curves(record)
+
+
+def draw_curves(record: StudyRecord) -> bytes:
+    """Return the loss curves of the study's best trials as PNG: of a large study the picture that is there at once."""
+    return png([partial(_curves, record, best_trials(record))])
 
 
 def _sweep(record: StudyRecord, ax: Any) -> Any:
     return plot_lr_sweep(record, ax=ax)
 
 
-def _curves(record: StudyRecord, chosen: Sequence[int], ax: Any) -> Any:
-    return plot_loss_curves(record, trials=chosen, ax=ax)
+def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
+    return plot_loss_curves(record, trials=[int(t) for t in trials["trial"].head(CURVES)], ax=ax)
 
 
 def _said(record: StudyRecord, trials: pd.DataFrame) -> str:

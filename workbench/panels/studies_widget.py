@@ -12,7 +12,15 @@ import traitlets
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger_note import set_note
 from workbench.panels.studies_compare import compare, draw_comparison, side
-from workbench.panels.studies_data import STUDY_COLUMNS, draw_study, nothing, open_study, study_table
+from workbench.panels.studies_data import (
+    JUDGED,
+    STUDY_COLUMNS,
+    draw_curves,
+    draw_study,
+    nothing,
+    open_study,
+    study_table,
+)
 from workbench.plain import to_json
 
 __all__ = ["StudiesWidget"]
@@ -72,6 +80,8 @@ class StudiesWidget(anywidget.AnyWidget):
             raise UsageError("this study lies on another machine; the ledger knows its row only.")
         opened, record = open_study(path)
         self.opened = opened.to_dict()
+        if len(opened.trials) > JUDGED and len(record.steps):
+            self.figure = draw_curves(record)  # to judge all of them takes a second or two
         self.figure = draw_study(record) or b""
 
     def compare(self, sides: list[tuple[str, int | None]]) -> None:
