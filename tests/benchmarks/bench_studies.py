@@ -23,6 +23,14 @@ from workbench.panels.studies_data import draw_study, open_study
 
 TRIALS, STUDIES, ROUNDS = 1000, 200, 5
 
+FILTER = """(input) => {
+  const began = performance.now();
+  input.value = "complete 0.9";
+  input.dispatchEvent(new Event("input"));
+  return performance.now() - began;
+}"""
+SORT = "(button) => { const began = performance.now(); button.click(); return performance.now() - began; }"
+
 
 def seconds(what: Callable[[], object]) -> float:
     """Return the wall time of one call."""
@@ -61,6 +69,7 @@ def page(root: Path, private: Path) -> None:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
             desk = Desk.at(browser.new_context(viewport=SIZE), lab, private)  # type: ignore[arg-type]
             trials, picture, whole = [], [], []
+            answers: dict[str, list[float]] = {"filter": [], "sort": []}
             for number in range(ROUNDS + 1):
                 cells = ["import workbench as wb", f"wb.studies_panel({str(root / 'big')!r})"]
                 desk.open(lab.write(f"{number}.ipynb", cells))
@@ -76,9 +85,13 @@ def page(root: Path, private: Path) -> None:
                 picture.append(time.perf_counter() - began)
                 panel.get_by_text("thousand is open below.").wait_for()
                 whole.append(time.perf_counter() - began)
+                answers["filter"].append(panel.get_by_label("filter trials").evaluate(FILTER) / 1000)
+                answers["sort"].append(panel.get_by_role("button", name="peak_lr").evaluate(SORT) / 1000)
             say("in the page, a fresh kernel: click to trials", trials)
             say("in the page, a fresh kernel: click to curves", picture)
             say("in the page, a fresh kernel: click to whole picture", whole)
+            for name, took in answers.items():
+                print(f"{f'in the page: {name} {TRIALS:,} trials':<52} {1000 * np.median(took):.1f} ms")
             browser.close()
 
 

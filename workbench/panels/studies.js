@@ -10,6 +10,7 @@ const WIDTHS = {
   trial: "5.5em", best_value: "8.5em", created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em",
   steps_run: "8em", seconds: "7em",
 };
+const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = { best_value: "best value", best_step: "best step", steps_run: "steps run" };
 
 function make(tag, properties = {}, ...children) {
@@ -27,7 +28,7 @@ function shown(value, name) {
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
   if (name === "created") return String(value).slice(0, 16).replace("T", " ");
   if (typeof value === "number") {
-    if (Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en-US");
+    if (Number.isInteger(value) && Math.abs(value) < 1e7) return INTEGER.format(value);
     return String(Number(value.toPrecision(4))).replace("e+", "e");
   }
   return typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -59,7 +60,7 @@ let grids = 0;
 // A table that draws only the rows in sight. `id` names a row; `onOpen` gets the row.
 function grid({ label, height, id, onOpen, onMarked }) {
   const prefix = `wb-grid-${(grids += 1)}`;
-  let columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set();
+  let columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set(), texts = new Map();
   const head = make("div", { role: "row", className: "wb-row wb-head" });
   const body = make("div", { role: "rowgroup", className: "wb-body", tabIndex: 0 });
   const box = make("div", { role: "grid", className: "wb-grid", "aria-label": label, "aria-multiselectable": "true" }, head, body);
@@ -95,7 +96,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
     const kept = seen[active] && id(seen[active]);
     seen = words.length
       ? rows.filter((row) => {
-          const text = columns.map((name) => shown(row[name], name)).join(" ").toLowerCase();
+          let text = texts.get(row); // put together once: a thousand rows at every key would be felt
+          if (text === undefined) texts.set(row, (text = columns.map((name) => shown(row[name], name)).join(" ").toLowerCase()));
           return words.every((word) => text.includes(word));
         })
       : rows.slice();
@@ -190,6 +192,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
     set(names, values) {
       columns = names;
       rows = values;
+      texts = new Map();
       figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
       if (sort && !columns.includes(sort.name)) sort = null;
       marked = marked.filter((key) => rows.some((row) => id(row) === key));
