@@ -127,6 +127,7 @@ def test_interrupted_the_copy_keeps_what_it_has_and_the_rest_is_not_begun(notebo
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_a_notebook_that_swallows_the_interrupt_is_stopped_before_its_next_cell(notebook: Path) -> None:
     cell = "import time, pathlib\ntry:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('swallowed')"
     write_notebook(notebook, cell, "open('next', 'w')")
