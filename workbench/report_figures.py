@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
@@ -31,11 +30,12 @@ from workbench.plots import (
     plot_throughput,
     plot_warmup,
 )
-from workbench.plots.render import inline_svg, standalone_svg
-from workbench.record_parts import write_atomic
-from workbench.report_html import folded, redact, text
+from workbench.report_captions import swept_lrs
 
-__all__ = ["FIGURES", "DrawnFigure", "ReportFigure", "draw_figures", "figures_section", "write_figures"]
+__all__ = ["FIGURES", "NARROW", "ReportFigure"]
+
+NARROW = 5.2
+"""Inches of width up to which a figure fits on a phone of 360 pixels with letters that can be read."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ReportFigure:
     Attributes:
         name: short and unique; prefix of the ids within the figure.
         shows: what is drawn, the start of its text for screen readers.
-        caption: how to read it, one or two sentences.
-        codes: findings whose summaries complete the text for screen readers.
+        caption: how to read it in general, one or two sentences.
+        codes: findings whose summaries, beside a few numbers, say what the figure shows here.
         draw: `(record, diagnosis, axes) -> axes`.
         facts: of the record, without which the figure is left out; None draws it always, or says why it cannot.
-        size: width and height in inches.
+        size: width and height in inches; up to `NARROW` a figure is read on a phone as it is, a wider one scrolls there.
     """
 
     name: str
@@ -58,7 +58,13 @@ class ReportFigure:
     codes: tuple[str, ...]
     draw: Callable[[Any, Diagnosis, Any], Any]
     facts: str | None = None
-    size: tuple[float, float] = (6.8, 3.9)
+    size: tuple[float, float] = (NARROW, 3.4)
+
+
+def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    if len(swept_lrs(record)) < 2:
+        raise UsageError("fewer than two learning rates have been trained to their end")
+    return plot_lr_sweep(record, diagnosis, ax=ax)
 
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
@@ -83,7 +89,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "A bowl with lr* in its middle is healthy. A best point right before the marks along the top edge is at the "
         "edge of the unstable region; a best point at the border of the grid means that the bowl lies elsewhere.",
         ("lr.best", "lr.unstable", "lr.at_edge"),
-        lambda record, diagnosis, ax: plot_lr_sweep(record, diagnosis, ax=ax),
+        _draw_lr_sweep,
     ),
     ReportFigure(
         "loss-curves",
@@ -129,6 +135,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
         ("warmup.shortest", "warmup.insufficient"),
         lambda record, diagnosis, ax: plot_warmup(record, diagnosis, ax=ax),
+        size=(6.4, 3.9),
     ),
     ReportFigure(
         "clipping",
@@ -178,7 +185,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("hosts.straggler",),
         lambda record, diagnosis, ax: plot_hosts(record, diagnosis, ax=ax),
         facts="hosts",
-        size=(6.8, 3.2),
+        size=(NARROW, 3.0),
     ),
     ReportFigure(
         "shards",
@@ -188,7 +195,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("hosts.sharding",),
         lambda record, _, ax: plot_shards(record, ax=ax),
         facts="hosts",
-        size=(6.8, 3.2),
+        size=(NARROW, 3.0),
     ),
     ReportFigure(
         "batch-norm",
@@ -216,7 +223,6 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("ps.imbalance", "ps.hotspot"),
         lambda record, diagnosis, ax: plot_server_load(record, diagnosis, ax=ax),
         facts="parameter_server",
-        size=(6.8, 3.6),
     ),
     ReportFigure(
         "staleness",
@@ -236,67 +242,5 @@ FIGURES: tuple[ReportFigure, ...] = (
         facts="parameter_server_runs",
     ),
 )
-"""The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why, or left out where it
+"""The figures in the order of a diagnosis; one that has nothing to show is replaced by a sentence that says why, or left out where it
 belongs to a study of its own, whose facts the record does not hold."""
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure as SVG, or the reason why there is none."""
-
-    figure: ReportFigure
-    svg: str | None
-    reason: str | None
-
-
-def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
-    """Draw every figure of the report, in the order of the page."""
-    known = getattr(record, "facts", None) or {}
-    drawn = [_drawn(figure, record, diagnosis) for figure in FIGURES if figure.facts is None or figure.facts in known]
-    return [item for item in drawn if item.figure.facts is None or item.svg is not None]
-
-
-def figures_section(drawn: Sequence[DrawnFigure]) -> str:
-    """Every figure with its caption; those with nothing to show as one list of reasons."""
-    shown, missing = [], []
-    for item in drawn:
-        figure = item.figure
-        if item.svg is not None:
-            caption = f"<figcaption>{text(figure.shows)} {text(figure.caption)}</figcaption>"
-            shown.append(
-                f'<figure id="figure-{figure.name}">\n<div class="scroll">{item.svg}</div>\n{caption}\n</figure>'
-            )
-        else:
-            reason = str(item.reason)
-            missing.append(f"<li>{text(figure.shows)} {text(reason[:1].upper() + reason[1:])}.</li>")
-    parts = ["<h2>Figures</h2>", *shown]
-    if missing:
-        parts.append(folded(f"{len(missing)} figures not measured", "<ul>\n" + "\n".join(missing) + "\n</ul>"))
-    return "\n".join(parts)
-
-
-def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
-    """Write every figure as `name.svg` into `folder`; an older one that has nothing to show any more is removed.
-
-    Raises:
-        RecordError: a file cannot be written.
-    """
-    shown = {item.figure.name: item.svg for item in drawn if item.svg is not None}
-    for figure in FIGURES:
-        path = folder / f"{figure.name}.svg"
-        if figure.name in shown:
-            write_atomic(path, standalone_svg(shown[figure.name]).encode())
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
-    said = [diagnosis[code].summary for code in figure.codes if code in diagnosis]
-    alt = redact(" ".join([figure.shows, *said]))
-    try:
-        svg, reason = inline_svg(
-            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt, size=figure.size
-        )
-    except UsageError as error:
-        svg, reason = None, str(error).rstrip(".")
-    return DrawnFigure(figure, svg, reason)
