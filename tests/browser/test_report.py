@@ -8,27 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.helpers.records import diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.report import write_report
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 PAPER = {"viewport": {"width": 688, "height": 1000}}  # A4 less its margins
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium at /usr/bin/chromium")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield chromium
-        chromium.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +40,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+def opened(browser: Browser, pages: dict[str, Path]) -> Iterator[Any]:
     """`opened(name, **context)` is a page whose console has to stay silent."""
     contexts, said = [], []
 
@@ -85,6 +74,13 @@ def test_a_phone_scrolls_down_and_never_sideways(opened: Any, name: str, unfolde
     outside = "[...document.querySelectorAll('p, li, h1, h2, h3, dd, pre, figcaption, summary, button')]"
     outside += ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 99))"
     assert page.evaluate(outside) == []
+
+
+def test_it_is_looked_at(opened: Any, shots: Path) -> None:
+    for name, given in {"phone": PHONE, "dark": {"color_scheme": "dark", **PHONE}, "screen": {}}.items():
+        path = shots / f"report-{name}.png"
+        opened("study", **given).screenshot(path=path, full_page=True)
+        assert path.stat().st_size > 50_000, "an empty page is a tenth of that"
 
 
 def test_figures_fit_a_phone_with_letters_that_can_be_read(opened: Any) -> None:
