@@ -393,13 +393,19 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, words: started.append(words) or sys.exit(0))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "mine")
     assert cli.main(["lab"]) == 2
     assert "notebooks/" in capsys.readouterr().err
     (tmp_path / "notebooks").mkdir()
     assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
     (words,) = started
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
-    assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=notebooks"} <= set(words)
+    assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=."} <= set(words)
+    assert "--ServerApp.preferred_dir=notebooks" in words
+    ours, *theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert theirs == ["mine"]
+    settings = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
+    assert settings["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"] == {"markdown": "Markdown Preview"}
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
 
 
