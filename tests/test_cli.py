@@ -399,6 +399,7 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "notebooks").mkdir()
     assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
     (words,) = started
+    assert not any("default_url" in word for word in words)
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
     assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=."} <= set(words)
     assert "--ServerApp.preferred_dir=notebooks" in words
@@ -406,6 +407,9 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert theirs == ["mine"]
     settings = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
     assert settings["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"] == {"markdown": "Markdown Preview"}
+    (tmp_path / "notebooks" / "00_quickstart.ipynb").touch()
+    assert cli.main(["lab"]) == 0
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb" in started[-1]
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
 
 

@@ -129,6 +129,8 @@ def _lab(args: argparse.Namespace) -> int:
         raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
     words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1"]
     words += ["--ServerApp.root_dir=.", "--ServerApp.preferred_dir=notebooks"]  # notebooks link to pages in docs/
+    first = Path("notebooks") / "00_quickstart.ipynb"
+    words += [f"--LabApp.default_url=/lab/tree/{first.as_posix()}"] if first.exists() else []
     words += ["--no-browser"] if args.no_browser else []
     if getattr(os, "geteuid", lambda: 1)() == 0:  # a container; the server is on loopback and asks for its token
         words.append("--allow-root")

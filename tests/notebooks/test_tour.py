@@ -15,7 +15,7 @@ import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests.notebooks.tour import anchors, broken_links, chain_problems, glossary_problems, tour_problems
-from workbench.notebook_runner import VERDICT_MIME
+from workbench.notebook_runner import VERDICT_MIME, read_verdict, run_notebook
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS, DOCS = ROOT / "notebooks", ROOT / "docs"
@@ -68,6 +68,18 @@ def test_the_quickstart_shows_the_file_that_lies_beside_it_and_that_file_is_a_wo
     image, label = mine.train_data[0]
     assert mine.build_model()(image[None]).shape == (1, 10)
     assert 0 <= int(label) < 10
+
+
+@pytest.mark.slow
+def test_a_newcomer_gets_a_verdict_on_a_model_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(NOTEBOOKS / "my_workload.py", tmp_path)
+    monkeypatch.chdir(tmp_path)  # a kernel of JupyterLab starts where the notebook lies
+    values = {"workload": "my_workload.py:mine", "steps": 40, "out": "runs/mine"}
+    done = run_notebook(THERE[0], values, output=tmp_path / "done.ipynb", timeout_s=300)
+    verdict = read_verdict(done)[-1]
+    assert verdict["workload"] == "mine"
+    assert "lr.best" in {finding["code"] for finding in verdict["findings"]}
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
 
 
 def test_every_finding_of_the_quickstart_is_told_where_to_go() -> None:
