@@ -21,12 +21,16 @@ from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.optimizers import diagnose_optimizers
 from workbench.errors import RecordError
+from workbench.playbook_records import OWN
 from workbench.report import FIGURES, write_report
 from workbench.report_html import redact, value_text
+from workbench.studies.optimizers import OptimizersStudy
+from workbench.workloads.registry import load_workload
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-ALWAYS = [figure for figure in FIGURES if figure.facts is None]
+ALWAYS = [figure for figure in FIGURES if not figure.own]
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
 
 
@@ -333,6 +337,22 @@ def test_figures_of_a_study_of_its_own_are_shown_where_the_record_holds_its_fact
     assert f"{len(ALWAYS) - 1} figures not measured" in page.text
     written(tmp_path, empty(), Diagnosis(findings=()))
     assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]
+
+
+def test_a_study_of_one_question_begins_with_its_own_figure_that_no_other_study_shows(tmp_path: Path) -> None:
+    workload = load_workload("quadratic")
+    record = OptimizersStudy(optimizers=["sgd", "adam"], seeds=1, steps=20).run(workload, out=tmp_path / "study")
+    said = diagnose_optimizers(record)
+    shown = [attrs["id"] for attrs in Page(written(tmp_path, record, said)).all("figure")]
+    assert shown[0] == "figure-optimizers"
+    assert "figure-checkpoints" not in shown
+    record.study["kind"] = "diagnosis"
+    assert "figure-optimizers" not in [attrs["id"] for attrs in Page(written(tmp_path, record, said)).all("figure")]
+
+
+def test_every_figure_of_a_kind_belongs_to_a_study_that_there_is() -> None:
+    assert {figure.kind for figure in FIGURES} - {None} <= set(OWN)
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
 
 
 def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from workbench.errors import UsageError
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record_parts import write_atomic
 from workbench.report_captions import shown_here
-from workbench.report_figures import FIGURES, NARROW, ReportFigure
+from workbench.report_figure import NARROW, ReportFigure
+from workbench.report_figures import FIGURES
 from workbench.report_html import counted, folded, redact, text
 
 __all__ = ["DrawnFigure", "draw_figures", "figures_section", "write_figures"]
@@ -31,10 +32,11 @@ class DrawnFigure:
 def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
     """Draw every figure of the report, in the order of the page: those of a study of its own come first there."""
     known = getattr(record, "facts", None) or {}
-    walked = getattr(record, "study", {}).get("kind", "diagnosis") == "diagnosis"
-    order = FIGURES if walked else sorted(FIGURES, key=lambda figure: figure.facts is None)
-    drawn = [_drawn(figure, record, diagnosis) for figure in order if figure.facts is None or figure.facts in known]
-    return [item for item in drawn if item.figure.facts is None or item.svg is not None]
+    kind = getattr(record, "study", {}).get("kind", "diagnosis")
+    order = FIGURES if kind == "diagnosis" else sorted(FIGURES, key=lambda figure: not figure.own)
+    belong = [f for f in order if f.facts is None or f.facts in known]
+    drawn = [_drawn(figure, record, diagnosis) for figure in belong if figure.kind in (None, kind)]
+    return [item for item in drawn if not item.figure.own or item.svg is not None]
 
 
 def figures_section(drawn: Sequence[DrawnFigure]) -> str:
