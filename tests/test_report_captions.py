@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.records import diagnosis, empty, falling, one_trial, study
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.report_captions import shown_here, swept_lrs
+from workbench.report_captions import few_runs, shown_here, swept_lrs
 from workbench.report_figures import FIGURES
 
 NOTHING = Diagnosis(findings=())
@@ -111,3 +111,8 @@ def test_every_figure_that_is_drawn_says_a_number_of_this_record() -> None:
     for figure in FIGURES:
         if not figure.own and figure.name not in ("warmup", "clipping"):
             assert any(letter.isdigit() for letter in shown_here(figure.name, figure.codes, study(), said)), figure.name
+
+
+def test_a_study_of_many_runs_shows_a_few_from_first_to_last() -> None:
+    assert few_runs(study()) == [0, 2, 4, 6, 8, 10]
+    assert few_runs(one_trial(falling(0.1))) is None

@@ -17,13 +17,15 @@ from workbench.errors import UsageError
 from workbench.plots._frames import curve, default_trial, evaluations, lr_of, trials_in
 from workbench.report_html import counted, number_text
 
-__all__ = ["shown_here", "swept_lrs"]
+__all__ = ["few_runs", "shown_here", "swept_lrs"]
 
 Floats = NDArray[np.float64]
 EVERY_STEPS = 100
 """The coarse interval that the picture of the probe draws (F1.10)."""
 MAX_RUNS = 4
 """Runs that a sentence names one by one."""
+MAX_CURVES = 6
+"""Runs that a picture of curves shows where nothing says which ones matter: as many as there are line styles."""
 
 
 def shown_here(name: str, codes: Sequence[str], record: Any, diagnosis: Diagnosis) -> str:
@@ -74,6 +76,13 @@ def _sweep(record: Any, _: Diagnosis) -> str:
     ended = f"; {counted(diverged, 'run')} ended non-finite" if diverged else ""
     ends = f"from {number_text(lrs[0])} to {number_text(lrs[-1])}"
     return f"{counted(len(lrs), 'learning rate')} {ends} in {counted(len(rows), 'run')}{ended}."
+
+
+def few_runs(record: Any) -> list[int] | None:
+    """Return the runs to draw of a study that looks for no best learning rate: at most six, spread over it; None for all."""
+    numbers = trials_in(record)
+    picked = np.linspace(0, len(numbers) - 1, MAX_CURVES).round().astype(int)
+    return [numbers[k] for k in picked] if len(numbers) > MAX_CURVES else None
 
 
 def _curves(record: Any, _: Diagnosis) -> str:

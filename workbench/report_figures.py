@@ -20,7 +20,7 @@ from workbench.plots import (
     plot_schedule,
     plot_warmup,
 )
-from workbench.report_captions import swept_lrs
+from workbench.report_captions import few_runs, swept_lrs
 from workbench.report_figure import ReportFigure
 from workbench.report_own_figures import OWN
 
@@ -31,6 +31,11 @@ def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
     if len(swept_lrs(record)) < 2:
         raise UsageError("fewer than two learning rates have been trained to their end")
     return plot_lr_sweep(record, diagnosis, ax=ax)
+
+
+def _draw_curves(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    known = "lr.best" in diagnosis and diagnosis["lr.best"].value is not None
+    return plot_loss_curves(record, diagnosis=diagnosis, trials=None if known else few_runs(record), ax=ax)
 
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
@@ -63,7 +68,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "A curve that goes up for a stretch, jumps, or ends in a cross shows instability; curves that only wobble "
         "around a level do not.",
         ("stability.early", "stability.mid", "stability.divergent"),
-        lambda record, diagnosis, ax: plot_loss_curves(record, diagnosis=diagnosis, ax=ax),
+        _draw_curves,
     ),
     ReportFigure(
         "probe",
