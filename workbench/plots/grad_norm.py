@@ -219,6 +219,6 @@ def _count_line(trial: int, norms: Floats, *, beyond: int) -> str:
     """Title that accounts for every step."""
     rest = [(int((norms == 0).sum()), "at 0"), (int((~np.isfinite(norms)).sum()), "not finite")]
     if beyond:
-        rest.append((beyond, f"beyond the axis (up to {short(float(_positive(norms).max()))})"))
+        rest.append((beyond, "beyond the axis"))
     parts = "".join(f", {count:,} {what}" for count, what in rest if count)
     return f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
