@@ -11,6 +11,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 from workbench.ledger import COLUMNS
 from workbench.plain import dumps
+from workbench.playbook_records import OWN
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 
@@ -391,13 +393,23 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, words: started.append(words) or sys.exit(0))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "mine")
     assert cli.main(["lab"]) == 2
     assert "notebooks/" in capsys.readouterr().err
     (tmp_path / "notebooks").mkdir()
     assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
     (words,) = started
+    assert not any("default_url" in word for word in words)
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
-    assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=notebooks"} <= set(words)
+    assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=."} <= set(words)
+    assert "--ServerApp.preferred_dir=notebooks" in words
+    ours, *theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert theirs == ["mine"]
+    settings = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
+    assert settings["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"] == {"markdown": "Markdown Preview"}
+    (tmp_path / "notebooks" / "00_quickstart.ipynb").touch()
+    assert cli.main(["lab"]) == 0
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb" in started[-1]
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
 
 
@@ -439,6 +451,22 @@ def test_report_shows_the_diagnosis_that_was_kept(study: Path) -> None:
     finally:
         kept.unlink()
     assert "a sentence found nowhere else" in (study / "report.html").read_text()
+
+
+def test_report_of_a_study_of_one_question_answers_that_question(tmp_path: Path) -> None:
+    import workbench as wb
+
+    study = wb.ClippingStudy(peak_lr=0.5, percentiles=[90.0], steps=20)
+    study.run(wb.load_workload("valley"), out=tmp_path / "clipping")
+    assert cli.main(["report", str(tmp_path / "clipping")]) == 0
+    page = (tmp_path / "clipping" / "report.html").read_text()
+    assert "<code>clipping.cures</code>" in page
+    assert "<code>lr.grid_edge</code>" not in page
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_every_kind_of_study_with_a_diagnosis_of_its_own_finds_it(kind: str) -> None:
+    assert callable(getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}"))
 
 
 def test_studies_on_disk_are_listed(study: Path, capsys) -> None:

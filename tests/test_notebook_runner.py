@@ -255,3 +255,11 @@ def test_a_hundred_cells_of_widget_output_do_not_hang(tmp_path: Path) -> None:
     path = write(tmp_path / "n.ipynb", first, *[cell] * 100)
     done = run_notebook(path, output=tmp_path / "out.ipynb", timeout_s=20)
     assert all(c.execution_count for c in nbformat.read(done, as_version=4).cells if c.cell_type == "code")
+
+
+def test_a_terminal_shows_the_words_of_links_and_no_code_to_copy(tmp_path: Path) -> None:
+    words = "# Why?\n\nA [probe](../docs/glossary.md#probe) ([F1.10](p.md#a)).\n\n```python\nx = 1\n```\n\nGo to [03](03.ipynb).\n\n"
+    words += "← [01](01.ipynb) · [all](README.md) · [words](g.md) · [03](03.ipynb) →"
+    parameters = new_code_cell("steps: int = 3  # updates", metadata={"tags": ["parameters"]})
+    nbformat.write(new_notebook(cells=[new_markdown_cell(words), parameters]), tmp_path / "n.ipynb")
+    assert describe_notebook(tmp_path / "n.ipynb").question == "A probe (F1.10).\n\nGo to 03."

@@ -21,12 +21,16 @@ from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.optimizers import diagnose_optimizers
 from workbench.errors import RecordError
+from workbench.playbook_records import OWN
 from workbench.report import FIGURES, write_report
 from workbench.report_html import redact, value_text
+from workbench.studies.optimizers import OptimizersStudy
+from workbench.workloads.registry import load_workload
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-ALWAYS = [figure for figure in FIGURES if figure.facts is None]
+ALWAYS = [figure for figure in FIGURES if not figure.own]
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
 
 
@@ -74,7 +78,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report_figures.FIGURES", ())
+    monkeypatch.setattr("workbench.report_drawn.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:
@@ -262,7 +266,7 @@ def test_not_adopted_is_said_with_its_reason(tmp_path: Path) -> None:
 
 def test_measurements_have_a_table_that_other_findings_stay_out_of(source: str) -> None:
     measured = source[source.index("<h2>Measured</h2>") : source.index('<article class="card ok">')]
-    assert re.findall(r"<tr><td>([^<]+)</td>", measured) == [
+    assert re.findall(r"<tr><td[^>]*>([^<]+)</td>", measured) == [
         "lr.best",
         "lr.unstable",
         "warmup.shortest",
@@ -335,6 +339,22 @@ def test_figures_of_a_study_of_its_own_are_shown_where_the_record_holds_its_fact
     assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]
 
 
+def test_a_study_of_one_question_begins_with_its_own_figure_that_no_other_study_shows(tmp_path: Path) -> None:
+    workload = load_workload("quadratic")
+    record = OptimizersStudy(optimizers=["sgd", "adam"], seeds=1, steps=20).run(workload, out=tmp_path / "study")
+    said = diagnose_optimizers(record)
+    shown = [attrs["id"] for attrs in Page(written(tmp_path, record, said)).all("figure")]
+    assert shown[0] == "figure-optimizers"
+    assert "figure-checkpoints" not in shown
+    record.study["kind"] = "diagnosis"
+    assert "figure-optimizers" not in [attrs["id"] for attrs in Page(written(tmp_path, record, said)).all("figure")]
+
+
+def test_every_figure_of_a_kind_belongs_to_a_study_that_there_is() -> None:
+    assert {figure.kind for figure in FIGURES} - {None} <= set(OWN)
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+
+
 def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:
     written(tmp_path)
     written(tmp_path, empty(), Diagnosis(findings=()))
@@ -356,3 +376,51 @@ def test_size_stays_reasonable_for_long_runs(tmp_path: Path) -> None:
     record.steps = pd.concat(long).assign(loss_se=0.1, lr=0.1, grad_norm=lambda d: d["loss"])
     said = replace(diagnosis(), findings=())
     assert len(written(tmp_path, record, said)) < 1_500_000
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.1)."""
+    parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_words_stand_out_from_what_they_stand_on(source: str, theme: int) -> None:
+    light, dark = re.findall(r":root \{(.*?)\}", source, flags=re.DOTALL)[:2]
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
+    if theme:
+        colors |= dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
+    for word in ("ink", "soft", "link", "fail", "warn", "not-measured", "ok"):
+        for ground in ("page", "paper") + (("code",) if word == "ink" else ()):
+            low, high = sorted((luminance(colors[word]), luminance(colors[ground])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{word} on {ground}"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_head_says_which_study_of_which_day_and_its_note(tmp_path: Path) -> None:
+    record = study()
+    record.study = {"name": "wide", "created": "2026-11-22T10:00:00+00:00", "note": "Twice as wide."}  # type: ignore[attr-defined]
+    assert "Training diagnosis. Study wide, 2026-11-22. Note: Twice as wide." in Page(written(tmp_path, record)).text
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_what_was_not_measured_is_folded_under_its_names(source: str) -> None:
+    found = re.findall(r"<details><summary>(1 not measured[^<]*)</summary>\s*<article", source)
+    assert found == ["1 not measured, with the reason: lr.probabilistic"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (
+            "python /home/ada/train.py --out=/home/ada/x",
+            "python ~/train.py --out=/home/ada/x",
+        ),  # as the shell expands it
+        ("/Users/ada/bin/python x.py", "~/bin/python x.py"),
+        ("python -c 'run(\"/home/ada/x\")'", "python -c 'run(\"/home/ada/x\")'"),
+        ("cd /homework/a", "cd /homework/a"),
+    ],
+)
+def test_a_home_folder_is_the_shells_tilde(given: str, kept: str) -> None:
+    assert redact(given) == kept

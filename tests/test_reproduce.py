@@ -14,6 +14,9 @@ from workbench.config import TrainConfig
 from workbench.ledger import list_studies
 from workbench.record import StudyRecord
 from workbench.record_writer import StudyWriter
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train.trainer import Trainer
+from workbench.workloads.registry import load_workload
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=8).to_dict()
 MINE = """
@@ -95,3 +98,11 @@ def test_the_command_of_a_study_of_a_folder_further_down_runs_there(
     (row,) = list_studies("runs").to_dict("records")
     shell(row["reproduce"], here / "deep er")
     assert (here / "again-one" / "deep er" / "said").read_text() == "2\n"
+
+
+def test_a_study_that_found_its_own_folder_does_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    workload = load_workload("quadratic")
+    swept = LRSweep(lrs=[0.1], steps=3).run(workload)
+    trained = Trainer(device="cpu").run(workload, workload.config.replace(total_steps=3))
+    assert [", out=None" in str(record.command) for record in (swept, trained)] == [True, True]

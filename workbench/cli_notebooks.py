@@ -127,9 +127,14 @@ def _lab(args: argparse.Namespace) -> int:
         raise WorkbenchError("JupyterLab is not installed: pip install 'workbench[lab]', or run make lab.")
     if not Path("notebooks").is_dir():
         raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
-    words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.root_dir=notebooks"]
+    words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1"]
+    words += ["--ServerApp.root_dir=.", "--ServerApp.preferred_dir=notebooks"]  # notebooks link to pages in docs/
+    first = Path("notebooks") / "00_quickstart.ipynb"
+    words += [f"--LabApp.default_url=/lab/tree/{first.as_posix()}"] if first.exists() else []
     words += ["--no-browser"] if args.no_browser else []
     if getattr(os, "geteuid", lambda: 1)() == 0:  # a container; the server is on loopback and asks for its token
         words.append("--allow-root")
     words += [f"--port={args.port}"] if args.port is not None else []
+    settings = str(Path(__file__).with_name("lab"))  # pages open as pages; no question about news
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [settings, os.environ.get("JUPYTER_CONFIG_PATH")]))
     os.execv(sys.executable, words)  # JupyterLab takes this process over, and with it Ctrl-C

@@ -173,7 +173,14 @@ def describe_notebook(name_or_path: str | Path) -> NotebookInfo:
     head, _, rest = text.strip().partition("\n")
     tagged = [c for c in notebook.cells if c.cell_type == "code" and "parameters" in c.metadata.get("tags", [])]
     declared = read_parameters(tagged[0].source) if tagged else ()
-    return NotebookInfo(path=path, title=head.lstrip("# ") or path.stem, question=rest.strip(), parameters=declared)
+    return NotebookInfo(path=path, title=head.lstrip("# ") or path.stem, question=_plain(rest), parameters=declared)
+
+
+def _plain(words: str) -> str:
+    """What a terminal shows of a cell: links as their words, no code to copy, no line of links to other notebooks."""
+    words = re.sub(r"```.*?```\n*", "", words, flags=re.DOTALL)
+    kept = [line for line in words.splitlines() if line.count("](") < 3 or " · " not in line]
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", "\n".join(kept)).strip()
 
 
 def list_notebooks(folder: str | Path = "notebooks") -> list[NotebookInfo]:

@@ -19,8 +19,10 @@ from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
 from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
-from workbench.report_figures import FIGURES, ReportFigure, draw_figures, figures_section, write_figures
-from workbench.report_html import STATUS, badge, card, folded, redact, table, text
+from workbench.report_drawn import draw_figures, figures_section, write_figures
+from workbench.report_figures import FIGURES, ReportFigure
+from workbench.report_html import STATUS, badge, card, counted, folded, redact, table, text
+from workbench.report_summary import summary
 
 __all__ = ["FIGURES", "ReportFigure", "write_report"]
 
@@ -35,6 +37,13 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
     button.textContent = "Copied";
   });
 }
+// Paper cannot be clicked: what is folded is printed open, but for evidence, which can be longer than all the rest.
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not(.screen):not([open])")];
+  for (const part of closed) part.open = true;
+});
+addEventListener("afterprint", () => { for (const part of closed) part.open = false; });
 """
 
 _PAGE = Template("""<!doctype html>
@@ -97,7 +106,7 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
 
 
 def _head(record: Any, diagnosis: Diagnosis) -> str:
-    """Title, verdict and what it cost."""
+    """Title, verdict, what a colleague has to know who was not there, and what it cost."""
     counts = {s: sum(f.status == s for f in diagnosis.findings) for s in STATUS}
     tally = ", ".join(f"{n} {STATUS[s][1].lower()}" for s, n in counts.items() if n) or "nothing was looked at"
     meaning = {
@@ -106,13 +115,25 @@ def _head(record: Any, diagnosis: Diagnosis) -> str:
         "not_measured": "No trouble was found, but part of it could not be measured.",
         "ok": "Everything that was looked for is absent.",
     }[diagnosis.verdict]
+    if not diagnosis.findings:
+        meaning = "This is no clean bill: there is no finding."
     return f"""<h1>{text(diagnosis.workload or record.workload)}</h1>
-<p class="soft">Training diagnosis. Verdicts are heuristics; the numbers behind each are folded below it.</p>
+<p class="soft">{text(redact(_origin(record)))}</p>
 <section class="verdict {diagnosis.verdict}" aria-label="Verdict">
 {badge(diagnosis.verdict)}
 <p>{meaning} Findings: {tally}.</p>
+{summary(record, diagnosis)}
 {_cost(diagnosis)}
 </section>"""
+
+
+def _origin(record: Any) -> str:
+    """What this page is, of which study, from which day."""
+    study = getattr(record, "study", {})
+    name = f" Study {study['name']}" if study.get("name") else ""
+    day = f", {str(study['created'])[:10]}" if study.get("created") else ""
+    note = f" Note: {str(study['note']).rstrip('.')}." if study.get("note") else ""
+    return f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}"
 
 
 def _cost(diagnosis: Diagnosis) -> str:
@@ -127,19 +148,31 @@ def _cost(diagnosis: Diagnosis) -> str:
 
 
 def _findings(diagnosis: Diagnosis) -> str:
-    """One card a finding, worst first; what is ok is folded, behind a table of what was measured."""
+    """One card a finding, worst first; what was not measured is folded under its names, what is ok behind the measurements."""
     ranked = _ranked(diagnosis)
+    unknown = [f for f in ranked if f.status == "not_measured"]
     fine = [f for f in ranked if f.status == "ok"]
     measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS]
-    parts = ["<h2>Findings</h2>", *(card(f, advice=False) for f in ranked if f.status != "ok")]
+    parts = ["<h2>Findings</h2>", *(card(f, advice=False) for f in ranked if f.status in ("fail", "warn"))]
+    if unknown:
+        title = f"{len(unknown)} not measured, with the reason: {', '.join(f.code for f in unknown)}"
+        parts.append(folded(title, "\n".join(card(f, advice=False) for f in unknown)))
     if not ranked:
         parts.append("<p>Nothing was looked at.</p>")
     if measured:
         parts.append(f"<h2>Measured</h2>\n{table(('what', 'value', 'unit', 'in words'), measured)}")
     if fine:
-        title = f"{len(fine)} finding{'s' if len(fine) > 1 else ''} without trouble, with evidence"
-        parts.append(folded(title, "\n".join(card(f) for f in fine)))
+        title = f"{counted(len(fine), 'finding')} without trouble, with evidence"
+        parts.append(folded(title, "\n".join(card(f) for f in fine), kind="screen"))
+    if ranked:
+        parts.append(f'<p class="paper soft small">{_NOT_PRINTED}</p>')
     return "\n".join(parts)
+
+
+_NOT_PRINTED = (
+    "Not printed: the evidence of each finding, and the findings without trouble. Both unfold in the page itself, "
+    "and stand in diagnosis.json beside it."
+)
 
 
 def _ranked(diagnosis: Diagnosis) -> list[Finding]:
@@ -195,7 +228,7 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
 {table(columns, rows) if rows else ""}"""
 
 
-_SHOWN = {"noise": "noise (deviation from evaluation to evaluation)", "best_step": "step of the selected checkpoint"}
+_SHOWN = {"noise": "noise between evaluations", "best_step": "step of the selected checkpoint"}
 
 
 def _comparison(baseline: Mapping[str, Any], found: Mapping[str, Any], changed: list[str]) -> list[list[Any]]:
@@ -257,4 +290,4 @@ def _trials(record: Any) -> str:
         return "<h2>Study</h2>\n<p>No trial was recorded.</p>"
     rows = [[to_json(value) for value in row] for row in trials[columns].itertuples(index=False)]
     shown = table([_TRIAL_COLUMNS[name] for name in columns], rows)
-    return "<h2>Study</h2>\n" + folded(f"All {len(rows)} trials", shown)
+    return "<h2>Study</h2>\n" + folded(f"All {counted(len(rows), 'trial')}", shown)

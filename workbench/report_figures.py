@@ -1,64 +1,41 @@
-"""The figures of the report: which, in what order, and the words that go with each."""
+"""The figures of the report: which of a walk through the playbook, in what order, and the words that go with each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.base import Diagnosis
 from workbench.errors import UsageError
 from workbench.plots import (
-    plot_batch_norm,
-    plot_batch_norm_devices,
     plot_clipping,
     plot_confirm,
     plot_grad_norm,
     plot_grad_norm_histogram,
-    plot_hosts,
-    plot_input_pipeline,
-    plot_input_workers,
     plot_loss_curves,
     plot_lr_sweep,
     plot_probe,
     plot_proof,
     plot_schedule,
-    plot_server_load,
-    plot_shards,
-    plot_staleness,
-    plot_throughput,
     plot_warmup,
 )
-from workbench.plots.render import inline_svg, standalone_svg
-from workbench.record_parts import write_atomic
-from workbench.report_html import folded, redact, text
+from workbench.report_captions import few_runs, swept_lrs
+from workbench.report_figure import ReportFigure
+from workbench.report_own_figures import OWN
 
-__all__ = ["FIGURES", "DrawnFigure", "ReportFigure", "draw_figures", "figures_section", "write_figures"]
+__all__ = ["FIGURES", "ReportFigure"]
 
 
-@dataclass(frozen=True)
-class ReportFigure:
-    """One figure of the report.
+def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    if len(swept_lrs(record)) < 2:
+        raise UsageError("fewer than two learning rates have been trained to their end")
+    return plot_lr_sweep(record, diagnosis, ax=ax)
 
-    Attributes:
-        name: short and unique; prefix of the ids within the figure.
-        shows: what is drawn, the start of its text for screen readers.
-        caption: how to read it, one or two sentences.
-        codes: findings whose summaries complete the text for screen readers.
-        draw: `(record, diagnosis, axes) -> axes`.
-        facts: of the record, without which the figure is left out; None draws it always, or says why it cannot.
-        size: width and height in inches.
-    """
 
-    name: str
-    shows: str
-    caption: str
-    codes: tuple[str, ...]
-    draw: Callable[[Any, Diagnosis, Any], Any]
-    facts: str | None = None
-    size: tuple[float, float] = (6.8, 3.9)
+def _draw_curves(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    known = "lr.best" in diagnosis and diagnosis["lr.best"].value is not None
+    return plot_loss_curves(record, diagnosis=diagnosis, trials=None if known else few_runs(record), ax=ax)
 
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
@@ -83,7 +60,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "A bowl with lr* in its middle is healthy. A best point right before the marks along the top edge is at the "
         "edge of the unstable region; a best point at the border of the grid means that the bowl lies elsewhere.",
         ("lr.best", "lr.unstable", "lr.at_edge"),
-        lambda record, diagnosis, ax: plot_lr_sweep(record, diagnosis, ax=ax),
+        _draw_lr_sweep,
     ),
     ReportFigure(
         "loss-curves",
@@ -91,7 +68,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "A curve that goes up for a stretch, jumps, or ends in a cross shows instability; curves that only wobble "
         "around a level do not.",
         ("stability.early", "stability.mid", "stability.divergent"),
-        lambda record, diagnosis, ax: plot_loss_curves(record, diagnosis=diagnosis, ax=ax),
+        _draw_curves,
     ),
     ReportFigure(
         "probe",
@@ -129,6 +106,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         "The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
         ("warmup.shortest", "warmup.insufficient"),
         lambda record, diagnosis, ax: plot_warmup(record, diagnosis, ax=ax),
+        size=(6.4, 3.9),
     ),
     ReportFigure(
         "clipping",
@@ -152,151 +130,7 @@ FIGURES: tuple[ReportFigure, ...] = (
         ("warmup.shortest", "schedule.discontinuity"),
         _draw_schedule,
     ),
-    ReportFigure(
-        "input-pipeline",
-        "Milliseconds of a step, split into waiting for data and computing, and what making a batch takes.",
-        "Red is waiting; a second bar that is about as long as the first says that nothing is to be gained. The change that was "
-        "tried stands below, as predicted and as measured.",
-        ("input.bound",),
-        lambda record, diagnosis, ax: plot_input_pipeline(record, diagnosis, ax=ax),
-        facts="input_pipeline",
-        size=(8.4, 3.6),
-    ),
-    ReportFigure(
-        "input-workers",
-        "Batches per second of the loader alone against the number of worker processes.",
-        "The number to set is where the curve meets the dashed line, which is what the step can use; a flat curve is held up by "
-        "something that workers share.",
-        ("input.bound",),
-        lambda record, diagnosis, ax: plot_input_workers(record, diagnosis, ax=ax),
-        facts="input_pipeline",
-    ),
-    ReportFigure(
-        "hosts",
-        "Milliseconds of a step that each host is busy, and that it waits for the others.",
-        "Bars of one length are healthy; a host that is busy much longer makes all others wait by the difference.",
-        ("hosts.straggler",),
-        lambda record, diagnosis, ax: plot_hosts(record, diagnosis, ax=ax),
-        facts="hosts",
-        size=(6.8, 3.2),
-    ),
-    ReportFigure(
-        "shards",
-        "Which examples each host trained on.",
-        "Every example on one host is healthy; red marks are examples that several hosts saw, and the lowest row those that "
-        "nobody did.",
-        ("hosts.sharding",),
-        lambda record, _, ax: plot_shards(record, ax=ax),
-        facts="hosts",
-        size=(6.8, 3.2),
-    ),
-    ReportFigure(
-        "batch-norm",
-        "Selected metric against the examples in a batch-norm statistic, at a fixed total batch.",
-        "Where the whole batch, at the right, is as good as any smaller statistic, nothing is to be set; a rise to the left "
-        "says that statistics of few examples are too noisy.",
-        ("batch_norm.ghost_size",),
-        lambda record, diagnosis, ax: plot_batch_norm(record, diagnosis, ax=ax),
-        facts="batch_norm",
-    ),
-    ReportFigure(
-        "batch-norm-devices",
-        "How far the batch-norm statistics of the devices of one batch lie apart, against how many there are.",
-        "Lines of a few percent are healthy; lines that rise towards 1 say that statistics have to be synchronised before "
-        "anything is evaluated or written.",
-        ("batch_norm.rank_local", "batch_norm.variance_of_means"),
-        lambda record, diagnosis, ax: plot_batch_norm_devices(record, diagnosis, ax=ax),
-        facts="batch_norm_devices",
-    ),
-    ReportFigure(
-        "server-load",
-        "Kilobytes of a step that each parameter server sends and receives, by the variables that cause them.",
-        "Bars that end at the dashed line are healthy; one far beyond it decides how fast all are, and its longest part is the "
-        "variable to split.",
-        ("ps.imbalance", "ps.hotspot"),
-        lambda record, diagnosis, ax: plot_server_load(record, diagnosis, ax=ax),
-        facts="parameter_server",
-        size=(6.8, 3.6),
-    ),
-    ReportFigure(
-        "staleness",
-        "Updates of others between reading the parameters and applying the gradient.",
-        "Most of the mass up to the number of other workers is healthy; a tail beyond the dotted line comes from a worker that is "
-        "slower than the others.",
-        ("ps.staleness",),
-        lambda record, diagnosis, ax: plot_staleness(record, diagnosis, ax=ax),
-        facts="parameter_server",
-    ),
-    ReportFigure(
-        "throughput",
-        "Updates per second against the number of workers.",
-        "Points near the dotted line are healthy; where a line turns flat, more workers bring nothing.",
-        ("ps.bound",),
-        lambda record, _, ax: plot_throughput(record, ax=ax),
-        facts="parameter_server_runs",
-    ),
+    *OWN,
 )
-"""The figures in the order of the page; one that has nothing to show is replaced by a sentence that says why, or left out where it
-belongs to a study of its own, whose facts the record does not hold."""
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure as SVG, or the reason why there is none."""
-
-    figure: ReportFigure
-    svg: str | None
-    reason: str | None
-
-
-def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
-    """Draw every figure of the report, in the order of the page."""
-    known = getattr(record, "facts", None) or {}
-    drawn = [_drawn(figure, record, diagnosis) for figure in FIGURES if figure.facts is None or figure.facts in known]
-    return [item for item in drawn if item.figure.facts is None or item.svg is not None]
-
-
-def figures_section(drawn: Sequence[DrawnFigure]) -> str:
-    """Every figure with its caption; those with nothing to show as one list of reasons."""
-    shown, missing = [], []
-    for item in drawn:
-        figure = item.figure
-        if item.svg is not None:
-            caption = f"<figcaption>{text(figure.shows)} {text(figure.caption)}</figcaption>"
-            shown.append(
-                f'<figure id="figure-{figure.name}">\n<div class="scroll">{item.svg}</div>\n{caption}\n</figure>'
-            )
-        else:
-            reason = str(item.reason)
-            missing.append(f"<li>{text(figure.shows)} {text(reason[:1].upper() + reason[1:])}.</li>")
-    parts = ["<h2>Figures</h2>", *shown]
-    if missing:
-        parts.append(folded(f"{len(missing)} figures not measured", "<ul>\n" + "\n".join(missing) + "\n</ul>"))
-    return "\n".join(parts)
-
-
-def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
-    """Write every figure as `name.svg` into `folder`; an older one that has nothing to show any more is removed.
-
-    Raises:
-        RecordError: a file cannot be written.
-    """
-    shown = {item.figure.name: item.svg for item in drawn if item.svg is not None}
-    for figure in FIGURES:
-        path = folder / f"{figure.name}.svg"
-        if figure.name in shown:
-            write_atomic(path, standalone_svg(shown[figure.name]).encode())
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
-    said = [diagnosis[code].summary for code in figure.codes if code in diagnosis]
-    alt = redact(" ".join([figure.shows, *said]))
-    try:
-        svg, reason = inline_svg(
-            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt, size=figure.size
-        )
-    except UsageError as error:
-        svg, reason = None, str(error).rstrip(".")
-    return DrawnFigure(figure, svg, reason)
+"""The figures in the order of a diagnosis; one that has nothing to show is replaced by a sentence that says why, or left out where it
+belongs to a study of its own."""

@@ -12,13 +12,15 @@ from typing import Any
 from workbench.diagnostics.base import Finding
 from workbench.plain import to_json
 
-__all__ = ["STATUS", "badge", "card", "folded", "redact", "table", "text", "value_text"]
+__all__ = ["STATUS", "badge", "card", "counted", "folded", "number_text", "redact", "table", "text", "value_text"]
 
 STATUS = {"fail": ("✕", "Fail"), "warn": ("!", "Warning"), "not_measured": ("?", "Not measured"), "ok": ("✓", "OK")}
 """Symbol and word of each status, worst first; colour only repeats what they say."""
 
 MAX_EVIDENCE_CHARS = 4000
 """Longer evidence is cut; all of it stands in diagnosis.json."""
+LONG_CELL = 40
+"""Characters from which on a cell may wrap; a phone shows the rows of such a table one under the other."""
 
 _SECRET = r"(?:token|password|passwd|secret|api[_-]?key|credentials?)"
 _REDACTIONS = (
@@ -27,11 +29,12 @@ _REDACTIONS = (
         re.compile(rf"(?P<keep>[\w-]*{_SECRET}[\w-]*(?:\s*[=:]\s*|\s+))(?:'[^']*'|\"[^\"]*\"|[^\s'\"&]+)", re.I),
         r"\g<keep>***",
     ),
+    (re.compile(r"(?:(?<=\s)|^)(?:/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/)"), "~"),
 )
 
 
 def redact(line: str) -> str:
-    """Return a command line or address with passwords, tokens and keys replaced by `***`."""
+    """Return a command line or address with passwords, tokens and keys as `***`, and a home folder as the shell's `~`."""
     for pattern, replacement in _REDACTIONS:
         line = pattern.sub(replacement, line)
     return line
@@ -44,15 +47,26 @@ def text(value: object) -> str:
 
 def value_text(value: Any) -> str:
     """Return a value the way a table shows it: numbers with four digits, a dash for unknown."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return number_text(value)
+    return text(value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False))
+
+
+def number_text(value: Any) -> str:
+    """Return a number with four digits and a comma each thousand, for a sentence; a dash for unknown."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{int(value):,}" if value.is_integer() and abs(value) < 1e9 else _digits(value)
-    return text(value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False))
+    number = float(value)
+    return f"{int(number):,}" if number.is_integer() and abs(number) < 1e9 else _digits(number)
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 run", "1,200 runs"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _digits(value: float) -> str:
@@ -66,16 +80,25 @@ def badge(status: str) -> str:
     return f'<span class="badge"><span aria-hidden="true">{symbol}</span>{word}</span>'
 
 
-def folded(title: str, content: str) -> str:
-    """Return `content`, already HTML, behind a line to click on."""
-    return f"<details><summary>{text(title)}</summary>\n{content}\n</details>"
+def folded(title: str, content: str, *, kind: str = "") -> str:
+    """Return `content`, already HTML, behind a line to click on; print opens it, unless `kind` is "screen"."""
+    cls = f' class="{kind}"' if kind else ""
+    return f"<details{cls}><summary>{text(title)}</summary>\n{content}\n</details>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return an HTML table; wide ones scroll within themselves."""
+    """Return an HTML table; wide ones scroll within themselves, those with sentences are stacked on a phone."""
     head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
-    body = "\n".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    sentences = len(columns) > 2 and any(
+        isinstance(value, str) and len(value) > LONG_CELL for row in rows for value in row
+    )
+    kind = ' class="stack"' if sentences else ""
+    body = "\n".join(
+        "<tr>" + "".join(_cell(value, column) for value, column in zip(row, columns, strict=True)) + "</tr>"
+        for row in rows
+    )
+    # focusable, so that the arrow keys scroll it
+    return f'<div class="scroll" tabindex="0"><table{kind}><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
 def card(finding: Finding, *, advice: bool = True) -> str:
@@ -90,15 +113,16 @@ def card(finding: Finding, *, advice: bool = True) -> str:
     if finding.advice and advice:
         parts.append("<ul>" + "".join(f"<li>{text(redact(line))}</li>" for line in finding.advice) + "</ul>")
     if finding.evidence:
-        parts.append(folded("Evidence", _evidence(finding.evidence)))
+        parts.append(folded("Evidence", _evidence(finding.evidence), kind="screen"))
     return "\n".join([part for part in parts if part] + ["</article>"])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, column: str) -> str:
+    label = f' data-label="{text(column)}"' if column else ""
     if isinstance(value, str):
-        kind = ' class="long"' if len(value) > 40 else ""
-        return f"<td{kind}>{text(redact(value))}</td>"
-    return f'<td class="number">{value_text(value)}</td>'
+        kind = ' class="long"' if len(value) > LONG_CELL else ""
+        return f"<td{kind}{label}>{text(redact(value))}</td>"
+    return f'<td class="number"{label}>{value_text(value)}</td>'
 
 
 def _numbers(finding: Finding) -> str:

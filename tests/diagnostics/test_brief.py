@@ -66,3 +66,15 @@ def test_the_advice_of_what_is_not_well_comes_worst_first_and_once() -> None:
     assert max(map(len, lines)) <= 100
     assert made.advised("a.a").splitlines()[-1] == "- Rest."
     assert Diagnosis(findings=made.findings[:1]).advised() == ""
+
+
+def test_a_notebook_tells_a_reason_for_not_measuring_once_and_every_verdict_by_itself() -> None:
+    reason, well = "Not measured: no candidate fits.", "No residual connection."
+    findings = [
+        Finding(code=f"warmup.{name}", status="not_measured", summary=reason) for name in ("needed", "over_cap")
+    ]
+    findings += [Finding(code=f"architecture.{name}", status="ok", summary=well) for name in ("a", "b")]
+    shown = repr(Diagnosis(findings=tuple(findings)))
+    assert shown.count(reason) == 1
+    assert "2 alike: warmup.needed, warmup.over_cap." in shown
+    assert shown.count(well) == 2

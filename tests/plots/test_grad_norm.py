@@ -73,6 +73,24 @@ def test_histogram_bins_have_equal_ratio_and_hold_the_extremes() -> None:
     assert (counts[0], counts[-1], counts.sum()) == (1, 1, 5)
 
 
+def test_far_outliers_do_not_squeeze_the_hump_and_are_still_accounted_for() -> None:
+    hump = np.linspace(1.6, 2.0, 400)
+    ax = plot_grad_norm_histogram(one_trial(np.concatenate([[201.0, 150.0], hump])), ax=blank())
+    (bars,) = ax.patches
+    counts = bars.get_data().values
+    assert counts.sum() == 400
+    assert (counts > 0).sum() >= 30, "the hump is more than a few bars"
+    assert ax.get_xlim()[1] < 3
+    assert ax.get_title(loc="left").endswith("402 steps, 2 beyond the axis")
+
+
+def test_a_wide_hump_keeps_its_tail_on_the_axis() -> None:
+    norms = np.exp(np.random.default_rng(0).normal(size=500))
+    ax = plot_grad_norm_histogram(one_trial(norms), ax=blank())
+    assert ax.patches[0].get_data().values.sum() == 500
+    assert "beyond" not in ax.get_title(loc="left")
+
+
 def test_histogram_of_equal_norms_is_one_bin() -> None:
     (bars,) = plot_grad_norm_histogram(one_trial(np.full(30, 0.7)), ax=blank()).patches
     assert sorted(bars.get_data().values)[-2:] == [0, 30]

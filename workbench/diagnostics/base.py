@@ -81,20 +81,16 @@ class Diagnosis:
         }
 
     def __repr__(self) -> str:
-        """Return the verdict, how many findings have which status, and one line per finding, worst first."""
-        return "\n".join([self._head, *(_wrapped(f) for f in self._worst_first)])
+        """Return the verdict, how many findings have which status, and one line per finding, worst first; a reason for not measuring is told once."""
+        return "\n".join([self._head, *_told([(f, f.status == "not_measured") for f in self._worst_first])])
 
     @property
     def brief(self) -> str:
         """The repr with what is well and measures nothing in one paragraph of codes, and what is said alike said once, for a terminal."""
         told = [f for f in self._worst_first if f.status != "ok" or f.code in MEASUREMENTS]
         rest = [f.code for f in self.findings if f not in told]
-        said: dict[tuple[str, str], list[Finding]] = {}
-        for finding in told:
-            said.setdefault((finding.status, finding.summary), []).append(finding)
-        lines = [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in said.values()]
         well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
-        return "\n".join([self._head, *lines, *well])
+        return "\n".join([self._head, *_told([(finding, True) for finding in told]), *well])
 
     def advised(self, *also: str) -> str:
         """Return the advice of what is not well, the worst first and each once, for a terminal; empty where there is none.
@@ -142,6 +138,14 @@ def _paragraph(status: Status, text: str) -> str:
     return textwrap.fill(
         start + text, WIDTH, subsequent_indent=" " * (len(start) + 2), break_long_words=False, break_on_hyphens=False
     )
+
+
+def _told(findings: Sequence[tuple[Finding, bool]]) -> list[str]:
+    """Return one paragraph a finding; those that may be joined and say the same share one, at the place of the first."""
+    said: dict[tuple[str, ...], list[Finding]] = {}
+    for finding, joined in findings:
+        said.setdefault((finding.status, finding.summary, "" if joined else finding.code), []).append(finding)
+    return [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in said.values()]
 
 
 def _alike(findings: Sequence[Finding]) -> str:

@@ -103,7 +103,8 @@ def plot_grad_norm_histogram(
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes. The counts and the numbers of zero and of non-finite norms in the title add up to all steps.
+        The axes. The counts and the numbers in the title, of norms that are zero, not finite or beyond the axis, add up to all
+        steps: where a few outliers lie so far away that the hump would be two bars, the axis ends with the hump.
 
     Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
     """
@@ -113,13 +114,20 @@ def plot_grad_norm_histogram(
         shown = _positive(norms)
         if not shown.size:
             return not_measured(axes, "no positive, finite gradient norm was recorded")
-        counts, edges = np.histogram(shown, bins=_log_edges(shown, bins))
+        hump = _hump(shown)
+        counts, edges = np.histogram(hump, bins=_log_edges(hump, bins))
         axes.stairs(counts, edges, fill=True, color=GOOD, alpha=0.8, label=f"lr {short(lr_of(record, trial))}")
         _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=False)
         log_scale(axes, "x")
         axes.set_ylim(0, 1.25 * counts.max())
+        if hump.size < shown.size:
+            axes.set_xlim(edges[0], edges[-1])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=_count_line(trial, norms))
+        axes.set(
+            xlabel="gradient norm, before clipping",
+            ylabel="steps",
+            title=_count_line(trial, norms, beyond=shown.size - hump.size),
+        )
         legend(axes, loc="upper right", ncols=3)
     return axes
 
@@ -189,6 +197,16 @@ def _positive(values: Floats) -> Floats:
     return values[np.isfinite(values) & (values > 0)]
 
 
+def _hump(values: Floats) -> Floats:
+    """The norms that the axis shows: all, unless 98 % of them fill less than a quarter of it (rule of thumb)."""
+    low, high = np.percentile(values, (1, 99))
+    hump, whole = np.log(high / low), np.log(values.max() / values.min())
+    if not 0 < hump < whole / 4:
+        return values
+    inside: Floats = values[(values >= low * np.exp(-hump / 2)) & (values <= high * np.exp(hump / 2))]
+    return inside
+
+
 def _log_edges(values: Floats, bins: int) -> Floats:
     """Edges of equal ratio that hold every value, also when all values are equal."""
     low, high = float(values.min()), float(values.max())
@@ -197,8 +215,10 @@ def _log_edges(values: Floats, bins: int) -> Floats:
     return np.geomspace(low, high, bins + 1)
 
 
-def _count_line(trial: int, norms: Floats) -> str:
+def _count_line(trial: int, norms: Floats, *, beyond: int) -> str:
     """Title that accounts for every step."""
     rest = [(int((norms == 0).sum()), "at 0"), (int((~np.isfinite(norms)).sum()), "not finite")]
+    if beyond:
+        rest.append((beyond, "beyond the axis"))
     parts = "".join(f", {count:,} {what}" for count, what in rest if count)
     return f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"

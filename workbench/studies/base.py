@@ -85,4 +85,4 @@ class Study(ABC):
     def _call(self, trainer: AnyTrainer | None, out: str | Path | None) -> str:
         """Return the expression that runs it again; another trainer than the default one is part of what is repeated."""
         by = "" if trainer is None else f", trainer={source_of(trainer)}"
-        return f"{source_of(self)}.run({{workload}}, out={str(out)!r}{by})"
+        return f"{source_of(self)}.run({{workload}}, out={out and str(out)!r}{by})"

@@ -84,7 +84,7 @@ class HostsStudy:
         writer = StudyWriter.open(
             None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
             name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
-            call=call_on(workload, f"{self!r}.run({{workload}}, out={str(out)!r})"),
+            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
         )  # fmt: skip
         try:
             if "hosts" not in writer.record.facts:

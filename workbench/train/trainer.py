@@ -263,7 +263,8 @@ class Trainer:
         if self.hooks or config.has_callables:
             return None
         return call_on(
-            workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {source_of(config)}, out={str(out)!r})"
+            workload,
+            f"wb.Trainer(device={self.device!r}).run({{workload}}, {source_of(config)}, out={out and str(out)!r})",
         )
 
     def _all_hooks(self) -> list[Hook]:

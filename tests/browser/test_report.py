@@ -1,0 +1,159 @@
+"""The report in a real browser: on a phone, in the dark, on paper, and without JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.helpers.records import diagnosis, empty, study
+from tests.helpers.simulated_input import pipeline
+from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.report import write_report
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+PAPER = {"viewport": {"width": 688, "height": 1000}}  # A4 less its margins
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A diagnosis with everything, one that long words and wide evidence try to burst, a pipeline, and an empty study."""
+    folder = tmp_path_factory.mktemp("reports")
+    word = "a_word_without_any_place_to_break_it/" * 12
+    rows = [{f"column_{k}": 1.23456e-9 * k for k in range(20)} for _ in range(30)]
+    wide = Finding(
+        code="wide.evidence", status="warn", summary=word, advice=(word,), evidence={"rows": rows, "line": word}
+    )
+    loaded = replace(empty(), facts={"input_pipeline": pipeline()})
+    made = {
+        "study": (study(), diagnosis()),
+        "wide": (study(), replace(diagnosis(), findings=(wide, *diagnosis().findings), command=f"python {word}")),
+        "pipeline": (loaded, Diagnosis(findings=())),
+        "empty": (empty(), Diagnosis(findings=())),
+    }
+    return {name: write_report(*given, folder / name / "report.html") for name, given in made.items()}
+
+
+@pytest.fixture
+def opened(browser: Browser, pages: dict[str, Path]) -> Iterator[Any]:
+    """`opened(name, **context)` is a page whose console has to stay silent."""
+    contexts, said = [], []
+
+    def show(name: str, **given: Any) -> Any:
+        context = browser.new_context(**given)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(pages[name].as_uri())
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def unfold(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+
+
+@pytest.mark.parametrize("name", ["study", "wide", "pipeline", "empty"])
+@pytest.mark.parametrize("unfolded", [False, True], ids=["folded", "unfolded"])
+def test_a_phone_scrolls_down_and_never_sideways(opened: Any, name: str, unfolded: bool) -> None:
+    page = opened(name, **PHONE)
+    if unfolded:
+        unfold(page)
+    width, visible = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert (width, visible) == (360, 360)
+    outside = "[...document.querySelectorAll('p, li, h1, h2, h3, dd, pre, figcaption, summary, button')]"
+    outside += ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 99))"
+    assert page.evaluate(outside) == []
+
+
+def test_it_is_looked_at(opened: Any, shots: Path) -> None:
+    for name, given in {"phone": PHONE, "dark": {"color_scheme": "dark", **PHONE}, "screen": {}}.items():
+        path = shots / f"report-{name}.png"
+        opened("study", **given).screenshot(path=path, full_page=True)
+        assert path.stat().st_size > 50_000, "an empty page is a tenth of that"
+
+
+def test_figures_fit_a_phone_with_letters_that_can_be_read(opened: Any) -> None:
+    page = opened("study", **PHONE)
+    sizes = page.evaluate("""[...document.querySelectorAll('figure:not(.wide)')].map(figure => ({
+        scrolls: figure.querySelector('.scroll').scrollWidth > figure.querySelector('.scroll').clientWidth + 1,
+        letters: Math.min(...[...figure.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)) }))""")
+    assert len(sizes) > 5
+    assert not any(size["scrolls"] for size in sizes)
+    assert min(size["letters"] for size in sizes) >= 7
+
+
+def test_a_table_with_sentences_is_stacked_on_a_phone_with_the_names_of_its_columns(opened: Any) -> None:
+    page = opened("study", **PHONE)
+    label = "getComputedStyle(document.querySelector('.stack td:nth-child(2)'), '::before').content"
+    shown = "getComputedStyle(document.querySelector('.stack td')).display"
+    if page.query_selector(".stack") is None:
+        unfold(page)
+    assert page.evaluate(shown) == "block"
+    assert ":" in page.evaluate(label)
+    assert opened("study").evaluate(shown) == "table-cell"
+
+
+def test_print_unfolds_what_is_folded_but_the_evidence_and_says_so(opened: Any) -> None:
+    page = opened("study", **PAPER)
+    assert not page.locator("text=Not printed:").is_visible()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate("[...document.querySelectorAll('details:not(.screen)')].every(part => part.open)")
+    assert page.get_by_text("One seed cannot disagree.").is_visible()
+    assert page.locator("tbody tr").last.is_visible()
+    assert page.locator("text=Not printed:").is_visible()
+    assert page.locator("button:visible").count() == 0
+    assert page.locator("details.screen:visible").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)")
+
+
+@pytest.mark.parametrize("name", ["study", "wide", "pipeline"])
+def test_nothing_leaves_the_paper_also_without_javascript(opened: Any, name: str) -> None:
+    page = opened(name, java_script_enabled=False, **PAPER)
+    page.emulate_media(media="print")
+    right = [box["x"] + box["width"] for e in page.locator("table, svg, pre, p").all() if (box := e.bounding_box())]
+    assert len(right) > 5
+    assert max(right) <= 689
+    if name == "study":
+        assert page.get_by_text("One seed cannot disagree.").bounding_box()["height"] > 0
+
+
+def test_no_figure_is_cut_by_the_end_of_a_sheet(opened: Any) -> None:
+    page = opened("study", **PAPER)
+    page.emulate_media(media="print")
+    boxes = page.evaluate("""[...document.querySelectorAll('figure, .verdict, .card')].filter(e => e.offsetHeight).map(
+        e => [getComputedStyle(e).breakInside, e.offsetHeight])""")
+    assert {how for how, _ in boxes} == {"avoid"}
+    assert max(height for _, height in boxes) < 1000, "taller than a sheet, it would be cut all the same"
+
+
+def test_paper_is_white_also_where_the_screen_is_dark(opened: Any) -> None:
+    page = opened("study", color_scheme="dark", **PAPER)
+    ink = "getComputedStyle(document.body).color"
+    assert page.evaluate(ink) == "rgb(230, 232, 236)"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(ink) == "rgb(29, 32, 38)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_the_keyboard_unfolds_and_copies(opened: Any) -> None:
+    page = opened("study")
+    page.locator("summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details").first.get_attribute("open") is not None
+    button = page.get_by_role("button", name="Copy").first
+    button.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Copied").wait_for()

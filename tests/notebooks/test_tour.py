@@ -1,0 +1,178 @@
+"""The notebooks are a tour: in order, each with its minutes, what to look at, what to do next, and words that are explained."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_markdown_cell, new_notebook
+
+from tests.notebooks.tour import anchors, broken_links, chain_problems, glossary_problems, tour_problems
+from workbench.notebook_runner import VERDICT_MIME, read_verdict, run_notebook
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS, DOCS = ROOT / "notebooks", ROOT / "docs"
+GLOSSARY, CLAUSES = DOCS / "glossary.md", DOCS / "playbook.md"
+THERE = sorted(NOTEBOOKS.glob("*.ipynb"))
+INDEX = (NOTEBOOKS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", THERE, ids=lambda p: p.stem)
+def test_a_notebook_says_what_a_newcomer_asks(path: Path) -> None:
+    assert tour_problems(path, CLAUSES) == []
+
+
+def test_the_notebooks_are_a_chain_in_the_order_of_the_playbook() -> None:
+    assert len(THERE) > 10
+    assert chain_problems(NOTEBOOKS) == []
+
+
+def test_the_glossary_is_in_order_and_every_link_in_it_leads_somewhere() -> None:
+    assert glossary_problems(GLOSSARY) == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", NOTEBOOKS / "README.md", CLAUSES], ids=lambda p: p.parent.name)
+def test_links_of_the_pages_find_their_headings(page: Path) -> None:
+    assert list(broken_links(page.read_text(), page.parent)) == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", NOTEBOOKS / "README.md"], ids=lambda p: p.parent.name)
+def test_the_glossary_is_one_click_away(page: Path) -> None:
+    assert "glossary.md)" in page.read_text()
+
+
+@pytest.mark.parametrize("path", THERE, ids=lambda p: p.stem)
+def test_the_index_has_each_title_and_its_minutes(path: Path) -> None:
+    first = nbformat.read(path, as_version=4).cells[0].source
+    title = first.splitlines()[0].removeprefix("# ")
+    minutes = re.search(r"\*\*Time\.\*\* About (\d+) minutes?", first)
+    assert minutes is not None
+    assert f"| {title} | [{path.name}]({path.name}) | {minutes[1]} |" in INDEX
+
+
+def test_the_quickstart_shows_the_file_that_lies_beside_it_and_that_file_is_a_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = re.findall(r"```python\n(.*?)```", nbformat.read(THERE[0], as_version=4).cells[0].source, re.DOTALL)
+    assert shown == [(NOTEBOOKS / "my_workload.py").read_text()]
+    monkeypatch.chdir(NOTEBOOKS)
+    mine = runpy.run_path("my_workload.py")["mine"]
+    assert len(mine.train_data) + len(mine.validation_data) == 1797
+    image, label = mine.train_data[0]
+    assert mine.build_model()(image[None]).shape == (1, 10)
+    assert 0 <= int(label) < 10
+
+
+@pytest.mark.slow
+def test_a_newcomer_gets_a_verdict_on_a_model_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(NOTEBOOKS / "my_workload.py", tmp_path)
+    monkeypatch.chdir(tmp_path)  # a kernel of JupyterLab starts where the notebook lies
+    values = {"workload": "my_workload.py:mine", "steps": 40, "out": "runs/mine"}
+    done = run_notebook(THERE[0], values, output=tmp_path / "done.ipynb", timeout_s=300)
+    verdict = read_verdict(done)[-1]
+    assert verdict["workload"] == "mine"
+    assert "lr.best" in {finding["code"] for finding in verdict["findings"]}
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+
+
+def test_every_finding_of_the_quickstart_is_told_where_to_go() -> None:
+    cells = nbformat.read(THERE[0], as_version=4).cells
+    (verdict,) = [
+        out.data[VERDICT_MIME]
+        for cell in cells
+        for out in cell.get("outputs", [])
+        if VERDICT_MIME in out.get("data", {})
+    ]
+    table = cells[-1].source
+    assert table.startswith("## Where to go next")
+    named = set(re.findall(r"`(\w+)\.\*`", table))
+    assert {finding["code"].split(".")[0] for finding in verdict["findings"]} <= named
+    assert {path.name for path in THERE[1:]} <= set(re.findall(r"\(([\w.]+ipynb)\)", table)), (
+        "each notebook is somebody's next"
+    )
+
+
+FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no minutes": (lambda s: s.replace("3 minutes", "a while"), "how many minutes"),
+    "nothing to look at": (lambda s: s.replace("What to look at", "Hm"), "what to look at"),
+    "nothing next": (lambda s: s.replace("What to do next", "Hm"), "what to do next"),
+    "a clause of nobody": (lambda s: s.replace("F1.1", "F1.2"), "F1.2 is not stated"),
+    "no clause": (lambda s: s.replace("F1.1", "it"), "no clause is cited"),
+    "a page that is gone": (lambda s: s.replace("glossary.md#lr", "words.md"), "words.md does not exist"),
+    "a term that is gone": (lambda s: s.replace("#lr", "#rate"), "no such heading"),
+    "no link to the clauses": (lambda s: s.replace("playbook.md#one", "playbook.md"), "no link into playbook.md"),
+}
+
+
+def tiny(folder: Path) -> Path:
+    """Two notebooks with their pages, all well."""
+    (folder / "notebooks").mkdir()
+    (folder / "docs").mkdir()
+    (folder / "docs" / "playbook.md").write_text("# P\n\n## one\n\n| F1.1 | Look. |\n")
+    (folder / "docs" / "glossary.md").write_text("# G\n\n## lr\n\nA rate.\n\n## step\n\nOne [lr](#lr).\n")
+    (folder / "notebooks" / "README.md").write_text("# All\n")
+    pages = "[all](README.md) · [words](../docs/glossary.md#lr) · [F1.1](../docs/playbook.md#one)"
+    head = "# Why?\n\n**Time.** 3 minutes.\n\n**What to look at.** It.\n\n**What to do next.** This.\n\n"
+    for name, line in (("00_a", f"{pages} · [01](01_b.ipynb)"), ("01_b", f"[00](00_a.ipynb) · {pages}")):
+        nbformat.write(new_notebook(cells=[new_markdown_cell(head + line)]), folder / "notebooks" / f"{name}.ipynb")
+    return folder / "notebooks"
+
+
+def test_a_small_tour_is_well(tmp_path: Path) -> None:
+    folder = tiny(tmp_path)
+    assert [tour_problems(path, tmp_path / "docs" / "playbook.md") for path in sorted(folder.glob("*.ipynb"))] == [
+        [],
+        [],
+    ]
+    assert chain_problems(folder) == []
+    assert glossary_problems(tmp_path / "docs" / "glossary.md") == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
+    path = tiny(tmp_path) / "00_a.ipynb"
+    plant, expected = FAULTS[fault]
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].source = plant(notebook.cells[0].source)
+    nbformat.write(notebook, path)
+    said = tour_problems(path, tmp_path / "docs" / "playbook.md")
+    assert any(expected in line for line in said), said
+
+
+def test_a_gap_in_the_chain_is_found(tmp_path: Path) -> None:
+    folder = tiny(tmp_path)
+    shutil.copy(folder / "01_b.ipynb", folder / "02_c.ipynb")
+    assert [line.split(" leads")[0] for line in chain_problems(folder)] == ["01_b.ipynb", "02_c.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("## step\n\nOne.\n\n## lr\n\nA rate.\n", "lr stands behind step"),
+        ("## lr\n\nA rate.\n\n## lr\n\nA rate.\n", "lr stands behind lr"),
+        ("## LR*\n\nA rate.\n", "cannot be linked"),
+        ("## lr\n\nSee [step](#step).\n", "#step: there is no such heading"),
+        ("## lr\n\nA. B. C. D. E.\n", "lr has 5 sentences"),
+    ],
+)
+def test_a_fault_in_the_glossary_is_found(page: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "glossary.md").write_text(f"# G\n\n{page}")
+    assert any(expected in line for line in glossary_problems(tmp_path / "glossary.md"))
+
+
+def test_only_headings_that_both_readers_find_are_anchors() -> None:
+    assert anchors("## best lr\n## Best lr\n## lr*\n# lr\n") == {"best-lr"}
+
+
+def test_jupyterlab_shows_pages_as_pages() -> None:
+    text = (ROOT / "workbench" / "lab" / "labconfig" / "default_setting_overrides.json").read_text()
+    assert (
+        json.loads(text)["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"]["markdown"] == "Markdown Preview"
+    )
