@@ -19,6 +19,7 @@ const STATES = {
 const MOST_POINTS = 65536; // of one curve; what is more is thinned, lowest and highest kept
 const NEAR = 28; // pixels from a line within which the pointer means it
 const FEW = 4; // lines that may be thicker
+const MANY = 32; // more lines are drawn from columns of two pixels, in half the time
 const ROOM = 1e4; // a curve that leaves its start so far behind does not flatten the others
 // plasma, the part of it that is legible on white and the part that is legible on dark (contrast 2.9 and more)
 const ON_LIGHT = ["#0d0887", "#4e02a2", "#8305a7", "#b02991", "#d24f71", "#eb7655"];
@@ -210,7 +211,7 @@ class Chart {
   draw(lanes, steps) {
     const width = Math.max(160, this.element.clientWidth);
     const height = Math.max(110, this.element.clientHeight) - 20; // the title stands above
-    const wide = Math.max(60, Math.floor(width - 76));
+    const wide = Math.max(60, Math.floor((width - 76) / (lanes.length > MANY ? 2 : 1)));
     for (const lane of lanes) {
       const { points, n } = lane.points[this.metric.key];
       let columns = this.columns.get(lane.trial);
