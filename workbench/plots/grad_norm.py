@@ -165,7 +165,14 @@ def _thresholds(
         elif across and found_steps.steps.size:
             touched = np.isin(steps, found_steps.steps)
             ax.plot(
-                steps[touched], norms[touched], linestyle="none", marker="o", markersize=3.5, color=PALETTE[1], zorder=3
+                steps[touched],
+                norms[touched],
+                linestyle="none",
+                marker="o",
+                markersize=3.5,
+                color=PALETTE[1],
+                zorder=3,
+                label=f"would be clipped: {found_steps.steps.size:,} steps",
             )
     if np.isfinite(value):
         line(value, color=PALETTE[4], linestyle="-.", label=f"{name} {short(value)}: {_share_above(norms, value)}")
