@@ -17,7 +17,7 @@ def raised(source: str, tmp_path: Path) -> list[str]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(notebook, tmp_path / "raises.ipynb")
     with pytest.raises(wb.NotebookError):
-        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb")
+        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     outputs = [o for cell in done.cells for o in cell.get("outputs", []) if o.output_type == "error"]
     return "\n".join(outputs[-1].traceback).splitlines()
@@ -52,7 +52,7 @@ def test_the_runner_names_the_line_that_raised(tmp_path: Path) -> None:
     )
     nbformat.write(notebook, tmp_path / "raises.ipynb")
     with pytest.raises(wb.NotebookError, match=r"wb\.TrainConfig\(peak_lr=-x"):
-        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb")
+        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
 
 
 def test_with_debug_there_is_no_short_form(monkeypatch: pytest.MonkeyPatch) -> None:

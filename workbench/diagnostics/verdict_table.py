@@ -13,10 +13,8 @@ SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "
 """Symbol and word of each status; colour only repeats what they say."""
 
 _COLOURS = {
-    "fail": "var(--jp-error-color1, #a61b00)",
-    "warn": "var(--jp-warn-color0, #8a5300)",
-    "not_measured": "inherit",
-    "ok": "var(--jp-success-color0, #17693a)",
+    status: f"color-mix(in srgb, currentColor 40%, {hue})"  # dark on a light page, light on a dark one
+    for status, hue in (("fail", "#d32f2f"), ("warn", "#e65100"), ("not_measured", "#607d8b"), ("ok", "#2e7d32"))
 }
 _LEFT = "text-align: left; vertical-align: top"
 
