@@ -56,7 +56,7 @@ class Lab:
     def __init__(self, root: Path, private: Path, *, live: bool = True) -> None:
         self.root = root
         self._log = private / "lab.log"
-        port, token = _free_port(), secrets.token_hex(16)
+        port, token = free_port(), secrets.token_hex(16)
         self.address, self.token = f"http://127.0.0.1:{port}", token
         places = {name: str(private / name) for name in ("config", "data", "runtime", "settings", "workspaces")}
         for name, values in SETTINGS.items():
@@ -267,7 +267,8 @@ def start_lab(root: Path, private: Path, *, live: bool = True) -> Iterator[Lab]:
         lab.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
