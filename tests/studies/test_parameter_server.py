@@ -25,7 +25,7 @@ from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.playbook import diagnose_record
-from workbench.report_figures import draw_figures
+from workbench.report_drawn import draw_figures
 from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
 from workbench.studies.parameter_server_remedies import lr_load, return_values, vocabulary_load, zipf_shares
 
