@@ -266,3 +266,41 @@ def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
     assert set(table["path"]) == {""}, "config links of a shared ledger name a machine"
     opened, _ = open_study(runs / "first")
     assert opened.row["study"] == "first"
+
+
+def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(
+    runs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever a page claims: rows that it makes up, and paths that lead out of the folder, are refused."""
+    elsewhere = write_study(tmp_path_factory.mktemp("elsewhere") / "private", note="mine", index=False)
+    panel = studies_panel(runs, live=True)
+    panel.studies = [{**panel.studies[0], "path": str(elsewhere)}]
+    for path in (str(elsewhere), str(runs / "first" / ".." / ".." / elsewhere.parent.name / "private"), "."):
+        for message in (
+            {"do": "open", "path": path},
+            {"do": "note", "path": path, "note": "theirs"},
+            {"do": "compare", "sides": [[str(runs / "first"), None], [path, None]]},
+        ):
+            said = asked(panel, **message)
+            assert said["bad"]
+            assert "not among the studies listed here" in said["text"]
+    assert json.loads((elsewhere / "study.json").read_text())["note"] == "mine"
+    assert (panel.opened, panel.compared) == ({}, {})
+    write_study(runs / "later", index=False)
+    assert asked(panel, do="open", path=str(runs / "later"))["bad"]
+    asked(panel, do="read")
+    assert not asked(panel, do="open", path=str(runs / "later"))["bad"]
+
+
+def test_what_folders_call_themselves_is_text_in_the_table(tmp_path: Path) -> None:
+    mean = "<img src=x onerror=alert(1)>"
+    write_study(tmp_path / "runs" / f"named {mean}", workload=f"work {mean}", note=f"note {mean}", index=False)
+    (tmp_path / "runs" / f"damaged {mean}").mkdir()
+    (tmp_path / "runs" / f"damaged {mean}" / "study.json").write_text("{")
+    for folder in (tmp_path / "runs", tmp_path / f"none {mean}"):
+        shown = studies_panel(folder, live=False)._repr_html_()
+        assert "<img" not in shown
+        assert "&lt;img src=x" in shown
+    shown = studies_panel(tmp_path / "runs", live=False)._repr_html_()
+    for kind in ("named", "work", "note", "damaged"):
+        assert f"{kind} &lt;img" in shown

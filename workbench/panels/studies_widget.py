@@ -60,6 +60,7 @@ class StudiesWidget(anywidget.AnyWidget):
 
     def __init__(self, root: Path, *, ledger: str | None, found: tuple[pd.DataFrame, list[str]]) -> None:
         self._root, self._ledger, self._asked = root, ledger, 0
+        self._paths = _paths(found[0])
         super().__init__(folder=str(root), columns=STUDY_COLUMNS, **_rows(root, found))
         self.on_msg(self._answer)
 
@@ -69,15 +70,15 @@ class StudiesWidget(anywidget.AnyWidget):
 
     def read(self) -> None:
         """Read the folders anew, and the open study with them."""
-        for name, value in _rows(self._root, study_table(self._root, ledger=self._ledger)).items():
+        found = study_table(self._root, ledger=self._ledger)
+        self._paths = _paths(found[0])
+        for name, value in _rows(self._root, found).items():
             setattr(self, name, value)
         if self.opened:
             self.show(self.opened["row"]["path"])
 
     def show(self, path: str) -> None:
         """Open one study: its trials first, then its picture."""
-        if not path:
-            raise UsageError("this study lies on another machine; the ledger knows its row only.")
         opened, record = open_study(path)
         self.opened = opened.to_dict()
         if len(opened.trials) > JUDGED and len(record.steps):
@@ -114,19 +115,34 @@ class StudiesWidget(anywidget.AnyWidget):
             self.read()
             return f"{len(self.studies)} studies, as they are now."
         if asked["do"] == "open":
-            self.show(asked["path"])
+            self.show(self._listed(asked["path"]))
             return f"{self.opened['row']['study']} is open below."
         if asked["do"] == "compare":
-            self.compare([(path, trial) for path, trial in asked["sides"]])
+            self.compare([(self._listed(path), trial) for path, trial in asked["sides"]])
             return str(self.compared["said"])
         if asked["do"] == "note":
-            self.note(asked["path"], asked["note"])
+            self.note(self._listed(asked["path"]), asked["note"])
             return "The note is written."
         raise UsageError(f"the page asked for {asked['do']!r}, which is not known here.")
+
+    def _listed(self, path: str) -> str:
+        """Return a path that the page names; a page reads and writes the studies that it lists, and no other folder."""
+        if not path:
+            raise UsageError("this study lies on another machine; the ledger knows its row only.")
+        if path not in self._paths:
+            raise UsageError(
+                f"{path} is not among the studies listed here; read them again, or give its folder to studies_panel."
+            )
+        return path
 
     def _say(self, text: str, *, bad: bool) -> None:
         self._asked += 1
         self.said = {"text": text, "bad": bad, "number": self._asked}
+
+
+def _paths(table: pd.DataFrame) -> frozenset[str]:
+    """The folders that a page may name, kept apart from the rows, which a page can change."""
+    return frozenset(map(str, table["path"].dropna())) - {""}
 
 
 def _rows(root: Path, found: tuple[pd.DataFrame, list[str]]) -> dict[str, Any]:
