@@ -19,6 +19,7 @@ from workbench import cli
 from workbench.errors import UnknownNameError, UsageError
 from workbench.notebook_batch import run_notebooks
 from workbench.notebook_runner import read_verdict
+from workbench.notebook_summary import NotebookRun, NotebookRuns, write_summary
 
 CRASH = 'assert status != "crash", "asked to"'
 COUNT = "open('ran.txt', 'a').write(status + ' ' + out + '\\n');"
@@ -195,3 +196,27 @@ def test_a_value_that_no_study_would_take_is_found_before(notebook: Path, monkey
     write_notebook(notebook, parameters='workload: str = "digits_mlp"')
     with pytest.raises(UnknownNameError, match=r"run 2: .*'digits_mlpp'.*Did you mean 'digits_mlp'"):
         run_notebooks(notebook, [{}, {"workload": "digits_mlpp"}])
+
+
+def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tmp_path: Path) -> None:
+    """A page that CI keeps for all to see: markup is escaped, and the password in an address is cut out."""
+    address = "postgresql://me:hunter2@db/wb"
+    given = [{"status": f"<img src=x>{address}"}, {"status": "fail"}]
+    made = [
+        NotebookRun(
+            number=n, parameters=row, state="crashed", verdicts=(), seconds=1.0, kept=False, notebook=tmp_path / f"00{n}.ipynb",
+            study=None, error=f"no <b>way</b> to {address}",
+        )
+        for n, row in enumerate(given, start=1)
+    ]  # fmt: skip
+    runs = NotebookRuns(folder=tmp_path, title="<i>Which?</i>", runs=tuple(made))
+    page = write_summary(runs).read_text()
+    for shown in (page, runs._repr_html_()):
+        assert "<img" not in shown
+        assert "<b>" not in shown
+        assert "<i>" not in shown
+        assert "&lt;img src=x&gt;" in shown
+        assert "no &lt;b&gt;way" in shown
+    for shown in (page, (tmp_path / "summary.csv").read_text(), repr(runs), str(made[0]), runs._repr_html_()):
+        assert "hunter2" not in shown
+        assert "db/wb" in shown

@@ -12,7 +12,7 @@ import pandas as pd
 from workbench.diagnostics.base import worst
 from workbench.notebook_html import page
 from workbench.record_parts import write_atomic
-from workbench.report_html import STATUS, text
+from workbench.report_html import STATUS, redact, text
 
 __all__ = ["NotebookRun", "NotebookRuns", "write_summary"]
 
@@ -64,11 +64,11 @@ class NotebookRun:
 
     def __str__(self) -> str:
         """Return what it was given and what it came to, in a line."""
-        given = ", ".join(f"{name}={value}" for name, value in self.parameters.items()) or "defaults"
+        given = ", ".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()) or "defaults"
         came = self.verdict or ("no verdict" if self.state == "complete" else "")
         state = {"complete": "kept from before" if self.kept else "", "crashed": "CRASHED"}.get(self.state, self.state)
         said = ", ".join(part for part in (state, came, f"{self.seconds:.0f} s") if part)
-        return f"{given}: {said}" + (f". {self.error}" if self.error else "")
+        return f"{given}: {said}" + (f". {redact(self.error)}" if self.error else "")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,7 +107,7 @@ class NotebookRuns:
         rows = [
             {
                 "run": run.number,
-                **{name: run.parameters.get(name, "default") for name in names},
+                **{name: _shown(run.parameters.get(name, "default")) for name in names},
                 "state": run.state,
                 "verdict": run.verdict,
                 **run.counts(),
@@ -115,7 +115,7 @@ class NotebookRuns:
                 "seconds": round(run.seconds, 1),
                 "study": run.study,
                 "notebook": str(run.notebook),
-                "error": run.error,
+                "error": redact(run.error) if run.error else None,
             }
             for run in self.runs
         ]
@@ -134,7 +134,7 @@ class NotebookRuns:
         names = self._differing()
         rows = [("run", *names, "verdict", *STATUSES, "worst")]
         for run in self.runs:
-            given = [str(run.parameters.get(name, "default")) for name in names]
+            given = [str(_shown(run.parameters.get(name, "default"))) for name in names]
             codes = run.worst_codes()
             more = f", {len(codes) - WORST_SHOWN} more" if len(codes) > WORST_SHOWN else ""
             said = run.state if run.state != "complete" else run.verdict or "none"
@@ -142,7 +142,7 @@ class NotebookRuns:
             rows.append((str(run.number), *given, said, *counts, ", ".join(codes[:WORST_SHOWN]) + more))
         wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows]
-        failed = [f"run {run.number} {run.state}: {run.error}" for run in self.crashed]
+        failed = [f"run {run.number} {run.state}: {redact(str(run.error))}" for run in self.crashed]
         return "\n".join([*lines, *failed, f"Summary: {self.folder / 'summary.html'}"])
 
     def _repr_html_(self) -> str:
@@ -164,6 +164,11 @@ def write_summary(runs: NotebookRuns) -> Path:
     return target
 
 
+def _shown(value: Any) -> Any:
+    """A parameter as a table may show it: passwords cut out of texts, everything else as it is."""
+    return redact(value) if isinstance(value, str) else value
+
+
 def _body(runs: NotebookRuns, *, relative_to: Path) -> str:
     """The table as HTML, with links to the pages of the runs, or to their copies where no page was written."""
     names = runs._differing()
@@ -172,7 +177,9 @@ def _body(runs: NotebookRuns, *, relative_to: Path) -> str:
         for name in ("run", *names, "verdict", *STATUSES, "worst findings", "seconds")
     )
     rows = "\n".join(f"<tr>{_row(run, names, relative_to)}</tr>" for run in runs.runs)
-    said = "".join(f'<p class="bad">Run {run.number} {run.state}: {text(run.error)}</p>\n' for run in runs.crashed)
+    said = "".join(
+        f'<p class="bad">Run {run.number} {run.state}: {text(redact(str(run.error)))}</p>\n' for run in runs.crashed
+    )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>\n{said}"
 
 
@@ -181,7 +188,7 @@ def _row(run: NotebookRun, names: list[str], relative_to: Path) -> str:
     link = os.path.relpath(html if html.exists() else run.notebook, relative_to)
     symbol, word = STATUS.get(run.verdict or "", ("–", "none"))
     said = f"{symbol} {word}" if run.state == "complete" else f"✕ {run.state}"
-    given = "".join(f"<td>{text(run.parameters.get(name, 'default'))}</td>" for name in names)
+    given = "".join(f"<td>{text(_shown(run.parameters.get(name, 'default')))}</td>" for name in names)
     counts = "".join(f'<td class="number">{count}</td>' for count in run.counts().values())
     return (
         f'<td><a href="{text(link)}">{run.number}</a></td>{given}<td>{said}</td>{counts}'
