@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,10 @@ from tests.helpers.records import empty, one_trial, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
+from tests.notebooks.guard import BANNED
 from workbench.errors import UsageError
+from workbench.panels.answers import Answer, Slider
+from workbench.panels.controls import controls_panel
 
 PREDICTED = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=predicted().predictions)
 NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame())
@@ -38,6 +43,7 @@ PANELS: dict[str, tuple[Callable[..., Any], Any]] = {
     "parameter_server_panel": (wb.parameter_server_panel, served(facts(workers=1), facts(workers=3))),
 }
 EMPTY: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    "curves_panel": (wb.curves_panel, empty(), "wb.LRSweep()"),
     "lr_sweep_panel": (wb.lr_sweep_panel, empty(), "wb.LRSweep()"),
     "clipping_panel": (wb.clipping_panel, empty(), "wb.ClippingStudy()"),
     "warmup_panel": (wb.warmup_panel, empty(), "wb.WarmupStudy()"),
@@ -149,7 +155,7 @@ def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None
     assert run in words
 
 
-@every_panel
+@pytest.mark.parametrize("name", [*PANELS, "curves_panel"])
 @pytest.mark.parametrize("given", [3, "runs/lr", None])
 def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
     if name == "batch_norm_panel" and given is None:
@@ -157,7 +163,7 @@ def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) 
             wb.batch_norm_panel(None)
         return
     with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
-        PANELS[name][0](given)
+        getattr(wb, name)(given)
 
 
 def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
@@ -167,3 +173,56 @@ def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
     words = wb.predictions_panel(record, live=True).words.value
     assert "<img" not in words
     assert "&lt;b&gt;cat" in words
+
+
+def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
+    """The words say why, as text; the last picture stays; the next value is answered again."""
+
+    def answer(value: int) -> Answer:
+        if value == 2:
+            raise UsageError("no <b>two</b> here.")
+        return Answer(f"It is {value}.", [lambda ax: ax.plot([0, value])])
+
+    panel = controls_panel(
+        "a_panel", answer, {"value": Slider(label="value", low=1, high=3, start=1)}, alt="A line.", live=True
+    )
+    picture, slider = panel.picture.value, panel.controls["value"]
+    slider.value = 2
+    assert said(panel).endswith("no <b>two</b> here.")
+    assert "<b>" not in panel.words.value
+    assert panel.picture.value == picture
+    slider.value = 3
+    assert said(panel).endswith("It is 3.")
+    assert panel.picture.value != picture
+    panel.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "control", "value"), [("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0)]
+)
+def test_both_pictures_follow_the_slider(moved: dict[str, Any], name: str, control: str, value: Any) -> None:
+    widget, picture = moved[name].controls[control], moved[name].picture
+    start, before = widget.value, pixels(picture.value)
+    widget.value = value
+    after, middle = pixels(picture.value), before.shape[1] // 2
+    assert after.shape == before.shape
+    assert (after[:, :middle] != before[:, :middle]).any()
+    assert (after[:, middle:] != before[:, middle:]).any()
+    widget.value = start
+
+
+def test_no_module_uses_what_hangs_a_batch_run() -> None:
+    """`Output` and its kin wait for a page; a panel is a widget that a callback sets."""
+    for path in sorted(Path(wb.__file__).parent.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if not any(word in source for word in ("ipywidgets", "IPython")):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ("ipywidgets", "widgets")
+            ):
+                names = {node.attr}
+            assert not names & BANNED, f"{path.name} uses {names & BANNED}"

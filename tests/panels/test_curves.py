@@ -77,8 +77,9 @@ def test_a_trial_trained_alone_and_a_study_that_still_runs(tmp_path: Path) -> No
     page = told(curves_panel(open_record(tmp_path / "s"), live=True))
     same_curves(page, record)
     writer = StudyWriter.open(tmp_path / "t", kind="trial", workload="w", config=small_workload().config.to_dict())
-    page = told(curves_panel(StudyRecord(tmp_path / "t"), live=True))  # not a row yet
-    assert page.trials == page.curves == {}
+    shown = curves_panel(StudyRecord(tmp_path / "t"), live=True)  # not a row yet
+    assert "no step yet. Run wb.LRSweep()" in shown.words.value
+    assert "open it again" in shown.words.value
     writer.close()
 
 
@@ -110,6 +111,7 @@ def test_long_curves_are_thinned_and_keep_what_is_seen_of_them(tmp_path: Path) -
 def test_without_a_page_it_is_one_picture(study: StudyRecord) -> None:
     shown = curves_panel(study)
     assert isinstance(shown, Still)
+    assert "training loss" in shown.alt
     assert image.imread(io.BytesIO(shown.data), format="png").std() > 0
 
 

@@ -6,12 +6,15 @@ from typing import Any
 
 from workbench.diagnostics.trials import RecordLike
 from workbench.panels.base import is_live, still
+from workbench.panels.controls import needs, nothing
 from workbench.panels.study_curves import StudyCurves
 from workbench.plots.lr_sweep import plot_loss_curves
 from workbench.plots.render import png
 from workbench.record import StudyRecord, TrialRecord
 
 __all__ = ["curves_panel"]
+
+ALT = "The training loss of each trial against the step, coloured by learning rate."
 
 
 def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
@@ -26,9 +29,16 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
 
     Returns:
         A widget, or an `IPython.display.Image` of the loss curves; a notebook shows either as the last line of a cell.
+
+    Raises:
+        UsageError: it is no record.
     """
+    needs("curves_panel", record, "steps", "trials")
+    if record.steps.empty:
+        why = "the record has no step yet. Run wb.LRSweep().run(workload, out=...), or any study of wb.Trainer, and open it again."
+        return nothing("curves_panel", why, alt=ALT, live=live)
     if not is_live(live) or not isinstance(record, (StudyRecord, TrialRecord)):
-        return still(png([lambda ax: plot_loss_curves(record, ax=ax)]))
+        return still(png([lambda ax: plot_loss_curves(record, ax=ax)]), ALT)
     from workbench.panels.curves_widget import CurvesWidget
 
     curves, widget = StudyCurves.of(record), CurvesWidget(still=True)
