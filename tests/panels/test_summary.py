@@ -12,6 +12,7 @@ import pytest
 from matplotlib import image
 
 import workbench as wb
+from tests.helpers.study_folders import write_study
 from workbench.diagnostics.base import Diagnosis
 from workbench.panels import summary
 from workbench.panels.summary import PICTURES, show_study, study_picture, study_sentence
@@ -126,3 +127,8 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
         assert "image/png" in picture.data
         assert "of quadratic" in sentence.data["text/markdown"]
         assert "application/vnd.workbench.verdict+json" in verdict.data
+
+
+def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
+    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>", index=False))
+    assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")

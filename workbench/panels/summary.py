@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis
@@ -89,7 +90,7 @@ def study_sentence(record: StudyRecord | TrialRecord) -> str:
         return f"`{record.path}`: no trial yet; the call that began the study goes on with it."
     states = trials["state"].value_counts()
     told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
-    many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {record.workload}: {told}"
+    many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {escape(str(record.workload), quote=False)}: {told}"
     best = _best(record)
     left = set(states.index) & {"stopped", "failed"}
     go_on = f"; the call that began `{record.path}` goes on from there" if left else ""
