@@ -7,6 +7,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +55,23 @@ class Loop:
             self.coordinator.schedule(step, args=(self.placed,))
         self.coordinator.join()
 
+    def train_past_a_late_one(self, updates: int) -> None:
+        """One gradient is as old as can be, so that the picture is another one for certain."""
+        done = threading.Event()
+
+        def late(placed: PlacedModule) -> None:
+            with placed.step() as module:
+                assert done.wait(60)
+                module(torch.ones(1, 2)).sum().backward()
+
+        def last(placed: PlacedModule) -> None:
+            step(placed)
+            done.set()
+
+        for each in (late, *[step] * (updates - 2), last):
+            self.coordinator.schedule(each, args=(self.placed,))
+        self.coordinator.join()
+
 
 def step(placed: PlacedModule) -> None:
     with placed.step() as module:
@@ -83,7 +102,7 @@ def test_it_follows_the_training_by_itself(loop: Loop) -> None:
     panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
     assert said(panel).startswith("Running: 40 updates.")
     before = panel.picture.value
-    loop.train(60)
+    loop.train_past_a_late_one(60)
     until(lambda: "Running: 100 updates" in said(panel))
     until(lambda: panel.picture.value != before)
     assert "updates old on average" in said(panel)
@@ -180,3 +199,19 @@ def test_a_record_of_several_trials_has_one_to_choose() -> None:
 def test_a_pause_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="refresh_s=.* must be a finite number of seconds above 0"):
         parameter_server_panel(served(facts()), refresh_s=given)
+
+
+def test_it_rests_so_long_that_looking_costs_a_small_share_of_a_core(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look of 0.1 s at 2 % is followed by 5 s of rest, a quick one by what was asked for."""
+    monkeypatch.setattr(server_watch, "SHARE", 0.02)
+    times, rests = iter([0.0, 0.1, 3.0, 3.01, 4.0, 4.0]), []
+    watch = ServerWatch.over(loop.coordinator, loop.placed, lambda _: None, 1.0)
+    seen = watch.look()
+    looks = iter([seen, seen, replace(seen, running=False)])
+    monkeypatch.setattr(server_watch, "time", SimpleNamespace(thread_time=lambda: next(times)))
+    monkeypatch.setattr(watch, "look", lambda: next(looks))
+    monkeypatch.setattr(watch, "_ended", SimpleNamespace(wait=rests.append))
+    watch._watch()
+    assert rests == pytest.approx([1.0, 5.0, 1.0])
