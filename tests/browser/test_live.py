@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def colors(page: Page, box: str) -> int:
             box,
         )
     )
+
+
+def luminance(color: Sequence[float]) -> float:
+    """Relative luminance of sRGB from 0 to 255, as WCAG 2 has it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in color)]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.fixture
@@ -142,6 +149,65 @@ def test_hover_tells_which_trial_a_line_is(alone: Page) -> None:
     expect(tip).to_be_hidden()
 
 
+def told(page: Page) -> dict[str, str]:
+    """What the tip says, by its words."""
+    rows: list[tuple[str, str]] = page.evaluate(
+        "() => [...document.querySelectorAll('.wb-live-tip > div')].map((row) => [...row.children].map((part) => part.textContent))"
+    )
+    return dict(rows)
+
+
+def test_the_tip_has_the_values_of_the_step_under_the_pointer(alone: Page) -> None:
+    alone.mouse.move(*at(alone, 2, 900))
+    tip = alone.locator(".wb-live-tip")
+    expect(tip).to_be_visible()
+    said = told(alone)
+    step = int(said["step"].split(" of ")[0].replace(",", ""))
+    assert abs(step - 900) < 20
+    values = alone.evaluate(
+        "(step) => ['loss', 'grad_norm'].map((key) => { const p = window.view.store.points.get(2)[key]; return p.y[p.at(step, p.n)]; })",
+        step,
+    )
+    assert [float(said[name]) for name in ("loss", "gradient norm")] == pytest.approx(values, rel=6e-3)
+
+
+def test_lanes_are_coloured_by_lr_and_lost_ones_fade_dashed_into_a_cross(alone: Page) -> None:
+    seen = alone.evaluate(
+        """() => window.view.lanes.map((lane) => {
+          const chart = window.view.charts[0];
+          const series = chart.plot.series[1 + chart.lanes.findIndex((each) => each.trial === lane.trial)];
+          return [lane.trial, window.view.colors.get(lane.trial), Number(window.view.stroke(lane.trial).match(/[\\d.]+\\)$/)[0].slice(0, -1)),
+            Boolean(series.dash && series.dash.length)];
+        })"""
+    )
+    assert [trial for trial, *_ in seen] == list(range(8)), "in the order of their lr"
+    shades = [0.2126 * r + 0.7152 * g + 0.0722 * b for _, (r, g, b), *_ in seen]
+    assert all(b > a + 5 for a, b in itertools.pairwise(shades)), (
+        "each is lighter than the one before, also without hue"
+    )
+    assert [alpha < 1 for _, _, alpha, _ in seen] == [False] * 6 + [True] * 2
+    assert [dashed for *_, dashed in seen] == [False] * 6 + [True] * 2
+
+
+def test_the_clip_line_is_drawn_across_the_gradient_norm_at_its_value(alone: Page) -> None:
+    drawn = alone.evaluate(
+        """() => {
+          const chart = window.view.charts[1];
+          const [words, lines] = [[], []];
+          const { fillText, moveTo } = CanvasRenderingContext2D.prototype;
+          CanvasRenderingContext2D.prototype.fillText = function (...given) { words.push([given[0], given[2]]); fillText.apply(this, given); };
+          CanvasRenderingContext2D.prototype.moveTo = function (x, y) { if (this.getLineDash().length) lines.push(y); moveTo.call(this, x, y); };
+          chart.plot.redraw(false);
+          return new Promise((done) => requestAnimationFrame(() => {
+            Object.assign(CanvasRenderingContext2D.prototype, { fillText, moveTo });
+            const said = words.filter(([text]) => String(text).startsWith("clipped"));
+            done([said.map(([text]) => text), lines.includes(chart.plot.valToPos(2, "y", true)), window.view.charts.map((each) => each.clips())]);
+          }));
+        }"""
+    )
+    assert drawn == [["clipped above 2"], True, [[], [2], []]]
+
+
 def test_a_click_on_a_line_isolates_it_and_the_same_click_gives_the_others_back(alone: Page) -> None:
     alone.mouse.click(*at(alone, 2, 900))
     alone.wait_for_function("() => !window.view.waiting")
@@ -207,6 +273,10 @@ def test_sixty_four_lanes(browser: Browser, shots: Path, dark: bool) -> None:
     for start in range(0, 10_000, 2000):
         feed(page, lanes=64, steps=10_000, rows=(start, start + 2000), whole=not start, lost=6)
     assert colors(page, ".wb-live-loss") > 100
+    behind = luminance((17, 17, 17) if dark else (255, 255, 255))
+    for color in page.evaluate("() => [...window.view.colors.values()]"):
+        high, low = sorted((luminance(color), behind), reverse=True)
+        assert (high + 0.05) / (low + 0.05) > 2.5, "legible on its ground, by the contrast of WCAG 2"
     page.mouse.move(*at(page, 30, 6000))
     page.screenshot(path=shots / f"live_64{'_dark' if dark else ''}.png")
     expect(page.get_by_role("button", name="trial 63")).to_have_count(1)

@@ -55,6 +55,8 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "place": (with_output(3, new_output("stream", name="stdout", text="/home/me/runs")), "place on one machine"),
     "Output": (with_source(3, "from ipywidgets import Output"), "uses Output"),
     "interact": (with_source(3, "widgets.interact(1)"), "uses interact"),
+    "interactive": (with_source(3, "from ipywidgets import interactive"), "uses interactive"),
+    "clear_output": (with_source(3, "from IPython.display import clear_output"), "uses clear_output"),
     "interactive_output": (with_source(3, "w.interactive_output(1)"), "uses interactive_output"),
     "function": (with_source(3, "def f():\n    pass"), "defines f"),
     "marker with a reason": (with_source(3, "# NBVAL_IGNORE_OUTPUT: noisy\nrecord"), "stands alone"),

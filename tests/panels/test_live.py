@@ -13,6 +13,7 @@ import pytest
 from ipywidgets import Widget
 
 from tests.helpers.workloads import small_workload
+from workbench.diagnostics.base import Diagnosis
 from workbench.errors import StudyInterrupted
 from workbench.panels import live as live_module
 from workbench.panels.curve_points import METRICS, CurvePoints, kept
@@ -293,6 +294,21 @@ def test_a_block_shows_one_widget_closes_it_and_ends_in_the_summary(tmp_path: Pa
     assert not early_wanted()
 
 
+def test_the_place_of_a_closed_widget_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored widget that is gone would be an error where the notebook is opened again."""
+    places: list[str] = []
+    emptied: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("IPython.display.display", lambda _, display_id: places.append(display_id))
+    monkeypatch.setattr(
+        "IPython.display.publish_display_data",
+        lambda data, _, *, transient, update: emptied.append((data, transient["display_id"], update)),
+    )
+    with pytest.raises(ValueError, match="mine"), live_view(live=True, summary=False):
+        _train_and_raise(tmp_path / "s", ValueError("mine"))
+    assert emptied == [({"text/plain": ""}, places[0], True)]
+    assert len(places) == 1
+
+
 def _train_and_raise(out: Path, error: BaseException) -> None:
     Trainer(device="cpu").run(small_workload(), out=out)
     raise error
@@ -403,3 +419,35 @@ def test_the_status_counts_the_last_seconds_only(tmp_path: Path) -> None:
     assert rates[0] is None
     assert rates[5] == pytest.approx(10.0)
     assert rates[-1] == 0.0
+
+
+class _Ends(Hook):
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_step(self, step: Step) -> None:
+        if step.index == 19:
+            if self.how == "stop":
+                ask_to_stop()
+            elif self.how == "interrupt":
+                raise KeyboardInterrupt
+            else:
+                raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("how", "raised"), [("stop", StudyInterrupted), ("interrupt", KeyboardInterrupt), ("error", ValueError)]
+)
+def test_a_half_trained_study_ends_in_figure_sentence_and_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, raised: type[BaseException]
+) -> None:
+    """The summary itself, of a sweep whose lanes are in the middle: what fails there would be swallowed behind the error."""
+    seen: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", seen.append)
+    with pytest.raises(raised), live_view():
+        LRSweep(lrs=LRS).run(small_workload(), Trainer(device="cpu", hooks=[_Ends(how)]), out=tmp_path / "s")
+    figure, sentence, verdicts = seen
+    assert figure.data.startswith(b"\x89PNG")
+    assert "trials of" in sentence.data
+    assert isinstance(verdicts, Diagnosis)
+    assert [finding.code for finding in verdicts.findings if finding.code == "lr.best"] == ["lr.best"]
