@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from workbench.record import open_record as open
     from workbench.record_lanes import how_trained
     from workbench.report import write_report
+    from workbench.report_summary import summarise
     from workbench.schedules import (
         constant,
         cosine,
@@ -412,6 +413,7 @@ __all__ = [
     "statistics_layout",
     "stop_with_patience",
     "studies_panel",
+    "summarise",
     "synchronise_batch_norm",
     "warmup_panel",
     "write_report",
@@ -572,6 +574,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "record_lanes": ("how_trained",),
     "report": ("write_report",),
+    "report_summary": ("summarise",),
     "schedules": (
         "constant",
         "cosine",

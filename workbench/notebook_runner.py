@@ -193,7 +193,7 @@ def find_notebook(name_or_path: str | Path, *, folder: str | Path = "notebooks")
 
     Args:
         name_or_path: `notebooks/01_lr_sweep.ipynb`, `01_lr_sweep` or `lr_sweep`.
-        folder: where names are looked up.
+        folder: where names are looked up; the current folder where it holds none.
 
     Raises:
         UnknownNameError: there is none; the nearest name is given.
@@ -201,7 +201,7 @@ def find_notebook(name_or_path: str | Path, *, folder: str | Path = "notebooks")
     path = Path(name_or_path)
     if path.suffix == ".ipynb" and path.is_file():
         return path
-    there = sorted(Path(folder).glob("*.ipynb"))
+    there = sorted(Path(folder).glob("*.ipynb")) or sorted(Path().glob("*.ipynb"))
     wanted = path.name.removesuffix(".ipynb")
     if str(path) in {wanted, f"{wanted}.ipynb"}:
         for exact in (lambda p: p.stem == wanted, lambda p: _bare(p) == wanted):

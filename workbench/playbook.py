@@ -206,7 +206,7 @@ def diagnose(
         if trainer is not None and trainer.hooks
         else call_on(
             workload,
-            f"wb.diagnose({{workload}}, {str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds, trainer)})",
+            f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds, trainer)})",
         ),
         progress=progress,
     ) as session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
 from workbench.report_html import counted, number_text, redact, text
 
-__all__ = ["ORDER", "summary"]
+__all__ = ["ORDER", "summarise", "summary"]
 
 ORDER = ("fail", "warn", "not_measured", "ok")
 MAX_NAMED = 2
@@ -17,10 +18,30 @@ MAX_NAMED = 2
 
 
 def summary(record: Any, diagnosis: Diagnosis) -> str:
-    """Return what was trained, found, is to be changed, what that brings, and how sure it is, as a list of terms.
+    """Return the five lines as a list of terms, in HTML."""
+    items = "\n".join(
+        f"<div><dt>{name}</dt><dd>{text(said)}</dd></div>" for name, said in _rows(record, diagnosis).items()
+    )
+    return f'<dl class="summary">\n{items}\n</dl>'
+
+
+def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
+    """Return what was trained, found, is to be changed, what that brings, and how sure it is: five lines for a colleague.
 
     A line that has nothing to say is left out, but for what was trained and what was found.
+
+    Args:
+        record: a study or a single trial.
+        diagnosis: of this record.
+        width: columns after which a line is continued below itself.
     """
+    rows = _rows(record, diagnosis)
+    return "\n".join(
+        textwrap.fill(f"{name + ':':<11}{said}", width, subsequent_indent=" " * 11) for name, said in rows.items()
+    )
+
+
+def _rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
     rows = {
         "Trained": _trained(record),
         "Found": _found(diagnosis),
@@ -28,8 +49,7 @@ def summary(record: Any, diagnosis: Diagnosis) -> str:
         "Gain": _gain(record, diagnosis),
         "How sure": _sure(record, diagnosis),
     }
-    items = "\n".join(f"<div><dt>{name}</dt><dd>{text(redact(said))}</dd></div>" for name, said in rows.items() if said)
-    return f'<dl class="summary">\n{items}\n</dl>'
+    return {name: redact(said) for name, said in rows.items() if said}
 
 
 def _trained(record: Any) -> str:

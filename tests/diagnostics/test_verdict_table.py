@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.finding import Finding, Status
-from workbench.diagnostics.verdict_table import SIGNS, verdict_table
+from workbench.diagnostics.verdict_table import MAX_ROWS, SIGNS, verdict_table
 
 
 def finding(code: str, status: Status, **given: object) -> Finding:
@@ -31,14 +31,24 @@ def test_worst_first_and_a_word_for_every_status() -> None:
     ]
 
 
-def test_what_is_well_and_no_measurement_is_folded() -> None:
-    html = verdict_table(
-        "head", [finding("a.b", "ok"), finding("c.d", "ok"), finding("lr.best", "ok", value=0.125, unit="lr")]
-    )
+def test_of_many_what_is_well_and_no_measurement_is_folded() -> None:
+    well = [finding(f"a.{k}", "ok") for k in range(MAX_ROWS)]
+    html = verdict_table("head", [*well, finding("lr.best", "ok", value=0.125, unit="lr")])
     _, *lines = rows(html)
     assert lines == [["✓ ok", "lr.best", "about lr.best", "0.125 lr", ""]]
-    assert "2 more looked for and absent" in html
-    assert all(f"<code>{code}</code> about {code}" in html for code in ("a.b", "c.d"))
+    assert f"{MAX_ROWS} more are ok" in html
+    assert all(f"<code>{f.code}</code> about {f.code}" in html for f in well)
+
+
+def test_of_few_all_are_rows_because_the_answer_may_be_one_that_is_well() -> None:
+    html = verdict_table("head", [finding(f"a.{k}", "ok") for k in range(MAX_ROWS)])
+    assert len(rows(html)) == 1 + MAX_ROWS
+    assert "<details" not in html
+
+
+def test_the_same_advice_is_given_once() -> None:
+    html = verdict_table("head", [finding(code, "warn", advice=["warm up"]) for code in ("a.b", "c.d")])
+    assert html.count("Try: warm up") == 1
 
 
 def test_the_first_advice_of_what_is_not_well_is_told() -> None:

@@ -301,11 +301,14 @@ def test_the_place_of_a_closed_widget_is_emptied(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("IPython.display.display", lambda _, display_id: places.append(display_id))
     monkeypatch.setattr(
         "IPython.display.publish_display_data",
-        lambda data, _, *, transient, update: emptied.append((data, transient["display_id"], update)),
+        lambda data, _, *, transient, update=False: emptied.append((data, transient["display_id"], update)),
     )
     with pytest.raises(ValueError, match="mine"), live_view(live=True, summary=False):
         _train_and_raise(tmp_path / "s", ValueError("mine"))
-    assert emptied == [({"text/plain": ""}, places[0], True)]
+    (words, below, updated), *gone = emptied
+    assert "wb.open" in words["text/plain"]
+    assert not updated
+    assert gone == [({"text/plain": ""}, place, True) for place in (*places, below)]
     assert len(places) == 1
 
 

@@ -281,12 +281,13 @@ SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machi
         ({"data": SLOW}, None, "worker", "They wait for their data"),
         ({"loop": SLOW}, None, "coordinator", "Make several updates in one closure"),
         ({}, Dispatcher, "coordinator", "Make several updates in one closure"),
-        ({}, ServerRuntime, "server", "Use more servers"),
+        # How evenly two servers are busy is up to the machine; tests/diagnostics holds which advice follows from it.
+        ({}, ServerRuntime, "server", ("Use more servers", "Split large variables")),
     ],
     ids=["healthy", "data", "loop", "dispatch", "server"],
 )
 def test_a_bottleneck_planted_in_a_loop_of_ones_own_is_named(
-    naps: dict[str, float], owner: Any, cause: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    naps: dict[str, float], owner: Any, cause: str, advice: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T13.1, T13.5: where workers themselves take the time nothing is wrong."""
     if owner is not None:

@@ -12,6 +12,9 @@ __all__ = ["verdict_table"]
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
 """Symbol and word of each status; colour only repeats what they say."""
 
+MAX_ROWS = 12
+"""Of a diagnosis with no more findings than this, one study's, all are rows: its answer may be one that is well (rule of thumb)."""
+
 _COLOURS = {
     status: f"color-mix(in srgb, currentColor 40%, {hue})"  # dark on a light page, light on a dark one
     for status, hue in (("fail", "#d32f2f"), ("warn", "#e65100"), ("not_measured", "#607d8b"), ("ok", "#2e7d32"))
@@ -20,7 +23,7 @@ _LEFT = "text-align: left; vertical-align: top"
 
 
 def verdict_table(head: str, findings: Sequence[Finding]) -> str:
-    """Return a heading and a table of findings, worst first; what is well and measures nothing is folded into one line.
+    """Return a heading and a table of findings, worst first; of many, what is well and measures nothing is folded into one line.
 
     Args:
         head: one line above the table.
@@ -29,30 +32,34 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
     Returns:
         HTML in which every text is escaped.
     """
-    told = [f for f in findings_by_severity(findings) if f.status != "ok" or f.code in MEASUREMENTS]
+    few = len(findings) <= MAX_ROWS
+    told = [f for f in findings_by_severity(findings) if few or f.status != "ok" or f.code in MEASUREMENTS]
     rest = [f for f in findings if f not in told]
     columns = ("status", "finding", "what was found", "value", "clause")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     said: dict[tuple[str, str], list[Finding]] = {}
     for finding in told:
         said.setdefault((finding.status, finding.summary), []).append(finding)
-    rows = "\n".join(_row(alike) for alike in said.values())
+    advised: set[str] = set()
+    rows = "\n".join(_row(alike, advised) for alike in said.values())
     parts = [f"<p><strong>{escape(head)}</strong></p>"]
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
     if rest:
         lines = "\n".join(f"<li><code>{escape(f.code)}</code> {escape(f.summary)}</li>" for f in rest)
         parts.append(
-            f"<details><summary>{SIGNS['ok'][0]} {len(rest)} more looked for and absent</summary>\n<ul>\n{lines}\n</ul></details>"
+            f"<details><summary>{SIGNS['ok'][0]} {len(rest)} more are ok</summary>\n<ul>\n{lines}\n</ul></details>"
         )
     return "\n".join(parts)
 
 
-def _row(alike: Sequence[Finding]) -> str:
-    """Return the row of findings that say the same of several codes."""
+def _row(alike: Sequence[Finding], advised: set[str]) -> str:
+    """Return the row of findings that say the same of several codes, with the first advice that no row above has given."""
     finding = alike[0]
     symbol, word = SIGNS[finding.status]
-    advice = "".join(f"<br><small>Try: {escape(line)}</small>" for line in finding.advice[:1] if finding.status != "ok")
+    lines = [line for line in finding.advice[:1] if finding.status != "ok" and line not in advised]
+    advised.update(lines)
+    advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
     value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
     clauses = dict.fromkeys(f.clause for f in alike if f.clause)
     cells = (

@@ -100,8 +100,9 @@ def _page(*, shown: bool) -> Iterator[None]:
         widget = CurvesWidget()
         feed = LiveFeed(widget.tell)
         widget.when_asked(feed.everything)
-        place = uuid.uuid4().hex
+        place, below = uuid.uuid4().hex, uuid.uuid4().hex
         display(widget, display_id=place)  # type: ignore[no-untyped-call]
+        publish_display_data(_words(), {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
     except Exception:  # a page that cannot be shown is no reason not to train
         logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
         yield
@@ -114,8 +115,15 @@ def _page(*, shown: bool) -> Iterator[None]:
             Exception
         ):  # a stored widget that is gone would be an error when the notebook is opened again
             gone = {"text/plain": ""}
-            publish_display_data(gone, {}, transient={"display_id": place}, update=True)  # type: ignore[no-untyped-call]
+            for output in (place, below):
+                publish_display_data(gone, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
         widget.close()
+
+
+def _words() -> dict[str, str]:
+    """Return what stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
+    said = 'This page may be reloaded or closed: training goes on, and wb.open("runs/...") draws all of it again.'
+    return {"text/plain": said, "text/html": f"<small>{said}</small>"}
 
 
 def _summarise(view: LiveView, *, wanted: bool) -> None:

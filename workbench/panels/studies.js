@@ -6,8 +6,8 @@ const STATES = {
   finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(13em, 2fr)", workload: "9em", kind: "8em", state: "8em", stage: "9em", trials: "5.5em", failed: "5.5em",
-  trial: "5.5em", best_value: "8.5em", created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em",
+  study: "minmax(0, 2fr)", workload: "9em", kind: "8em", state: "8em", stage: "9em", trials: "5.5em", failed: "5.5em",
+  trial: "5.5em", best_value: "8.5em", created: "10.5em", note: "minmax(0, 3fr)", seed: "5.5em", best_step: "8em",
   steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");

@@ -57,8 +57,9 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         try:
             said = self._answer(**{key: widget.value for key, widget in self.controls.items()})
             png = self._canvas.png(said.draws)
-        except WorkbenchError as error:  # says what to do; a traceback would end in the log of the server
-            self.words.value = _html(str(error), self._alt)
+        except Exception as error:  # a traceback would end in the server's log, under an old picture
+            said_by_us = isinstance(error, WorkbenchError)  # says what to do by itself
+            self.words.value = _html(str(error) if said_by_us else f"{type(error).__name__}: {error}", self._alt)
             return
         self.words.value, self.picture.value = _html(said.words, self._alt), png
 
