@@ -60,7 +60,7 @@ def _literal(text: str) -> Any:
 
 
 def _workload(name: str, cwd: Path) -> None:
-    from workbench.workloads.registry import list_workloads
+    from workbench.workloads.registry import find_file, list_workloads
 
     where, colon, attribute = name.rpartition(":")
     if not colon:
@@ -70,7 +70,7 @@ def _workload(name: str, cwd: Path) -> None:
                 "Your own is named file.py:name or module:name."
             )
     elif where.endswith(".py"):
-        if not (cwd / where).is_file():
+        if not find_file(where, cwd=cwd).is_file():
             raise UnknownNameError(f"parameter workload={name!r}: there is no file {where!r} in {str(cwd)!r}.")
         if not attribute:
             raise UnknownNameError(f"parameter workload={name!r}: write the workload's name behind the colon.")

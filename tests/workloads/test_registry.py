@@ -6,7 +6,7 @@ import pytest
 
 from workbench.errors import UnknownNameError, WorkloadError
 from workbench.workloads.base import Workload
-from workbench.workloads.registry import list_workloads, load_workload
+from workbench.workloads.registry import find_file, list_workloads, load_workload
 
 GOOD = """
 import torch
@@ -149,3 +149,22 @@ def test_a_copy_that_is_more_than_another_config_has_no_name_any_more() -> None:
     workload = load_workload("quadratic")
     assert workload.replace(config=workload.config.replace(peak_lr=0.5)).source == "quadratic"
     assert workload.replace(loss=lambda outputs, batch: outputs).source is None
+
+
+def test_a_file_is_found_from_the_project_and_from_its_notebooks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook runs in notebooks/ in JupyterLab, and in the project's folder as a batch job."""
+    (folder / "notebooks").mkdir()
+    (folder / "notebooks" / "beside.py").write_text(GOOD)
+    assert load_workload("beside.py:workload").name == "mine"
+    assert load_workload("notebooks/beside.py:workload").name == "mine"
+    monkeypatch.chdir(folder / "notebooks")
+    assert load_workload("beside.py:workload").name == "mine"
+    assert load_workload("own_workload.py:workload").name == "mine"
+    assert find_file("nowhere.py") == Path("nowhere.py")
+    assert find_file("beside.py", cwd=folder) == folder / "notebooks" / "beside.py"
+
+
+def test_the_file_in_the_current_folder_comes_first(folder: Path) -> None:
+    (folder / "notebooks").mkdir()
+    (folder / "notebooks" / "own_workload.py").write_text("workload = 1")
+    assert load_workload("own_workload.py:workload").name == "mine"

@@ -86,6 +86,21 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
     return _find(name, made, anew=anew, others=(DataLoader,))
 
 
+def find_file(source: str, *, cwd: Path | None = None) -> Path:
+    """Return the path of a workload's file: from the current folder, or from `notebooks/`, so that a notebook and a command say it alike.
+
+    Args:
+        source: the path as it was given.
+        cwd: the folder to look from; None is the current one.
+
+    Returns:
+        The first of the places where the file is; the path as it was given where it is nowhere.
+    """
+    given, here = Path(source), Path() if cwd is None else cwd
+    around = [here, here / "notebooks", *([here / ".."] if here.resolve().name == "notebooks" else [])]
+    return next((path for path in (folder / given for folder in around) if path.is_file()), here / given)
+
+
 def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, others: tuple[type, ...] = ()) -> Any:
     """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from."""
     if ":" not in name:
@@ -96,8 +111,9 @@ def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, othe
     if not source or not attribute:
         raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name(name)}")
     is_file = source.endswith(".py")
-    with _importable(Path(source).resolve().parent if is_file else Path.cwd()):
-        module = _import_file(Path(source), anew=anew) if is_file else _import_module(source)
+    path = find_file(source)
+    with _importable(path.resolve().parent if is_file else Path.cwd()):
+        module = _import_file(path, anew=anew) if is_file else _import_module(source)
         return made(_attribute(module, attribute, source, others), name)
 
 
