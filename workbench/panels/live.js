@@ -8,6 +8,11 @@ const METRICS = [
   { key: "grad_norm", title: "gradient norm", floor: true },
   { key: "lr", title: "learning rate", floor: true },
 ];
+const BRIEF = {
+  max_grad_norm: "clip", batch_size: "batch", shared_seed: "seed", per_host_seed: "data seed", warmup_steps: "warmup",
+  accumulate_steps: "accumulate", bn_stat_examples: "bn examples", total_steps: "steps", momentum: "momentum",
+};
+const brief = (note) => note.replace(/(\w+)=/g, (_, name) => `${BRIEF[name] || name} `);
 const STATES = {
   waiting: ["·", "waiting"],
   running: ["▸", "running"],
@@ -706,7 +711,7 @@ class View {
     const { points, n } = lane.points.loss;
     const [sign, word] = STATES[info.state] || ["?", info.state];
     const set = (element, text) => element.textContent !== text && (element.textContent = text);
-    set(parts.name, `lr ${short(info.lr)}${info.note ? ` · ${info.note}` : ""}`);
+    set(parts.name, `lr ${short(info.lr)}${info.note ? ` · ${brief(info.note)}` : ""}`);
     set(parts.loss, n ? short(points.y[n - 1]) : "");
     set(parts.state, sign);
     const about = `trial ${info.trial}, ${info.stage}, lr ${short(info.lr)}${info.note ? `, ${info.note}` : ""}, ${word}` + (n ? `, loss ${short(points.y[n - 1])} at step ${count(points.x[n - 1])}` : "");
