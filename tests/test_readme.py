@@ -49,6 +49,8 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
     steps = wb.open("runs/hooked").steps
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
+    exec(block("wb.live_view()").replace("wb.LRSweep()", "wb.LRSweep(lrs=[0.1], steps=20)"), names)
+    exec(block("wb.summarise("), names)
     arms = block("wb.ComparisonStudy(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
     exec(re.sub("digits_resnet(_stride1)?", "digits_mlp", arms), names)
     exec(block("wb.BatchSizeStudy(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
