@@ -22,7 +22,7 @@ def panel(desk: Desk, request: pytest.FixtureRequest) -> Locator:
     root = desk.lab.root / re.sub(r"\W", "_", request.node.name)
     write_study(root / "first", note="the baseline")
     write_study(root / "second", seeds=2, scale=0.5, note="halved losses")
-    write_study(root / "third", trials=2, note="not done", finish=False)
+    write_study(root / "third", trials=2, note="not done, " + "a long story " * 20, finish=False)
     (root / "broken").mkdir()
     (root / "broken" / "study.json").write_text("{")
     desk.open(desk.lab.write(f"{root.name}.ipynb", ["import workbench as wb", f"wb.studies_panel({str(root)!r})"]))
@@ -38,12 +38,19 @@ def names(panel: Locator) -> list[str]:
     return [str(row.get_by_role("gridcell").nth(1).text_content()) for row in rows.all()]
 
 
+LEFT = """(grid) => [...grid.querySelectorAll('.wb-row')].map(
+  (row) => [...row.children].map((cell) => Math.round(cell.getBoundingClientRect().left)).join(' '))"""
+
+
 def status(panel: Locator) -> Locator:
     return panel.get_by_role("status")
 
 
 def test_filter_sort_open_compare_and_copy_by_mouse(panel: Locator, desk: Desk) -> None:
     expect(panel.get_by_text("broken/study.json is damaged")).to_be_visible()
+    left = panel.get_by_role("grid", name="studies").evaluate(LEFT)
+    assert len(left) == 4
+    assert len(set(left)) == 1, "head and rows have the same columns, however long a note is"
     panel.get_by_label("filter studies").fill("halved finished")
     assert names(panel) == ["second"]
     expect(panel.get_by_text("1 of 3 studies")).to_be_visible()
@@ -143,7 +150,7 @@ def test_a_note_is_refused_while_another_process_writes_and_when_it_is_empty(pan
         expect(panel.get_by_role("gridcell", name="▶ running").first).to_be_visible()
         expect(note).to_have_value("something")
         desk.screenshot("studies-refused")
-    assert json.loads((path / "study.json").read_text())["note"] == "not done"
+    assert json.loads((path / "study.json").read_text())["note"].startswith("not done, ")
     panel.get_by_role("gridcell", name="first", exact=True).click()
     expect(note).to_have_value("the baseline")
     panel.get_by_role("gridcell", name="third", exact=True).click()
