@@ -31,7 +31,12 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
     """
     where = str(earlier or "")
     if not where:
-        return _one("not_measured", "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that.", _GET_ONE, workload)
+        return _one(
+            "not_measured",
+            "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that.",
+            _GET_ONE,
+            workload,
+        )
     try:
         record = open_record(where)
     except RecordError as error:
