@@ -16,7 +16,7 @@ from workbench.report_html import STATUS, redact, text
 
 __all__ = ["NotebookRun", "NotebookRuns", "write_summary"]
 
-STATUSES = ("fail", "warn", "not_measured", "ok")
+STATUSES = tuple(STATUS)
 WORST_SHOWN = 3
 """Codes of the worst findings that a row names."""
 

@@ -369,8 +369,8 @@ def _trial_row(folder: Path) -> dict[str, Any]:
     row |= {"gradients": None, "lanes": None}
     for event in read_events(folder):
         row |= {key: event[key] for key in _FROM_EVENTS if key in event}
-    if row["best_value"] is None:
-        row["best_value"] = math.nan
+    best = row["best_value"]
+    row["best_value"] = math.nan if best is None else float(best)  # in JSON an infinite one is the string "inf"
     return {**row, **stored["config"]}
 
 

@@ -15,7 +15,8 @@ from string import Template
 from typing import Any
 
 from workbench.diagnostics.advice import ADVICE
-from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
+from workbench.diagnostics.base import MEASUREMENTS, Diagnosis
+from workbench.diagnostics.finding import findings_by_severity
 from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
@@ -149,7 +150,7 @@ def _cost(diagnosis: Diagnosis) -> str:
 
 def _findings(diagnosis: Diagnosis) -> str:
     """One card a finding, worst first; what was not measured is folded under its names, what is ok behind the measurements."""
-    ranked = _ranked(diagnosis)
+    ranked = findings_by_severity(diagnosis.findings)
     unknown = [f for f in ranked if f.status == "not_measured"]
     fine = [f for f in ranked if f.status == "ok"]
     measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS]
@@ -173,12 +174,6 @@ _NOT_PRINTED = (
     "Not printed: the evidence of each finding, and the findings without trouble. Both unfold in the page itself, "
     "and stand in diagnosis.json beside it."
 )
-
-
-def _ranked(diagnosis: Diagnosis) -> list[Finding]:
-    """Findings, worst first."""
-    order = list(STATUS)
-    return sorted(diagnosis.findings, key=lambda f: order.index(f.status))
 
 
 _DONE = {

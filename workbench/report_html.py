@@ -10,11 +10,13 @@ from html import escape
 from typing import Any
 
 from workbench.diagnostics.base import Finding
+from workbench.diagnostics.verdict_table import SIGNS
 from workbench.plain import to_json
 
 __all__ = ["STATUS", "badge", "card", "counted", "folded", "number_text", "redact", "table", "text", "value_text"]
 
-STATUS = {"fail": ("✕", "Fail"), "warn": ("!", "Warning"), "not_measured": ("?", "Not measured"), "ok": ("✓", "OK")}
+_WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
+STATUS = {status: (SIGNS[status][0], word) for status, word in _WORDS.items()}
 """Symbol and word of each status, worst first; colour only repeats what they say."""
 
 MAX_EVIDENCE_CHARS = 4000

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
+from workbench.diagnostics.finding import findings_by_severity
 from workbench.report_html import counted, number_text, redact, text
 
-__all__ = ["ORDER", "summarise", "summary"]
+__all__ = ["summarise", "summary"]
 
-ORDER = ("fail", "warn", "not_measured", "ok")
 MAX_NAMED = 2
 """Findings that the head names; the others are counted."""
 
@@ -80,7 +80,7 @@ def _left(record: Any) -> str:
 
 def _found(diagnosis: Diagnosis) -> str:
     """The worst findings by their own sentences; where nothing is wrong, the measurements."""
-    trouble = [f for status in ORDER[:2] for f in diagnosis.findings if f.status == status]
+    trouble = _trouble(diagnosis)
     if not diagnosis.findings:
         return "Nothing was looked at."
     if not trouble:
@@ -153,9 +153,13 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
     return " ".join(lines)
 
 
+def _trouble(diagnosis: Diagnosis) -> list[Finding]:
+    """What fails or warns, worst first."""
+    return [f for f in findings_by_severity(diagnosis.findings) if f.status in ("fail", "warn")]
+
+
 def _first_advice(diagnosis: Diagnosis) -> str:
-    ranked: list[Finding] = sorted(diagnosis.findings, key=lambda f: ORDER.index(f.status))
-    return next((str(f.advice[0]) for f in ranked if f.status in ORDER[:2] and f.advice), "")
+    return next((str(f.advice[0]) for f in _trouble(diagnosis) if f.advice), "")
 
 
 def _percent(share: float) -> str:

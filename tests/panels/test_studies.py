@@ -85,7 +85,8 @@ def test_the_page_gets_values_that_json_has(runs: Path) -> None:
     write_study(runs / "bad", trials=4, scale=math.inf, index=False)
     panel = studies_panel(runs, live=True)
     asked(panel, do="open", path=str(runs / "bad"))
-    json.dumps([panel.studies, panel.opened], allow_nan=False)
+    assert [row["best_value"] for row in panel.opened["trials"]] == ["inf", "inf", "inf", None]
+    json.dumps([panel.studies, panel.opened], allow_nan=False)  # raises where a value is none that JSON has
 
 
 def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> None:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.diagnostics.finding import MEASUREMENTS, SYMBOLS, Finding, Status, findings_by_severity, worst
+from workbench.diagnostics.finding import (
+    MEASUREMENTS,
+    SYMBOLS,
+    Finding,
+    Status,
+    findings_by_severity,
+    said_alike,
+    worst,
+)
 from workbench.diagnostics.verdict_table import verdict_table
 from workbench.plain import to_json
 
@@ -82,7 +90,9 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         """Return the verdict, how many findings have which status, and one line per finding, worst first; a reason for not measuring is told once."""
-        return "\n".join([self._head, *_told([(f, f.status == "not_measured") for f in self._worst_first])])
+        return "\n".join(
+            [self._head, *_told(said_alike(self._worst_first, joins=lambda f: f.status == "not_measured"))]
+        )
 
     @property
     def brief(self) -> str:
@@ -90,7 +100,7 @@ class Diagnosis:
         told = [f for f in self._worst_first if f.status != "ok" or f.code in MEASUREMENTS]
         rest = [f.code for f in self.findings if f not in told]
         well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
-        return "\n".join([self._head, *_told([(finding, True) for finding in told]), *well])
+        return "\n".join([self._head, *_told(said_alike(told)), *well])
 
     def advised(self, *also: str) -> str:
         """Return the advice of what is not well, the worst first and each once, for a terminal; empty where there is none.
@@ -140,12 +150,9 @@ def _paragraph(status: Status, text: str) -> str:
     )
 
 
-def _told(findings: Sequence[tuple[Finding, bool]]) -> list[str]:
-    """Return one paragraph a finding; those that may be joined and say the same share one, at the place of the first."""
-    said: dict[tuple[str, ...], list[Finding]] = {}
-    for finding, joined in findings:
-        said.setdefault((finding.status, finding.summary, "" if joined else finding.code), []).append(finding)
-    return [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in said.values()]
+def _told(groups: Sequence[Sequence[Finding]]) -> list[str]:
+    """Return one paragraph a group of findings that say the same."""
+    return [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in groups]
 
 
 def _alike(findings: Sequence[Finding]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workbench.plain import to_json
 
-__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "findings_by_severity", "worst"]
+__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "findings_by_severity", "said_alike", "worst"]
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
 _SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
@@ -59,6 +59,21 @@ class Finding:
 def findings_by_severity(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, worst first."""
     return sorted(findings, key=lambda f: -_SEVERITY[f.status])
+
+
+def said_alike(
+    findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
+) -> list[list[Finding]]:
+    """Return the findings in their order; those of one status that say the same stand together, at the place of the first.
+
+    Args:
+        findings: of one diagnosis.
+        joins: whether a finding may stand with others.
+    """
+    said: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        said.setdefault((finding.status, finding.summary, "" if joins(finding) else finding.code), []).append(finding)
+    return list(said.values())
 
 
 def worst(statuses: Sequence[Status]) -> Status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from workbench.diagnostics.finding import MEASUREMENTS, Finding, findings_by_severity
+from workbench.diagnostics.finding import MEASUREMENTS, Finding, findings_by_severity, said_alike
 
 __all__ = ["verdict_table"]
 
@@ -37,11 +37,8 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
     rest = [f for f in findings if f not in told]
     columns = ("status", "finding", "what was found", "value", "clause")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
-    said: dict[tuple[str, str], list[Finding]] = {}
-    for finding in told:
-        said.setdefault((finding.status, finding.summary), []).append(finding)
     advised: set[str] = set()
-    rows = "\n".join(_row(alike, advised) for alike in said.values())
+    rows = "\n".join(_row(alike, advised) for alike in said_alike(told))
     parts = [f"<p><strong>{escape(head)}</strong></p>"]
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")

@@ -77,7 +77,7 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     """
     view = LiveView()
     try:
-        with _page(shown=is_live(live) if live is not None else is_live() and _has_page()), watching(view):
+        with _page(shown=is_live(live) and (live is not None or _has_page())), watching(view):
             yield view
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to report

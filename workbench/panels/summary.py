@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from html import escape
 from typing import Any
 
 from workbench.diagnostics.base import Diagnosis
+from workbench.errors import UsageError
 from workbench.panels.base import still
 from workbench.playbook_records import diagnosis_of
-from workbench.plots.architecture import plot_architecture
-from workbench.plots.batch_norm import plot_batch_norm
-from workbench.plots.batch_size import plot_batch_size
-from workbench.plots.checkpoints import plot_checkpoints
-from workbench.plots.clipping import plot_clipping
-from workbench.plots.evaluation import plot_evaluation
-from workbench.plots.evaluation_sample import plot_evaluation_sample
-from workbench.plots.hosts import plot_hosts
-from workbench.plots.input_pipeline import plot_input_pipeline
-from workbench.plots.instability import plot_confirm
-from workbench.plots.lr_sweep import plot_loss_curves, plot_lr_sweep
-from workbench.plots.optimizers import plot_optimizers
-from workbench.plots.parameter_server import plot_server_load
+from workbench.plots._style import not_measured
 from workbench.plots.render import png
-from workbench.plots.warmup import plot_warmup
 from workbench.record import StudyRecord, TrialRecord
+from workbench.report_figure import ReportFigure
+from workbench.report_figures import FIGURES
 
 __all__ = ["show_study", "study_picture", "study_sentence"]
 
-Draw = Callable[[Any, Diagnosis, Any], Any]
-
-
-def _curves(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
-    return plot_loss_curves(record, diagnosis=diagnosis, ax=ax)
-
-
-def _drawn_by(plot: Callable[..., Any]) -> Draw:
-    return lambda record, diagnosis, ax: plot(record, diagnosis, ax=ax)
-
-
-PICTURES: Mapping[str, tuple[Draw, ...]] = {
-    "diagnosis": (_drawn_by(plot_lr_sweep), _curves),
-    "lr_sweep": (_drawn_by(plot_lr_sweep), _curves),
-    "instability": (_drawn_by(plot_confirm), _curves),
-    "warmup": (_drawn_by(plot_warmup), _curves),
-    "clipping": (_drawn_by(plot_clipping), _curves),
-    "optimizers": (_drawn_by(plot_optimizers),),
-    "architecture": (lambda record, _, ax: plot_architecture(record, ax=ax),),
-    "batch_size": (_drawn_by(plot_batch_size),),
-    "batch_norm": (_drawn_by(plot_batch_norm),),
-    "checkpoints": (_drawn_by(plot_checkpoints),),
-    "evaluation": (_drawn_by(plot_evaluation),),
-    "evaluation_sample": (_drawn_by(plot_evaluation_sample),),
-    "hosts": (_drawn_by(plot_hosts),),
-    "input_pipeline": (_drawn_by(plot_input_pipeline),),
-    "parameter_server": (_drawn_by(plot_server_load),),
+PICTURES: Mapping[str, tuple[str, ...]] = {
+    "diagnosis": ("lr-sweep", "loss-curves"),
+    "lr_sweep": ("lr-sweep", "loss-curves"),
+    "instability": ("confirm", "loss-curves"),
+    "warmup": ("warmup", "loss-curves"),
+    "clipping": ("clipping", "loss-curves"),
+    "optimizers": ("optimizers",),
+    "architecture": ("architecture",),
+    "batch_size": ("batch-size",),
+    "batch_norm": ("batch-norm",),
+    "checkpoints": ("checkpoints",),
+    "evaluation": ("evaluation",),
+    "evaluation_sample": ("evaluation-sample",),
+    "hosts": ("hosts",),
+    "input_pipeline": ("input-pipeline",),
+    "parameter_server": ("server-load",),
 }
-"""What a study of each kind is looked at with; any other one by its loss curves."""
+"""Which of the report's figures a study of each kind is looked at with; any other one by its loss curves."""
 
 
 def show_study(record: StudyRecord | TrialRecord) -> None:
@@ -79,8 +59,16 @@ def show_study(record: StudyRecord | TrialRecord) -> None:
 def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> bytes:
     """Return the figure that a study of its kind is looked at with, as PNG."""
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
-    draws = PICTURES.get(kind, (_curves,))
-    return png([lambda ax, draw=draw: draw(record, diagnosis, ax) for draw in draws])  # type: ignore[misc]
+    figures = {figure.name: figure for figure in FIGURES}
+    chosen = [figures[name] for name in PICTURES.get(kind, ("loss-curves",))]
+    return png([partial(_drawn, figure, record, diagnosis) for figure in chosen])
+
+
+def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    try:
+        return figure.draw(record, diagnosis, ax)
+    except UsageError as error:  # it says what is not there yet
+        return not_measured(ax, str(error))
 
 
 def study_sentence(record: StudyRecord | TrialRecord) -> str:
