@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError
+from workbench.hosts.shards import evaluate_shard
+from workbench.parameter_server.data.batch_sources import IndexedBatches
 from workbench.train import batches
 from workbench.train.batches import eval_batches, to_device, train_batches
+from workbench.train.lanes import build_model
+from workbench.train.trainer import Trainer
+from workbench.workloads.subset import periodic_subset
 
 CPU = torch.device("cpu")
 
@@ -237,3 +244,76 @@ def test_every_tensor_of_a_nested_batch_is_moved_and_cast() -> None:
     assert moved["list"][1][0].dtype == torch.float64
     assert moved["list"][1][1:] == (None, 3)
     assert to_device(batch["pair"].x, CPU) is batch["pair"].x
+
+
+class Read(UserDict[str, Any]):
+    """A mapping that is no dict, as tokenizers return it."""
+
+    @property
+    def x(self) -> torch.Tensor:
+        return self.data["x"]
+
+
+class Graph:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.x.to(device))
+
+
+def test_a_batch_keeps_its_type_and_moves_itself_where_it_can() -> None:
+    moved = to_device(Read(x=torch.ones(2)), CPU, torch.float64)
+    assert isinstance(moved, Read)
+    assert moved.x.dtype == torch.float64
+    meta = torch.device("meta")
+    assert to_device([Graph(torch.ones(2))], meta)[0].x.device == meta
+    packed = to_device(pack_padded_sequence(torch.ones(3, 2), torch.tensor([3, 1])), CPU, torch.float64)
+    assert packed.data.dtype == torch.float64
+    assert packed.batch_sizes.tolist() == [2, 1, 1]
+
+
+class Augmented(TensorDataset):
+    """Returns other rows than its tensors hold: the sign of the label is turned."""
+
+    def __getitem__(self, index: Any) -> Any:
+        x, y = super().__getitem__(index)
+        return x, -y
+
+
+class TurnedSubset(Subset[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(x, -y) for x, y in super().__getitems__(indices)]
+
+
+def _parts(kind: str, x: torch.Tensor, y: torch.Tensor) -> Any:
+    data = Augmented(x, y)
+    if kind == "random_split":
+        return random_split(data, [len(x) - 3, 3])[0]
+    if kind == "concatenated":
+        return ConcatDataset([Augmented(x[:20], y[:20]), TensorDataset(x[20:], -y[20:])])
+    return TurnedSubset(TensorDataset(x, y), range(len(x))) if kind == "subset" else data
+
+
+@pytest.mark.parametrize("kind", ["augmented", "random_split", "subset", "concatenated"])
+def test_what_is_trained_and_evaluated_is_what_a_loader_gives(kind: str, tmp_path: Any) -> None:
+    x, y = torch.randn(48, 3), torch.ones(48)
+    data = _parts(kind, x, y)
+    trained = small_workload(train_data=data, validation_data=data, config={"batch_size": 8, "total_steps": 2})
+    for batch, _ in itertools.chain(*itertools.islice(train_batches(trained, trained.config, CPU), 6)):
+        assert bool((batch[1] == -1).all())
+    record = Trainer(device="cpu").run(trained, out=tmp_path / "trial")
+    model = build_model(trained, trained.config, CPU).eval()
+    loader = DataLoader(data, batch_size=len(data))
+    with torch.no_grad():
+        ((inputs, targets),) = [(a.double(), b.double()) for a, b in loader]
+        expected = float(((model(inputs).squeeze(-1) - targets) ** 2).mean())
+    rows = record.evals
+    first = rows[(rows["step"] == 0) & (rows["metric"] == "loss")]["value"]
+    assert first.tolist() == pytest.approx([expected], rel=1e-9)
+    part = periodic_subset(trained, 5).validation_data
+    assert next(iter(DataLoader(part, batch_size=5)))[1].tolist() == [-1.0] * 5
+    if kind == "augmented":
+        assert [float(v) for v in IndexedBatches(data).take([0, 1])[1]] == [-1.0, -1.0]
+        shard = evaluate_shard(trained, model, 0, 1, batch_size=7, precision="float64")
+        assert shard[0].total / shard[0].weight == pytest.approx(expected, rel=1e-9)

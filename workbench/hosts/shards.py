@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from workbench.errors import DataError, UsageError
 from workbench.train.evaluation import Evaluation, values_each
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.indexed import in_its_own_order, plain_tensors
 
 __all__ = ["PartialSum", "evaluate_shard", "join_shards"]
 
@@ -93,8 +93,8 @@ def evaluate_shard(
 
 def _part(workload: Workload, data: Any, places: range) -> Dataset[Any]:
     """Return the examples at `places`; tensors stay tensors, because those are read without a loader."""
-    if isinstance(data, TensorDataset) and workload.collate is None:
-        return TensorDataset(*(tensor[places.start :: places.step] for tensor in data.tensors))
+    if (tensors := plain_tensors(data, workload.collate)) is not None:
+        return TensorDataset(*(tensor[places.start :: places.step] for tensor in tensors))
     return Subset(data, places)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.class_counts import count_classes
@@ -25,6 +25,7 @@ from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.evaluation_sample import draw_sample
+from workbench.workloads.indexed import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy
 
 __all__ = ["class_facts", "collect_validation_set", "pair_facts", "sample_facts", "selected_model"]
@@ -75,10 +76,10 @@ def _same_data(data: Any, train: Any) -> bool:
     """Return whether a split is the training set itself, as in a problem whose loss is no sample of anything."""
     if data is train:
         return True
-    if not (isinstance(data, TensorDataset) and isinstance(train, TensorDataset)):
+    ours, other = plain_tensors(data), plain_tensors(train)
+    if ours is None or other is None or len(ours) != len(other):
         return False
-    pairs = list(zip(data.tensors, train.tensors, strict=False))
-    return len(data.tensors) == len(train.tensors) and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, other, strict=True))
 
 
 def _affordable(

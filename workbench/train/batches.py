@@ -8,18 +8,27 @@ read all of it, each, and keep their shares, for the same reason.
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, Dataset
 
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import CountedStream, HostShare, IndexedDataset, in_its_own_order, item_error
+from workbench.workloads.indexed import (
+    CountedStream,
+    HostShare,
+    IndexedDataset,
+    in_its_own_order,
+    item_error,
+    plain_tensors,
+)
 
 __all__ = ["eval_batches", "to_device", "train_batches", "train_order"]
 
@@ -52,8 +61,8 @@ def train_batches(
     if in_its_own_order(data):
         stream = CountedStream(data) if hosts == 1 else HostShare(CountedStream(data), share.places, whole)
         batches = _iterable(workload, stream, micro, first, seed=config.per_host_seed)
-    elif isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
-        batches = _tensors(data, share, config, first, device)
+    elif workload.num_workers == 0 and (tensors := plain_tensors(data, workload.collate)) is not None:
+        batches = _tensors(tensors, share, config, first, device)
     else:
         order = _order(len(data), share, config, first)
         seed = config.per_host_seed + 1_000_003 * start_step + 999_983 * rank
@@ -80,8 +89,8 @@ def eval_batches(
     if in_its_own_order(data):
         stream = CountedStream(data, split=split, exact=True)
         batches = iter(DataLoader(stream, batch_size=batch_size, collate_fn=workload.collate))
-    elif isinstance(data, TensorDataset) and workload.collate is None:
-        batches = ([t[start : start + batch_size] for t in data.tensors] for start in range(0, len(data), batch_size))
+    elif (tensors := plain_tensors(data, workload.collate)) is not None:
+        batches = ([t[start : start + batch_size] for t in tensors] for start in range(0, len(data), batch_size))
     else:
         order = (list(range(i, min(i + batch_size, len(data)))) for i in range(0, len(data), batch_size))
         batches = _loader(workload, split, data, order, seed=0)
@@ -93,19 +102,28 @@ def eval_batches(
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move every tensor of a nested batch; floating ones are cast to `dtype` where one is given."""
+    """Move every tensor of a nested batch; floating ones are cast to `dtype` where one is given.
+
+    An object of another kind, such as a graph, is moved by its own `to(device)`, where it has one.
+    """
     if isinstance(batch, Tensor):
         cast = dtype if dtype is not None and batch.is_floating_point() else None
         if cast is None and batch.device == device:
             return batch
         return batch.to(device=device, dtype=cast, non_blocking=True)
-    if isinstance(batch, dict):
+    if type(batch) is dict:
         return {key: to_device(value, device, dtype) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):  # it may be read by attribute as well
+        moved = copy.copy(batch)
+        moved.update({key: to_device(value, device, dtype) for key, value in batch.items()})
+        return moved
+    if isinstance(batch, PackedSequence):  # its lengths stay on the host
+        return batch.to(device=device, dtype=dtype if batch.data.is_floating_point() else None)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device, dtype) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device, dtype) for value in batch)
-    return batch
+    return batch.to(device) if callable(getattr(batch, "to", None)) else batch
 
 
 def _dtype(precision: str | None) -> torch.dtype | None:
@@ -155,15 +173,15 @@ def _order(examples: int, share: _Share, config: TrainConfig, first: int) -> Ite
 
 
 def _tensors(
-    data: TensorDataset, share: _Share, config: TrainConfig, first: int, device: torch.device
+    tensors: Sequence[Tensor], share: _Share, config: TrainConfig, first: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
     """Gather many batches at once and hand out views: one copy of each example per epoch, hardly any calls."""
     micro = share.places.stop - share.places.start
-    row_bytes = sum(t[0].numel() * t.element_size() for t in data.tensors)
+    row_bytes = sum(t[0].numel() * t.element_size() for t in tensors)
     chunk = micro * max(1, GATHER_BYTES // max(1, micro * row_bytes))
-    for order in _positions(len(data), share, config, first):
+    for order in _positions(len(tensors[0]), share, config, first):
         for indices in torch.split(order.reshape(-1), chunk):
-            moved = (t[indices.to(t.device)].to(device, non_blocking=True) for t in data.tensors)
+            moved = (t[indices.to(t.device)].to(device, non_blocking=True) for t in tensors)
             gathered = [torch.split(t, micro) for t in moved]
             for parts in zip(*gathered, strict=True):
                 yield list(parts)

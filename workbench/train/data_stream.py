@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.gradients import MicroBatches
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
+from workbench.workloads.indexed import plain_tensors
 
 __all__ = ["DataStream"]
 
@@ -37,7 +37,7 @@ class DataStream:
         rank: int = 0,
         hosts: int = 1,
     ) -> None:
-        self._draws = not (isinstance(workload.train_data, TensorDataset) and workload.collate is None)
+        self._draws = plain_tensors(workload.train_data, workload.collate) is None
         self._state: dict[str, Tensor] = {}
         if self._draws:
             with isolated_rng():

@@ -1,20 +1,33 @@
-"""`IndexedDataset` and `CountedStream`: when an item raises, the error says which one."""
+"""How the items of a dataset are read: by index, in its own order, or as rows of tensors; an item that raises is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from workbench.errors import DataError
 
-__all__ = ["CountedStream", "HostShare", "IndexedDataset", "in_its_own_order", "item_error"]
+__all__ = ["CountedStream", "HostShare", "IndexedDataset", "in_its_own_order", "item_error", "plain_tensors"]
 
 
 def in_its_own_order(data: Any) -> bool:
     """Tell whether a dataset can only be read from its beginning on, not by index."""
     return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
+
+
+def plain_tensors(data: Any, collate: Callable[..., Any] | None = None) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows are the items of a dataset; None where items or batches may be anything else.
+
+    Only a `TensorDataset` itself is known to be that: a subclass may augment its rows, or return other columns.
+
+    Args:
+        data: a dataset.
+        collate: what makes a batch of its items; None is PyTorch's default.
+    """
+    return data.tensors if type(data) is TensorDataset and collate is None else None
 
 
 class IndexedDataset(Dataset[Any]):

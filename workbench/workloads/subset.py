@@ -13,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from workbench.errors import DataError, UsageError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.indexed import in_its_own_order, plain_tensors
 
 __all__ = ["SubsetOf", "check_examples", "example_ids", "periodic_subset", "subset_of", "whole"]
 
@@ -63,8 +63,8 @@ def periodic_subset(
     indices = _indices(examples, len(data), seed)
     drawn = isinstance(examples, int)
     part: Any
-    if isinstance(data, TensorDataset):
-        part = TensorDataset(*(t[torch.tensor(indices)] for t in data.tensors))
+    if (tensors := plain_tensors(data)) is not None:
+        part = TensorDataset(*(t[torch.tensor(indices)] for t in tensors))
     else:
         part = Subset(data, indices)
     checksum = SubsetOf("", tuple(indices), data).describe()["crc32"]

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from workbench.errors import DataError, UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DatasetRecipe
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
 from workbench.parameter_server.workers.worker import WorkerIterator
-from workbench.workloads.indexed import IndexedDataset
+from workbench.workloads.indexed import IndexedDataset, plain_tensors
 
 __all__ = ["Batching", "IndexedBatches", "Shards", "Stream"]
 
@@ -29,7 +29,7 @@ class IndexedBatches:
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
-        self._tensors = dataset.tensors if isinstance(dataset, TensorDataset) and collate is None else None
+        self._tensors = plain_tensors(dataset, collate)
         self._items = IndexedDataset(dataset)
         self._collate = collate or default_collate
 

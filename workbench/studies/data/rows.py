@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from workbench.studies.data.hashing import Numbers
-from workbench.workloads.indexed import IndexedDataset
+from workbench.workloads.indexed import IndexedDataset, plain_tensors
 
 __all__ = ["Rows", "as_objects", "fetch_rows", "read_rows", "split_item"]
 
@@ -84,7 +84,7 @@ def _tensors(data: Any, indices: Sequence[int]) -> tuple[tuple[Tensor, ...] | No
     while type(data) is Subset:
         chosen = data.indices[where] if isinstance(where, slice) else [data.indices[int(i)] for i in where]
         data, where = data.dataset, torch.as_tensor(chosen)
-    return (data.tensors, where) if type(data) is TensorDataset else (None, where)
+    return plain_tensors(data), where
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from workbench.config import TrainConfig
 from workbench.studies.input.audit import default_device
@@ -19,7 +19,7 @@ from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.indexed import in_its_own_order, plain_tensors
 
 __all__ = ["collect_workload_input", "training_loader", "training_step"]
 
@@ -45,7 +45,7 @@ def collect_workload_input(
 def training_loader(workload: Workload, config: TrainConfig) -> Any:
     """Return a loader like the trainer's: a `DataLoader`, or, for tensors in memory, what gathers its batches."""
     data, micro = workload.train_data, config.batch_size // config.accumulate_steps
-    if isinstance(data, TensorDataset) and workload.collate is None and workload.num_workers == 0:
+    if workload.num_workers == 0 and plain_tensors(data, workload.collate) is not None:
         return _Gathered(workload, config)
     settings: dict[str, Any] = {"batch_size": micro, "drop_last": True, "collate_fn": workload.collate}
     if in_its_own_order(data):
