@@ -184,6 +184,43 @@ def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
     assert cli.main(["diagnose", "w", *(["--fail-on", fail_on] if fail_on else [])]) == code
 
 
+ENDS = """
+import sys, torch, workbench as wb
+x = torch.arange(32.0).reshape(16, 2)
+rows = torch.utils.data.TensorDataset(x, (x[:, 0] > 9).long())
+
+class Rows(torch.utils.data.Dataset):
+    __len__ = lambda self: 16
+    def __getitem__(self, i): return rows[i] if i < 9 else exit(0)  # data
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        if self.training: sys.exit(3)  # forward
+        return super().forward(x)
+
+def made(model=lambda: torch.nn.Linear(2, 2), data=rows):
+    config = wb.TrainConfig(peak_lr=0.1, total_steps=8, batch_size=4)
+    return wb.classification(name="ends", build_model=model, train_data=data, validation_data=rows, config=config)
+
+in_model = made(model=lambda: exit(0))  # model
+in_data = made(data=Rows())
+in_forward = made(model=lambda: Net(2, 2))
+def in_factory(): raise SystemExit  # factory
+"""
+
+
+@pytest.mark.parametrize("where", ["model", "data", "forward", "factory"])
+def test_a_program_that_ends_itself_has_reached_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """`exit(0)` in a person's code is not healthy, and `exit(3)` not a verdict."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    target = f"{tmp_path / 'ends.py'}:in_{where}"
+    assert cli.main(["diagnose", target, "--out", str(tmp_path / "s"), "--fail-on", "fail"]) == 1
+    line = next(n for n, text in enumerate(ENDS.splitlines(), start=1) if text.endswith(f"# {where}"))
+    assert f"ends.py:{line} (in " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -390,14 +427,22 @@ def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    class Replaced(BaseException):
+        """`execv` does not return."""
+
+    def execv(_: str, words: list[str]) -> None:
+        started.append(words)
+        raise Replaced
+
     started: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda _, words: started.append(words) or sys.exit(0))
+    monkeypatch.setattr("os.execv", execv)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "mine")
     assert cli.main(["lab"]) == 2
     assert "notebooks/" in capsys.readouterr().err
     (tmp_path / "notebooks").mkdir()
-    assert cli.main(["lab", "--no-browser", "--port", "9000"]) == 0
+    with pytest.raises(Replaced):
+        cli.main(["lab", "--no-browser", "--port", "9000"])
     (words,) = started
     assert not any("default_url" in word for word in words)
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
@@ -408,7 +453,8 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
     assert settings["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"] == {"markdown": "Markdown Preview"}
     (tmp_path / "notebooks" / "00_quickstart.ipynb").touch()
-    assert cli.main(["lab"]) == 0
+    with pytest.raises(Replaced):
+        cli.main(["lab"])
     assert "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb" in started[-1]
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
 

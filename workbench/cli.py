@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,15 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = build_parser().parse_args(words)
-        args.words = words
-        code: int = args.command(args)
-        sys.stdout.flush()
     except SystemExit as stop:  # argparse, after --help or a usage error
         return stop.code if isinstance(stop.code, int) else USAGE
+    args.words = words
+    try:
+        code: int = args.command(args)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of `workbench list | head` has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if os.environ.get("WORKBENCH_DEBUG") == "1":
             raise
         return _report(error)
@@ -97,6 +99,12 @@ def _report(error: BaseException) -> int:
         said = " ".join(str(error).split()) or "what was measured is kept, and the same command goes on from there."
         print(f"workbench: interrupted: {said}", file=sys.stderr)
         return INTERRUPTED
+    if isinstance(error, SystemExit):  # its own code says nothing of what was asked for: exit(0) is no verdict
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in f.filename]
+        error = WorkbenchError(
+            f"{frames[-1].filename}:{frames[-1].lineno} (in {frames[-1].name}) ended the program with exit({error.code!r}), "
+            "before the command was done. Raise an error there instead."
+        )
     said = " ".join(str(error).split()) or type(error).__name__
     hint = "" if isinstance(error, WorkbenchError) else " (WORKBENCH_DEBUG=1 shows where)"
     print(f"workbench: {said}{hint}", file=sys.stderr)

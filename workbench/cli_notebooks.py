@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any
         for finding in verdict["findings"]:
             print(f"  {finding['status']:<12} {finding['code']:<26} {finding['summary']}")
     print(f"Notebook: {done}\nPage:     {done.with_suffix('.html')}")
-    return max((exit_code(verdict["verdict"], args.fail_on) for verdict in verdicts), default=RAN)
+    return _code([verdict["verdict"] for verdict in verdicts], args.fail_on)
 
 
 def _run_many(args: argparse.Namespace, info: NotebookInfo, rows: list[dict[str, Any]]) -> int:
@@ -110,7 +111,14 @@ def _run_many(args: argparse.Namespace, info: NotebookInfo, rows: list[dict[str,
     print(runs)
     if runs.crashed:
         return FAILED
-    return max((exit_code(run.verdict, args.fail_on) for run in runs.runs if run.verdict), default=RAN)
+    return _code([run.verdict for run in runs.runs], args.fail_on)
+
+
+def _code(verdicts: Sequence[str | None], fail_on: str | None) -> int:
+    """Return the exit code of one or more runs, whose verdicts are None where they reached none."""
+    if fail_on and (None in verdicts or not verdicts):
+        raise WorkbenchError("--fail-on was given, and the notebook reached no verdict.")
+    return max((exit_code(verdict, fail_on) for verdict in verdicts if verdict), default=RAN)
 
 
 def add_lab(parser: argparse.ArgumentParser) -> None:

@@ -36,20 +36,45 @@ def test_asking_for_it_imports_nothing_yet() -> None:
     assert done.stdout.strip() == "False"
 
 
+_HOLDS = """
+import sys, time
+from workbench.hosts.folders import temporary_folder
+with temporary_folder() as name:
+    print(name, flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_folders_of_killed_processes_are_deleted_and_those_of_others_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever their names: a live process of another container has a pid that is nobody's here."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    (tmp_path / f"workbench-{child.pid}-abc").mkdir()
-    (tmp_path / "workbench-1-abc").mkdir()
-    (tmp_path / "workbench-notes").mkdir()
-    with temporary_folder() as mine:
-        assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-            ["workbench-1-abc", "workbench-notes", Path(mine).name]
-        )
-    assert not Path(mine).exists()
+    held: list[subprocess.Popen[str]] = []
+    folders: list[Path] = []
+    for _ in range(2):
+        held.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": ROOT},
+            )
+        )  # fmt: skip
+        assert held[-1].stdout is not None
+        folders.append(Path(held[-1].stdout.readline().strip()))
+    nobody = 2**31
+    lives = folders[0].rename(tmp_path / f"workbench-{nobody}-elsewhere")
+    held[1].kill()
+    held[1].communicate()
+    for name in (f"workbench-{nobody}-results", "workbench-2026-results", "workbench-notes"):
+        (tmp_path / name / "thesis").mkdir(parents=True)
+    (tmp_path / f"workbench-{nobody}-link").symlink_to(folders[1])
+    before = {p.name for p in tmp_path.iterdir()}
+    with temporary_folder() as first, temporary_folder() as second:
+        now = {p.name for p in tmp_path.iterdir()}
+    assert now == before - {folders[1].name} | {Path(first).name, Path(second).name}
+    assert lives.name in now
+    assert {p.name for p in tmp_path.iterdir()} == before - {folders[1].name}
+    held[0].communicate()
 
 
 STARTED = """
@@ -118,6 +143,45 @@ def test_a_cluster_of_its_own(tmp_path: Path) -> None:
     assert listening_elsewhere(found) == []
     assert gone(process.pid, within_s=30)
     assert not list(Path("/tmp").glob(f"workbench-{process.pid}-*"))
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+_BEGINS = """
+from pathlib import Path
+import ray
+from workbench.errors import ClusterError
+from workbench.hosts.ray_cluster import RayCluster
+
+def init(**_):
+    token = Path.home() / ".ray" / "auth_token"
+    print(oct(token.stat().st_mode & 0o777), token.read_text(), flush=True)
+    raise RuntimeError("seen enough")
+
+ray.init = init
+try:
+    RayCluster.connect()
+except ClusterError as error:
+    assert "seen enough" in str(error), error
+"""
+
+
+@pytest.mark.parametrize("there", [None, "0123456789" * 4])
+def test_its_token_is_its_owners_alone_before_ray_starts(tmp_path: Path, there: str | None) -> None:
+    """Ray by itself makes one that everybody on the machine reads, and whoever has it runs code in the cluster."""
+    pytest.importorskip("ray")
+    token = tmp_path / ".ray" / "auth_token"
+    if there is not None:
+        token.parent.mkdir()
+        token.write_text(there)
+        token.chmod(0o644)
+    done = subprocess.run(
+        [sys.executable, "-c", _BEGINS], capture_output=True, text=True, timeout=240, check=True,
+        env={**_environment(), "HOME": str(tmp_path), "PYTHONPATH": ROOT},
+    )  # fmt: skip
+    mode, text = done.stdout.split()
+    assert mode == "0o600"
+    assert text == (there or text)
+    assert len(text) >= 32
 
 
 def _environment() -> dict[str, str]:

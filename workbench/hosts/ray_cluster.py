@@ -15,6 +15,7 @@ from typing import Any
 from workbench.errors import ClusterError, WorkbenchError
 from workbench.hosts.folders import temporary_folder
 from workbench.hosts.ray_address import check_address, only_on_loopback
+from workbench.hosts.ray_token import require_token
 from workbench.workloads.registry import file_modules
 
 __all__ = [
@@ -86,6 +87,7 @@ class RayCluster:
             leave.callback(ray.shutdown)
             leave.enter_context(_silent_deaths())
             return cls(ray, leave.close)
+        require_token(alone=True)
         leave = contextlib.ExitStack()
         folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
         leave.callback(ray.shutdown)

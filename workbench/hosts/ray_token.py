@@ -20,10 +20,11 @@ def require_token(*, alone: bool) -> None:
     ~/.ray/auth_token; who set RAY_AUTH_MODE has decided for themselves and is left alone.
 
     Args:
-        alone: all of the cluster is on this machine: a token that is missing is made, in ~/.ray/auth_token.
+        alone: all of the cluster is on this machine: a token that is missing is made, in ~/.ray/auth_token, and one that is there becomes its
+            owner's alone.
 
     Raises:
-        ClusterError: there is none, and one that is made here would be unknown on the other machines.
+        ClusterError: there is none, and one that is made here would be unknown on the other machines or cannot be kept.
     """
     os.environ.setdefault(MODE, "token")
     from ray._private.authentication import authentication_token_setup as setup
@@ -42,6 +43,9 @@ def require_token(*, alone: bool) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two that begin at once would make two
             AuthenticationTokenLoader.instance().reset_cache()
             setup.ensure_token_if_auth_enabled(create_token_if_missing=True)
+            token = folder / "auth_token"
+            if token.exists() and token.stat().st_mode & 0o077:  # Ray by itself leaves it to everybody
+                token.chmod(0o600)
         finally:
             os.umask(mask)
             os.close(lock)
@@ -50,4 +54,9 @@ def require_token(*, alone: bool) -> None:
             "this machine has no token of the cluster, and without one anybody who reaches its port could run code here. Make one with "
             "`ray get-auth-token --generate`, copy it to every machine, and set RAY_AUTH_TOKEN_PATH to the file there. "
             "RAY_AUTH_MODE=disabled does without, in a network that you trust."
+        ) from error
+    except OSError as error:
+        raise ClusterError(
+            f"the cluster's token cannot be kept in ~/.ray ({error}): set HOME to a folder that can be written, or RAY_AUTH_TOKEN_PATH "
+            "to a file that holds one."
         ) from error
