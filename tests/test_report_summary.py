@@ -27,7 +27,7 @@ def test_every_line_has_the_numbers_of_this_study() -> None:
     )
     diverged = int((record.trials["state"] == "diverged").sum())
     assert f"{diverged} runs ended non-finite." in said["Trained"]
-    assert said["Found"] == "The loss jumps. The next lr is unstable. 1 more below."
+    assert said["Found"] == "The loss jumps. The next lr is unstable."
     assert (
         said["To change"] == "peak_lr 0.02 → 0.08; warmup_steps 0 → 12; total_steps 120 → 132; max_grad_norm off → 0.5."
     )

@@ -12,6 +12,7 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
+from workbench.diagnostics.causes import causes_first
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
@@ -262,7 +263,12 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
     joined = replace(
-        joined, cost=cost_of(record), recommendation=recommendation, path=record.path, command=record.command
+        joined,
+        findings=causes_first(joined.findings),
+        cost=cost_of(record),
+        recommendation=recommendation,
+        path=record.path,
+        command=record.command,
     )
     left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
     return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from workbench.diagnostics.advice import ADVICE
-from workbench.diagnostics.base import MEASUREMENTS, Diagnosis
-from workbench.diagnostics.finding import findings_by_severity
+from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
+from workbench.diagnostics.causes import listed
 from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
@@ -149,12 +149,13 @@ def _cost(diagnosis: Diagnosis) -> str:
 
 
 def _findings(diagnosis: Diagnosis) -> str:
-    """One card a finding, worst first; what was not measured is folded under its names, what is ok behind the measurements."""
-    ranked = findings_by_severity(diagnosis.findings)
+    """One card a finding, causes first and what follows from them folded below; what was not measured is folded under its names, what is ok behind the measurements."""
+    after = {f.code: then for f, then in listed(diagnosis.findings)}
+    ranked = [f for f, _ in listed(diagnosis.findings)]
     unknown = [f for f in ranked if f.status == "not_measured"]
     fine = [f for f in ranked if f.status == "ok"]
     measured = [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS]
-    parts = ["<h2>Findings</h2>", *(card(f, advice=False) for f in ranked if f.status in ("fail", "warn"))]
+    parts = ["<h2>Findings</h2>", *(_alarm(f, after[f.code]) for f in ranked if f.status in ("fail", "warn"))]
     if unknown:
         title = f"{len(unknown)} not measured, with the reason: {', '.join(f.code for f in unknown)}"
         parts.append(folded(title, "\n".join(card(f, advice=False) for f in unknown)))
@@ -168,6 +169,14 @@ def _findings(diagnosis: Diagnosis) -> str:
     if ranked:
         parts.append(f'<p class="paper soft small">{_NOT_PRINTED}</p>')
     return "\n".join(parts)
+
+
+def _alarm(finding: Finding, followers: Sequence[Finding]) -> str:
+    """The card of an alarm, with the cards of what follows from it folded under their names."""
+    if not followers:
+        return card(finding, advice=False)
+    title = f"From this {'follow' if len(followers) > 1 else 'follows'}: {', '.join(f.code for f in followers)}"
+    return card(finding, advice=False, below=folded(title, "\n".join(card(f, advice=False) for f in followers)))
 
 
 _NOT_PRINTED = (

@@ -103,8 +103,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f'<div class="scroll" tabindex="0"><table{kind}><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def card(finding: Finding, *, advice: bool = True) -> str:
-    """Return one finding: status, code, summary, numbers, what to do unless it stands elsewhere, and the evidence folded."""
+def card(finding: Finding, *, advice: bool = True, below: str = "") -> str:
+    """Return one finding: status, code, summary, numbers, what to do unless it stands elsewhere, `below`, and the evidence folded."""
     clause = f'<span class="clause soft small">clause {text(finding.clause)}</span>' if finding.clause else ""
     parts = [
         f'<article class="card {finding.status}">',
@@ -114,6 +114,7 @@ def card(finding: Finding, *, advice: bool = True) -> str:
     ]
     if finding.advice and advice:
         parts.append("<ul>" + "".join(f"<li>{text(redact(line))}</li>" for line in finding.advice) + "</ul>")
+    parts.append(below)
     if finding.evidence:
         parts.append(folded("Evidence", _evidence(finding.evidence), kind="screen"))
     return "\n".join([part for part in parts if part] + ["</article>"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
-from workbench.diagnostics.finding import findings_by_severity
+from workbench.diagnostics.causes import listed
 from workbench.report_html import counted, number_text, redact, text
 
 __all__ = ["summarise", "summary"]
@@ -154,8 +154,8 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
 
 
 def _trouble(diagnosis: Diagnosis) -> list[Finding]:
-    """What fails or warns, worst first."""
-    return [f for f in findings_by_severity(diagnosis.findings) if f.status in ("fail", "warn")]
+    """What fails or warns and stands for itself, causes first."""
+    return [f for f, _ in listed(diagnosis.findings) if f.status in ("fail", "warn")]
 
 
 def _first_advice(diagnosis: Diagnosis) -> str:

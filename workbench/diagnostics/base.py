@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.diagnostics.causes import causes_first, listed
 from workbench.diagnostics.finding import (
     MEASUREMENTS,
     SYMBOLS,
     Finding,
     Status,
-    findings_by_severity,
     said_alike,
     worst,
 )
@@ -26,6 +26,8 @@ __all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
 SCHEMA = 1
 WIDTH = 110
 """Columns of a printed diagnosis."""
+_BELOW = " " * 17
+"""What follows from a finding begins under its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,43 +91,40 @@ class Diagnosis:
         }
 
     def __repr__(self) -> str:
-        """Return the verdict, how many findings have which status, and one line per finding, worst first; a reason for not measuring is told once."""
-        return "\n".join(
-            [self._head, *_told(said_alike(self._worst_first, joins=lambda f: f.status == "not_measured"))]
-        )
+        """Return the verdict, how many findings have which status, and one line per finding, causes first; a reason for not measuring is told once."""
+        return "\n".join([self._head, *_told(listed(self.findings), lambda f: f.status == "not_measured", _whole)])
 
     @property
     def brief(self) -> str:
         """The repr with what is well and measures nothing in one paragraph of codes, and what is said alike said once, for a terminal."""
-        told = [f for f in self._worst_first if f.status != "ok" or f.code in MEASUREMENTS]
-        rest = [f.code for f in self.findings if f not in told]
+        told = [(f, then) for f, then in listed(self.findings) if f.status != "ok" or f.code in MEASUREMENTS]
+        rest = [f.code for f in self.findings if f.status == "ok" and f.code not in MEASUREMENTS]
         well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
-        return "\n".join([self._head, *_told(said_alike(told)), *well])
+        return "\n".join([self._head, *_told(told, lambda _: True, _codes), *well])
 
     def advised(self, *also: str) -> str:
-        """Return the advice of what is not well, the worst first and each once, for a terminal; empty where there is none.
+        """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none.
 
         Args:
             also: codes whose advice is worth reading where they are well.
         """
-        told = [f for f in self._worst_first if f.status != "ok" or f.code in also]
+        told = [f for f in causes_first(self.findings) if f.status != "ok" or f.code in also]
         lines = dict.fromkeys(line for finding in told for line in finding.advice)
         return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
 
     @property
-    def _worst_first(self) -> list[Finding]:
-        return findings_by_severity(self.findings)
-
-    @property
     def _head(self) -> str:
-        counts = Counter(f.status for f in self._worst_first)
+        ranked = causes_first(self.findings)
+        counts = Counter(f.status for f in ranked if not f.follows_from)
         shown = ", ".join(f"{number} {status}" for status, number in counts.items())
-        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown})"
+        folded = len(ranked) - counts.total()
+        after = f"; {folded} more {'follow' if folded > 1 else 'follows'} from these" if folded else ""
+        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown}{after})"
 
     def rows(self) -> dict[str, Any]:
         """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""
-        fields = ("code", "status", "summary", "value", "unit", "threshold", "step", "clause")
-        short = [{name: _six(getattr(f, name)) for name in fields} for f in self.findings]
+        fields = ("code", "status", "summary", "value", "unit", "threshold", "step", "clause", "follows_from")
+        short = [{name: _six(getattr(f, name)) for name in fields} for f in causes_first(self.findings)]
         return {"schema": SCHEMA, "workload": self.workload, "verdict": self.verdict, "findings": short}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
@@ -150,9 +149,31 @@ def _paragraph(status: Status, text: str) -> str:
     )
 
 
-def _told(groups: Sequence[Sequence[Finding]]) -> list[str]:
-    """Return one paragraph a group of findings that say the same."""
-    return [_alike(found) if len(found) > 1 else _wrapped(found[0]) for found in groups]
+def _told(
+    told: Sequence[tuple[Finding, Sequence[Finding]]],
+    joins: Callable[[Finding], bool],
+    below: Callable[[Sequence[Finding]], list[str]],
+) -> list[str]:
+    """Return one paragraph a group of findings that say the same, each with what follows from it below."""
+    after = {f.code: then for f, then in told}
+    lines = []
+    for group in said_alike((f for f, _ in told), joins=lambda f: joins(f) and not after[f.code]):
+        lines += [_alike(group) if len(group) > 1 else _wrapped(group[0]), *below(after[group[0].code])]
+    return lines
+
+
+def _codes(followers: Sequence[Finding]) -> list[str]:
+    """Return the codes of what follows from a finding, in one paragraph."""
+    text = "From it follow: " + ", ".join(f"{SYMBOLS[f.status]} {f.code}" for f in followers)
+    return [textwrap.fill(text, WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")] if followers else []
+
+
+def _whole(followers: Sequence[Finding]) -> list[str]:
+    """Return what follows from a finding, each by its own sentence."""
+    return [
+        textwrap.fill(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}", WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")
+        for f in followers
+    ]  # fmt: skip
 
 
 def _alike(findings: Sequence[Finding]) -> str:

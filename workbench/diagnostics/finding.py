@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from workbench.plain import to_json
 
-__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "findings_by_severity", "said_alike", "worst"]
+__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
 _SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
@@ -34,6 +34,8 @@ class Finding:
         clause: the requirement it follows from, for example "F1.5".
         evidence: numbers behind the verdict, JSON values only.
         advice: what to try next, in order.
+        follows_from: the code whose alarm explains this one, so that mending that mends this (`causes_first`); None where it
+            stands for itself.
     """
 
     code: str
@@ -46,6 +48,7 @@ class Finding:
     clause: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: Sequence[str] = ()
+    follows_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
@@ -54,11 +57,6 @@ class Finding:
     def __str__(self) -> str:
         """Return the line that the terminal and the report show."""
         return f"{SYMBOLS[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
-
-
-def findings_by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, worst first."""
-    return sorted(findings, key=lambda f: -_SEVERITY[f.status])
 
 
 def said_alike(

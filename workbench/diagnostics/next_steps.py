@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.causes import causes_first
 from workbench.diagnostics.recommendation import REMEDY_FIELDS, tried_remedies
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["NextStep", "next_steps"]
-
-_ORDER = ("fail", "warn", "not_measured", "ok")
 
 
 class NextStep(NamedTuple):
@@ -20,7 +19,7 @@ class NextStep(NamedTuple):
 
     Attributes:
         line: what to do.
-        code: the finding that gives it, the worst one where several do.
+        code: the finding that gives it, the first one where several do.
         done: the recommended config does it already.
         tried: this study tried it, and it was not better.
     """
@@ -32,7 +31,7 @@ class NextStep(NamedTuple):
 
 
 def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
-    """Return the advice of all findings, worst finding first (F2.9, F2.10).
+    """Return the advice of what stands for itself, causes first (F2.9, F2.10).
 
     Args:
         record: the study, which knows what was tried.
@@ -45,7 +44,7 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
     if _lowers_lr(record.config, found):
         done.add(str(ADVICE["lower_lr"]))
     steps: dict[str, NextStep] = {}
-    for finding in sorted(diagnosis.findings, key=lambda f: _ORDER.index(f.status)):
+    for finding in causes_first(diagnosis.findings):
         in_vain = finding.code == "lr.too_low" and _held_lr_in_vain(found)
         for line in finding.advice:
             steps.setdefault(line, NextStep(line, finding.code, line in done, in_vain or remedies.get(line) in tried))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from workbench.diagnostics.finding import MEASUREMENTS, Finding, findings_by_severity, said_alike
+from workbench.diagnostics.causes import listed
+from workbench.diagnostics.finding import MEASUREMENTS, Finding, said_alike
 
 __all__ = ["verdict_table"]
 
@@ -23,7 +24,7 @@ _LEFT = "text-align: left; vertical-align: top"
 
 
 def verdict_table(head: str, findings: Sequence[Finding]) -> str:
-    """Return a heading and a table of findings, worst first; of many, what is well and measures nothing is folded into one line.
+    """Return a heading and a table of findings, causes first; of many, what is well and measures nothing is folded into one line.
 
     Args:
         head: one line above the table.
@@ -33,36 +34,44 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
         HTML in which every text is escaped.
     """
     few = len(findings) <= MAX_ROWS
-    told = [f for f in findings_by_severity(findings) if few or f.status != "ok" or f.code in MEASUREMENTS]
-    rest = [f for f in findings if f not in told]
+    after = {f.code: then for f, then in listed(findings)}
+    ranked = [f for f, _ in listed(findings)]
+    told = [f for f in ranked if few or f.status != "ok" or f.code in MEASUREMENTS]
+    rest = [f for f in ranked if f not in told]
     columns = ("status", "finding", "what was found", "value", "clause")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     advised: set[str] = set()
-    rows = "\n".join(_row(alike, advised) for alike in said_alike(told))
+    groups = said_alike(told, joins=lambda f: not after[f.code])
+    rows = "\n".join(_row(alike, advised, after[alike[0].code]) for alike in groups)
     parts = [f"<p><strong>{escape(head)}</strong></p>"]
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
     if rest:
-        lines = "\n".join(f"<li><code>{escape(f.code)}</code> {escape(f.summary)}</li>" for f in rest)
-        parts.append(
-            f"<details><summary>{SIGNS['ok'][0]} {len(rest)} more are ok</summary>\n<ul>\n{lines}\n</ul></details>"
-        )
+        parts.append(_folded(f"{SIGNS['ok'][0]} {len(rest)} more are ok", rest))
     return "\n".join(parts)
 
 
-def _row(alike: Sequence[Finding], advised: set[str]) -> str:
-    """Return the row of findings that say the same of several codes, with the first advice that no row above has given."""
+def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> str:
+    lines = "\n".join(
+        f"<li>{SIGNS[f.status][0] + ' ' if signs else ''}<code>{escape(f.code)}</code> {escape(f.summary)}</li>" for f in findings
+    )  # fmt: skip
+    return f"<details><summary>{escape(title)}</summary>\n<ul>\n{lines}\n</ul></details>"
+
+
+def _row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding]) -> str:
+    """Return the row of findings that say the same of several codes, with what follows from it and the first advice that no row above gave."""
     finding = alike[0]
     symbol, word = SIGNS[finding.status]
     lines = [line for line in finding.advice[:1] if finding.status != "ok" and line not in advised]
     advised.update(lines)
     advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
+    follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
     value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
     clauses = dict.fromkeys(f.clause for f in alike if f.clause)
     cells = (
         f'<span style="color: {_COLOURS[finding.status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>',
         "<br>".join(f"<code>{escape(f.code)}</code>" for f in alike),
-        escape(finding.summary) + advice,
+        escape(finding.summary) + advice + follow,
         f'<span style="white-space: nowrap">{value}</span>',
         escape(", ".join(clauses)),
     )

@@ -1,0 +1,97 @@
+"""The order of findings: causes before consequences, faults before remarks, and nothing lost or said twice."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from workbench.diagnostics.base import Diagnosis, Finding, Status
+from workbench.diagnostics.causes import _PLACES, REMARKS, causes_first, listed, vetoes_tuning
+from workbench.diagnostics.verdict_table import verdict_table
+
+CODES = sorted({code for code in (*_PLACES, *REMARKS) if not code.endswith("*")})
+
+
+def found(*alarms: str, status: Status = "warn") -> list[Finding]:
+    """Findings by code, "code!" one that fails."""
+    return [
+        Finding(
+            code=text.rstrip("!"), status="fail" if text.endswith("!") else status, summary=f"About {text}.", advice=(f"Mend {text}.",)
+        )
+        for text in alarms
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("alarms", "first", "folded"), [
+    # inputs of size 10,000: all that goes wrong later goes wrong for it, be it worse
+    (("lr.nothing_learns!", "stability.early!", "init.loss", "data.scale"), "data.scale", 3),
+    (("loop.no_update", "lr.too_low", "loop.no_gradient!"), "loop.no_gradient", 2),
+    (("loop.no_gradient", "units.dead", "init.constant_output"), "units.dead", 2),
+    (("loss.double_softmax", "lr.too_low", "evaluation.minority_counts"), "loss.double_softmax", 1),
+    # of two roots, the one that fails
+    (("data.worker_rng", "loop.no_zero_grad!"), "loop.no_zero_grad", 0),
+    # a lr that is too high is one fault, whatever it does
+    (("stability.divergent!", "stability.early!", "lr.at_edge", "clipping.masks_lr", "lr.too_high"), "lr.too_high", 4),
+    (("clipping.aggressive", "lr.too_low"), "clipping.aggressive", 1),
+    (("lr.nothing_learns!", "stability.mid"), "lr.nothing_learns", 1),
+    # a remark is no cause, and stands before nothing of its severity
+    (("evaluation.too_small", "checkpoints.best_not_last", "data.imbalance", "architecture.no_norm", "stability.spike"), "stability.spike", 0),
+    (("data.imbalance", "lr.too_low!"), "lr.too_low", 0),
+    (("data.train_validation_shift", "evaluation.generalisation_gap!", "lr.too_low"), "data.train_validation_shift", 1),
+])  # fmt: skip
+def test_the_cause_stands_first_and_what_follows_is_folded(alarms: tuple[str, ...], first: str, folded: int) -> None:
+    for order in itertools.permutations(found(*alarms)):
+        ranked = causes_first(order)
+        assert ranked[0].code == first
+        assert sum(f.follows_from is not None for f in ranked) == folded
+
+
+def test_nothing_is_lost_and_ranking_again_changes_nothing() -> None:
+    findings = [*found("stability.early!", "data.scale", "lr.too_high"), *found("lr.best", "data.labels", status="ok"),
+                *found("lr.unstable", status="not_measured")]  # fmt: skip
+    ranked = causes_first(findings)
+    assert [(f.code, f.status) for f in ranked] == [
+        ("data.scale", "warn"), ("stability.early", "fail"), ("lr.too_high", "warn"), ("lr.unstable", "not_measured"),
+        ("lr.best", "ok"), ("data.labels", "ok"),
+    ]  # fmt: skip
+    assert causes_first(ranked) == ranked
+    assert {f.code for f in ranked if f.advice} == {"data.scale", "lr.unstable", "lr.best", "data.labels"}
+    (_, then), *rest = listed(findings)
+    assert [f.code for f in then] == ["stability.early", "lr.too_high"]
+    assert all(not follow for _, follow in rest)
+
+
+def test_what_is_well_explains_nothing() -> None:
+    ranked = causes_first([*found("data.scale", status="ok"), *found("stability.early!")])
+    assert (ranked[0].code, ranked[0].follows_from, len(ranked[0].advice)) == ("stability.early", None, 1)
+
+
+def test_every_alarm_stands_for_itself_or_under_one_that_does() -> None:
+    for alarms in [*itertools.combinations(CODES, 2), CODES]:
+        ranked = causes_first(found(*alarms))
+        roots = {f.code for f in ranked if f.follows_from is None}
+        assert ranked[0].code in roots
+        assert {f.follows_from for f in ranked} <= roots | {None}
+
+
+def test_an_alarm_on_data_loop_loss_or_model_stops_tuning_and_a_remark_does_not() -> None:
+    assert vetoes_tuning(found("lr.too_low", "data.scale", "loop.no_update!")) == ("loop.no_update", "data.scale")
+    assert vetoes_tuning(found("stability.early!", "lr.too_high", "data.imbalance", "architecture.no_norm")) == ()
+    assert vetoes_tuning(found("loop.no_update", status="ok")) == ()
+
+
+def test_terminal_notebook_and_page_name_what_follows_under_its_cause() -> None:
+    said = Diagnosis(findings=tuple(found("stability.early!", "lr.too_high", "data.worker_rng")), workload="mine")
+    head, cause, follows, other = said.brief.splitlines()
+    assert head == "Diagnosis of mine: fail (2 warn; 1 more follows from these)"
+    assert "data.worker_rng" in cause
+    assert "lr.too_high" in follows
+    assert other.split() == ["From", "it", "follow:", "x", "stability.early"]
+    assert "About stability.early!." in repr(said)
+    rows = said.rows()["findings"]
+    assert [(f["code"], f["follows_from"]) for f in rows][-1] == ("stability.early", "lr.too_high")
+    html = verdict_table("head", said.findings)
+    assert html.index("<code>lr.too_high") < html.index("1 more follow") < html.index("<code>stability.early")
+    assert "Mend stability.early" not in html
+    assert said.advised() == "- Mend data.worker_rng.\n- Mend lr.too_high."
