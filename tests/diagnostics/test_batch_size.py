@@ -24,8 +24,9 @@ def test_a_difference_that_tuning_takes_away():
     """F6.2, F6.3: with all else fixed the small batch looks worse; each at its own lr, they are equal."""
     found = diagnose_batch_size(batches({16: 0.0125, 64: 0.1, 256: 0.4}))
     assert found[TUNED].status == "ok"
-    assert found[TUNED].evidence["factor_fixed"] == pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05)
-    assert found[TUNED].evidence["factor_tuned"] == pytest.approx(1.0, abs=0.05)
+    (steps,) = found[TUNED].evidence["factors"]
+    assert (steps["equal"], steps["fixed"]) == ("steps", pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05))
+    assert steps["tuned"] == pytest.approx(1.0, abs=0.05)
     assert found[RETUNE].status == "warn"
     assert {r["batch_size"]: r["lr_shift"] for r in found[RETUNE].evidence["rows"]} == pytest.approx(
         {16: 1 / 8, 256: 4.0}
@@ -37,6 +38,33 @@ def test_a_difference_that_tuning_takes_away():
         16: "equivalent",
         256: "equivalent",
     }
+
+
+def test_a_longer_run_is_no_better_batch_size():
+    """F6.3, F6.7: the metric falls with the number of updates alone, so at equal steps the batch sizes are equal."""
+    lengths = {16: {160: 0.5, 40: 1.0}, 64: {40: 1.0}, 256: {40: 1.0, 10: 2.0}}
+    found = diagnose_batch_size(batches({16: 0.1, 64: 0.1, 256: 0.1}, lengths=lengths))
+    steps, examples = found[TUNED].evidence["factors"]
+    for kind in ("fixed", "tuned"):
+        assert steps[kind] == pytest.approx(1.0, abs=0.05)
+        assert examples[kind] == pytest.approx(4.0, rel=0.05)
+    assert re.search(
+        r"tuned, by (1|1\.0\d*) at equal steps and (3\.9\d*|4|4\.0\d*) at equal examples", found[TUNED].summary
+    )
+    assert found[EQUAL].status == "ok"
+    assert "16 at equal steps, 256 at equal steps" in found[EQUAL].summary
+    assert re.search(
+        r"at equal examples, 0\.(5\d*|49\d*) at 16 .* better\), (1\.9\d*|2|2\.0\d*) at 256", found[EQUAL].summary
+    )
+
+
+def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
+    """It saw more examples, then fewer updates; a batch size that is worse by either length is worse."""
+    sizes, lengths = {64: 0.1, 256: 0.1}, {256: {40: 0.7, 10: 1.4}}
+    assert diagnose_batch_size(batches(sizes, lengths=lengths))[EQUAL].status == "not_measured"
+    worse = diagnose_batch_size(batches(sizes, lengths={256: {40: 1.3, 10: 1.4}}))[EQUAL]
+    assert worse.status == "warn"
+    assert worse.summary.count("worse)") == 2
 
 
 def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.batch_size_arms import BatchArm, read_arms
+from workbench.diagnostics.batch_size_arms import EQUAL, BatchArm, comparable, read_arms
 from workbench.diagnostics.batch_size_decay import regularisation_finding
 from workbench.diagnostics.equivalence import Equivalence, equivalence
 from workbench.diagnostics.noise_scale import noise_scale_finding
@@ -50,7 +50,7 @@ def diagnose_batch_size(
         found = [_unmeasured(code, reason) for code in CODES[:3]]
     else:
         found = [
-            _tuned_directly(arms),
+            _tuned_directly(arms, own),
             _retune(record, arms, own, margin),
             _equivalence(record, arms, own, margin, alpha),
         ]
@@ -109,26 +109,37 @@ def _spread(groups: Sequence[Sequence[float]]) -> float:
     return max(means) / min(means) if len(means) > 1 else math.nan
 
 
-def _tuned_directly(arms: Sequence[BatchArm]) -> Finding:
+def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
     code = "batch_size.tuned_directly"
-    before, after = _spread([list(a.fixed.values()) for a in arms]), _spread([list(a.tuned.values()) for a in arms])
+    factors: list[dict[str, Any]] = [
+        {"equal": equal, "batch_sizes": [a.batch_size for a in group], "fixed": _spread([list(a.fixed.values()) for a in group]),
+         "tuned": _spread([list(a.tuned.values()) for a in group])}
+        for equal in EQUAL if len(group := comparable(arms, own, equal)) > 1
+    ]  # fmt: skip
     lost = [a.batch_size for a in arms if a.fixed and not np.isfinite(list(a.fixed.values())).all()]
-    evidence = {"arms": arm_rows(arms), "factor_fixed": before, "factor_tuned": after, "diverged_fixed": lost}
-    differ = f"differ by a factor of {before:.3g}" if math.isfinite(before) else "cannot be compared"
+    before, after = _by_factor(factors, "fixed"), _by_factor(factors, "tuned")
+    differ = f"differ by a factor of {before}" if before else "cannot be compared"
     with_lost = f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
+    common: dict[str, Any] = {
+        "code": code, "value": next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
+        "evidence": {"arms": arm_rows(arms), "factors": factors, "diverged_fixed": lost},
+    }  # fmt: skip
     if all(len(arm.points) < 2 for arm in arms):
         return Finding(
-            code=code, status="warn", clause="F6.1", value=None if math.isnan(before) else before, evidence=evidence,
+            status="warn", clause="F6.1", **common,
             summary=f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
             "says how well the other settings fit each batch size, not which one is better.",
             advice=["Choose the batch size by what the machine does best, not by validation performance.",
                     "To compare batch sizes, tune learning rate and momentum for each: wb.BatchSizeStudy()."],
         )  # fmt: skip
-    tuned = f", tuned for each by {after:.3g}" if math.isfinite(after) else ""
+    tuned = f"; each tuned, by {after}" if after else ""
     return Finding(
-        code=code, status="ok", clause="F6.2", value=None if math.isnan(before) else before, evidence=evidence,
-        summary=f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}.",
+        status="ok", clause="F6.2", summary=f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}.", **common
     )  # fmt: skip
+
+
+def _by_factor(factors: Sequence[Mapping[str, Any]], kind: str) -> str:
+    return " and ".join(f"{f[kind]:.3g} at equal {f['equal']}" for f in factors if math.isfinite(f[kind]))
 
 
 def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
@@ -190,16 +201,13 @@ def _begin(row: Mapping[str, Any]) -> str:
 
 
 def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
-    code = "batch_size.equivalence"
-    chosen = {size: _better_length([a for a in arms if a.batch_size == size]) for size in {a.batch_size for a in arms}}
-    ours = list(own.tuned.values())
-    rows: list[dict[str, Any]] = []
-    for size, arm in sorted(chosen.items()):
-        if size == own.batch_size or arm is None:
-            continue
-        found = equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha)
-        if found is not None:
-            rows.append({"batch_size": size, "total_steps": arm.total_steps, **found._asdict()})
+    code, ours = "batch_size.equivalence", list(own.tuned.values())
+    rows: list[dict[str, Any]] = [
+        {"equal": equal, "batch_size": arm.batch_size, "total_steps": arm.total_steps, **found._asdict()}
+        for equal in EQUAL
+        for arm in comparable(arms, own, equal)[1:]
+        if arm.best is not None and (found := equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha))
+    ]
     if not rows:
         reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
         return _unmeasured(code, reason)
@@ -207,16 +215,23 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     better = "lower" if own.sign > 0 else "higher"
     told = (
         f"Each tuned, {record.config['select']} ({better} is better) as a multiple of that at batch size {own.batch_size}: "
-        f"{'; '.join(_told(row, own.sign) for row in rows)}."
-    )
-    verdicts = {row["verdict"] for row in rows}
+        + "; ".join(
+            f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
+            for equal in EQUAL if (same := [row for row in rows if row["equal"] == equal])
+        ) + "."
+    )  # fmt: skip
+    sizes = [[row for row in rows if row["batch_size"] == size] for size in sorted({r["batch_size"] for r in rows})]
+    alike = [[row for row in size if row["verdict"] == "equivalent"] for size in sizes]
     widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
     common: dict[str, Any] = {
         "code": code, "clause": "F6.8", "value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence
     }  # fmt: skip
-    if verdicts == {"equivalent"}:
-        return Finding(status="ok", summary=f"Equally good to within {margin:.0%}. {told}", **common)
-    if "different" in verdicts:
+    if all(alike):
+        where = dict.fromkeys(f"{row['batch_size']} at equal {row['equal']}" for size in alike for row in size)
+        return Finding(
+            status="ok", summary=f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}", **common
+        )
+    if any(_apart(size) for size in sizes):
         return Finding(
             status="warn", summary=f"Not equally good. {told}", **common,
             advice=["Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."],
@@ -227,10 +242,12 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     )  # fmt: skip
 
 
-def _better_length(arms: Sequence[BatchArm]) -> BatchArm | None:
-    """Return the length whose settings did better under the seed that chooses (F6.7)."""
-    trained = [arm for arm in arms if arm.best is not None and len(arm.tuned) >= FEW_SEEDS]
-    return min(trained, key=lambda arm: arm.sign * arm.best.value if arm.best else math.inf, default=None)
+def _apart(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a batch size is better, or worse, by every length at which it was compared.
+
+    One that is better at equal steps and worse at equal examples differs by how long it trained.
+    """
+    return all(row["verdict"] == "different" for row in rows) and len({row["ratio"] > 1 for row in rows}) == 1
 
 
 def _told(row: Mapping[str, Any], sign: float) -> str:

@@ -11,7 +11,9 @@ from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import selected_by_seed
 from workbench.diagnostics.trials import RecordLike, memory_field
 
-__all__ = ["BatchArm", "Tuned", "choosing_seeds", "next_points", "read_arms"]
+__all__ = ["EQUAL", "BatchArm", "Tuned", "choosing_seeds", "comparable", "next_points", "read_arms"]
+
+EQUAL = ("steps", "examples")
 
 _TUNED = ("peak_lr", "momentum", "beta1")
 _FOLLOWS = (
@@ -102,6 +104,19 @@ def read_arms(record: RecordLike) -> list[BatchArm]:
     ]
     keys = sorted({(int(row["batch_size"]), int(row["total_steps"])) for row in rows})
     return [_arm(record, [row for row in rows if (row["batch_size"], row["total_steps"]) == key], *key) for key in keys]
+
+
+def comparable(arms: Sequence[BatchArm], own: BatchArm, equal: str) -> list[BatchArm]:
+    """Return the arms of other batch sizes that train for as many updates, or see as many examples, as the baseline's, which is the first.
+
+    Args:
+        arms: of a study.
+        own: the baseline's.
+        equal: "steps" or "examples", these to 5 % because steps are whole.
+    """
+    name = {"steps": "total_steps", "examples": "examples"}[equal]
+    others = [arm for arm in arms if arm.batch_size != own.batch_size]
+    return [own, *(arm for arm in others if math.isclose(getattr(arm, name), getattr(own, name), rel_tol=0.05))]
 
 
 def choosing_seeds(record: RecordLike) -> list[int]:
