@@ -6,12 +6,13 @@
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
+# make zoo        how often the workbench is right: planted faults and healthy trainings, an hour on two cores
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab test test-cluster test-browser check notebooks bench
+.PHONY: help install diagnose lab zoo test test-cluster test-browser check notebooks bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,9 +26,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
-test test-cluster test-browser check notebooks: export OMP_NUM_THREADS := 1
-test test-cluster test-browser check notebooks: export MKL_NUM_THREADS := 1
-test test-cluster test-browser check notebooks: export WORKBENCH_LIVE := 0
+test test-cluster test-browser check notebooks zoo: export OMP_NUM_THREADS := 1
+test test-cluster test-browser check notebooks zoo: export MKL_NUM_THREADS := 1
+test test-cluster test-browser check notebooks zoo: export WORKBENCH_LIVE := 0
 test test-cluster test-browser check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 help:
@@ -78,6 +79,10 @@ notebooks: $(STAMP)
 	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
 		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS:%=build/%)
 	cp $(NOTEBOOKS:%=build/%) notebooks
+
+# All cores, one process a case; what is in build/zoo already is not diagnosed again.
+zoo: $(STAMP)
+	$(BIN)/python -m tests.zoo --write
 
 bench: $(STAMP)
 	@test -n "$(BENCHMARKS)" || { echo "no bench_*.py in tests/benchmarks" >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""How often the workbench is right: planted faults and healthy trainings, diagnosed with default settings and scored."""

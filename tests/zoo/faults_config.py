@@ -1,0 +1,115 @@
+"""Faults of the config: learning rate, schedule, clipping, optimizer constants, batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tests.zoo import nets, plain
+from tests.zoo.faults import fault
+from tests.zoo.recipe import Recipe, swap
+
+TOO_HIGH = "lr.too_high stability.divergent stability.early stability.mid"
+
+
+def _lr(times: float, r: Recipe) -> Recipe:
+    return r.tuned(peak_lr=r.config.peak_lr * times)
+
+
+for times, bases in (
+    (10, "digits_mlp density digits_tanh"),
+    (30, "moons stream digits_cnn"),
+    (100, "friedman text_gru autoencoder"),
+):
+    fault("lr", TOO_HIGH, on=bases, kind=f"lr-x{times}")(partial(_lr, times))
+for times, bases in (
+    (30, "digits_mlp friedman tones_gru"),
+    (100, "iris text_transformer factors"),
+    (300, "diabetes digits_cnn_bn vae"),
+):
+    fault("lr", "lr.too_low", on=bases, kind=f"lr-over-{times}")(partial(_lr, 1 / times))
+
+
+def _schedule(shape: Callable[[float], float], r: Recipe) -> Recipe:
+    return r.tuned(schedule=shape, warmup_steps=0)
+
+
+def early_zero(progress: float) -> float:
+    """Return a factor that is 0 after a tenth of the run."""
+    return max(0.0, 1 - 10 * progress)
+
+
+def jumping(progress: float) -> float:
+    """Return a factor that is 20 for the second half."""
+    return 20.0 if progress >= 0.5 else 1.0
+
+
+fault("schedule", "schedule.collapse lr.too_low", on="digits_mlp text_gru multilabel", kind="decays-early")(partial(_schedule, early_zero))  # fmt: skip
+fault("schedule", "schedule.discontinuity stability.mid stability.spike stability.divergent", on="digits_mlp digits_cnn friedman", kind="jumps-x20")(partial(_schedule, jumping))  # fmt: skip
+
+
+@fault("schedule", "schedule.collapse lr.too_low", on="stream diabetes factors")
+def decay_per_step(r: Recipe) -> Recipe:
+    steps = r.config.total_steps
+    return r.tuned(schedule=lambda progress: 0.9 ** round(progress * steps), warmup_steps=0)
+
+
+@fault("schedule", "warmup.over_cap lr.too_low warmup.shortest", on="iris digits_tanh multilabel")
+def warmup_all_along(r: Recipe) -> Recipe:
+    return r.tuned(warmup_steps=r.config.total_steps - 1, schedule="constant")
+
+
+@fault("clip", "clipping.aggressive clipping.masks_lr lr.too_low", on="digits_tanh stream multilabel")
+def clipped_to_nothing(r: Recipe) -> Recipe:
+    norms = plain.train(r.workload(), r.config.replace(total_steps=30), 0)["norm"]
+    return r.tuned(max_grad_norm=1e-3 * float(torch.tensor(norms).median()))
+
+
+@fault("optimizer", "optimizers.weight_decay_shrinks", on="digits_mlp digits_deep diabetes")
+def decay_dominates(r: Recipe) -> Recipe:
+    return r.tuned(weight_decay=10.0 if r.config.optimizer == "adamw" else 1.0)
+
+
+@fault("optimizer", "lr.too_low", on="wine digits_cnn friedman")
+def eps_of_one(r: Recipe) -> Recipe:
+    return r.tuned(eps=1.0)
+
+
+@fault("optimizer", TOO_HIGH + " stability.spike stability.early_recovers", on="digits_mlp moons digits_cnn_bn")
+def momentum_999(r: Recipe) -> Recipe:
+    return r.tuned(momentum=0.999)
+
+
+@fault("stability", "stability.spike data.scale stability.mid stability.divergent stability.early", on="digits_mlp diabetes friedman")  # fmt: skip
+def few_huge_rows(r: Recipe) -> Recipe:
+    def change(x: Tensor) -> Tensor:
+        x[:: len(x) // 4] *= 1000
+        return x
+
+    return r.inputs(change, validation=False)
+
+
+def _normed(r: Recipe) -> Recipe:
+    """Return a base with batch norm in it, whether it has one or not."""
+    if nets.layers_of(r.build(), nn.BatchNorm2d):
+        return r
+    return r.model(lambda m: swap(m, nn.Linear, lambda a: nn.Sequential(a, nn.BatchNorm1d(a.out_features))))
+
+
+@fault("batch_norm", "batch_norm.small_batch batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp")
+def norm_of_two(r: Recipe) -> Recipe:
+    return _normed(r).tuned(batch_size=2, peak_lr=r.config.peak_lr / 10, eval_batch_size=256)
+
+
+def _norm_momentum(value: float, r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for norm in nets.layers_of(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            norm.momentum = value
+
+    return _normed(r).model(change)
+
+
+fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001")(partial(_norm_momentum, 0.001))  # fmt: skip

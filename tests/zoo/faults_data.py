@@ -1,0 +1,172 @@
+"""Faults of data, splits, validation and what is chosen on them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tests.zoo.faults import fault
+from tests.zoo.recipe import Recipe, Stream
+
+UNLEARNABLE = "data.no_signal data.labels lr.nothing_learns evaluation.generalisation_gap"
+
+
+def _generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _mixed(y: Tensor) -> Tensor:
+    return y[torch.randperm(len(y), generator=_generator())]
+
+
+@fault("data", "data.nonfinite", on="digits_mlp friedman autoencoder")
+def nan_input(r: Recipe) -> Recipe:
+    def change(x: Tensor) -> Tensor:
+        x[len(x) // 2].view(-1)[0] = math.nan
+        return x
+
+    return r.inputs(change, validation=False)
+
+
+@fault("data", "data.nonfinite", on="diabetes sums_lstm factors")
+def inf_target(r: Recipe) -> Recipe:
+    def change(y: Tensor) -> Tensor:
+        y[7] = math.inf
+        return y
+
+    return r.targets(change, validation=False)
+
+
+@fault("data", "data.nonfinite", on="counts linear_numbers")
+def nan_validation(r: Recipe) -> Recipe:
+    def change(y: Tensor) -> Tensor:
+        y[3] = math.nan
+        return y
+
+    return r.targets(change, train=False)
+
+
+@fault("data", UNLEARNABLE, on="digits_mlp friedman brackets_transformer")
+def shuffled_labels(r: Recipe) -> Recipe:
+    return r.targets(_mixed)
+
+
+@fault("data", UNLEARNABLE + " data.train_validation_shift", on="digits_cnn diabetes multilabel")
+def misaligned_train(r: Recipe) -> Recipe:
+    return r.targets(lambda y: y.roll(1, 0), validation=False)
+
+
+@fault("data", "data.labels", on="wine digits_cnn_bn tones_gru")
+def labels_from_one(r: Recipe) -> Recipe:
+    return r.targets(lambda y: y + 1)
+
+
+@fault("data", "data.scale init.loss", on="digits_mlp digits_cnn autoencoder")
+def inputs_x255(r: Recipe) -> Recipe:
+    return r.inputs(lambda x: 255 * x)
+
+
+@fault("data", "data.scale init.loss", on="wine breast_cancer diabetes")
+def column_x10000(r: Recipe) -> Recipe:
+    def change(x: Tensor) -> Tensor:
+        x[:, 2] *= 1e4
+        return x
+
+    return r.inputs(change)
+
+
+@fault("data", "data.train_validation_shift data.scale", on="digits_cnn_bn breast_cancer friedman")
+def validation_not_standardised(r: Recipe) -> Recipe:
+    return r.inputs(lambda x: 6 * x + 5, train=False)
+
+
+@fault("data", "data.train_validation_shift data.label_shift", on="friedman moons counts")
+def split_by_feature(r: Recipe) -> Recipe:
+    both = tuple(torch.cat(pair) for pair in zip(r.train, r.validation, strict=True))
+    order, held = both[0][:, 0].argsort(), len(r.validation[0])
+    return r.but(train=tuple(t[order[:-held]] for t in both), validation=tuple(t[order[-held:]] for t in both))
+
+
+@fault("data", "data.leakage", on="digits_mlp breast_cancer spirals")
+def validation_in_train(r: Recipe) -> Recipe:
+    half = len(r.validation[0]) // 2
+    return r.but(train=tuple(torch.cat([t, v[:half]]) for t, v in zip(r.train, r.validation, strict=True)))
+
+
+@fault("data", "data.duplicates data.imbalance data.label_shift", on="digits_mlp friedman multilabel")
+def one_row_copied(r: Recipe) -> Recipe:
+    rows = torch.arange(len(r.train[0]))
+    rows[len(rows) // 4 :] = 3
+    return r.rows(rows[torch.randperm(len(rows), generator=_generator())])
+
+
+@fault("data", "data.unshuffled data.weak_shuffle", on="stream digits_cnn tones_gru")
+def sorted_stream(r: Recipe) -> Recipe:
+    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored"))
+
+
+@fault("data", "data.weak_shuffle data.unshuffled", on="stream moons brackets_transformer")
+def small_buffer(r: Recipe) -> Recipe:
+    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order=20))
+
+
+@fault("data", "data.no_signal data.scale input.unused_features init.constant_output lr.nothing_learns", on="digits_mlp diabetes tones_gru")  # fmt: skip
+def constant_inputs(r: Recipe) -> Recipe:
+    return r.inputs(torch.ones_like)
+
+
+@fault("data", "data.label_shift data.labels data.imbalance data.train_validation_shift", on="digits_cnn wine brackets_transformer")  # fmt: skip
+def class_missing_in_train(r: Recipe) -> Recipe:
+    return r.rows(r.train[-1] != 1)
+
+
+@fault("data", "data.label_shift data.imbalance data.train_validation_shift", on="digits_mlp moons tones_gru")
+def train_is_skewed(r: Recipe) -> Recipe:
+    rare = r.train[-1] >= r.train[-1].max() / 2
+    few = torch.rand(len(rare), generator=_generator()) < 0.04
+    return r.rows(~rare | few)
+
+
+@fault("checkpoints", "checkpoints.selection", on="wine friedman stream")
+def selected_on_train(r: Recipe) -> Recipe:
+    return r.tuned(select="train/loss")
+
+
+@fault("checkpoints", "checkpoints.selection", on="digits_mlp diabetes multilabel")
+def selected_on_test(r: Recipe) -> Recipe:
+    from torch.utils.data import TensorDataset
+
+    half = len(r.validation[0]) // 2
+    test = TensorDataset(*(t[:half] for t in r.validation))
+    return r.but(validation=tuple(t[half:] for t in r.validation)).having(test_data=test).tuned(select="test/loss")
+
+
+@fault("evaluation", "evaluation.too_small evaluation.minority_counts", on="digits_mlp breast_cancer sums_lstm")
+def eight_validation_rows(r: Recipe) -> Recipe:
+    return r.but(validation=tuple(t[:8] for t in r.validation))
+
+
+@fault("evaluation", "evaluation.interval", on="digits_mlp sums_lstm text_gru")
+def evaluated_once(r: Recipe) -> Recipe:
+    return r.tuned(eval_every_steps=r.config.total_steps)
+
+
+OVERFIT = "evaluation.generalisation_gap checkpoints.best_not_last"
+
+
+@fault("checkpoints", OVERFIT, on="digits_cnn breast_cancer friedman")
+def few_rows(r: Recipe) -> Recipe:
+    return r.rows(torch.arange(24)).tuned(batch_size=8, total_steps=2 * r.config.total_steps)
+
+
+@fault("checkpoints", OVERFIT + " data.no_signal", on="wine diabetes tones_gru")
+def noisy_labels_memorised(r: Recipe) -> Recipe:
+    def change(y: Tensor) -> Tensor:
+        wrong = torch.rand(len(y), generator=_generator(1)) < 0.4
+        return torch.where(wrong, _mixed(y), y)
+
+    few = torch.arange(min(120, len(r.train[0])))
+    return r.targets(change, validation=False).rows(few).tuned(total_steps=4 * r.config.total_steps)

@@ -1,0 +1,279 @@
+"""Faults of the model, the loss and the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.zoo import nets
+from tests.zoo.faults import fault
+from tests.zoo.recipe import After, Recipe, swap
+
+LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def _before(model: nn.Module, change: Callable[[Any], Any], at: int = 0) -> None:
+    swap(model, LAYERS, lambda m: After(m, before=change), at=at)
+
+
+def _after(model: nn.Module, change: Callable[[Any], Any], at: int = 0) -> None:
+    swap(model, LAYERS, lambda m: After(m, after=change), at=at)
+
+
+@fault("loop", "loop.no_gradient loop.frozen_random", on="digits_mlp digits_cnn text_gru")
+def detached(r: Recipe) -> Recipe:
+    return r.model(lambda m: _before(m, Tensor.detach, at=-1))
+
+
+@fault("loop", "loop.frozen_random loop.no_gradient loop.no_update loop.unowned_parameters", on="digits_tanh digits_cnn_bn brackets_transformer")  # fmt: skip
+def frozen_random_layers(r: Recipe) -> Recipe:
+    def freeze(m: nn.Module) -> None:
+        for layer in nets.layers_of(m, (*LAYERS, nn.Embedding))[:-1]:
+            layer.requires_grad_(False)
+
+    return r.model(freeze)
+
+
+def _head_only(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(list(params)[-2:], lr=lr)
+
+
+@fault("loop", "loop.no_update loop.unowned_parameters loop.optimizer_mismatch loop.frozen_random", on="digits_cnn friedman tones_gru")  # fmt: skip
+def head_only_optimizer(r: Recipe) -> Recipe:
+    return r.tuned(optimizer=_head_only)
+
+
+class EvalNorm(nn.BatchNorm2d):
+    """A batch norm that is never in training mode."""
+
+    def train(self, mode: bool = True) -> EvalNorm:
+        return super().train(False)
+
+
+@fault("loop", "loop.eval_mode_in_training batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet")
+def norm_left_in_eval(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for norm in nets.layers_of(m, nn.BatchNorm2d):
+            norm.__class__ = EvalNorm
+            norm.eval()
+
+    return r.model(change)
+
+
+@fault("loop", "loop.train_mode_in_eval evaluation.nondeterministic", on="digits_mlp friedman digits_cnn")
+def dropout_in_evaluation(r: Recipe) -> Recipe:
+    return r.model(lambda m: swap(m, nn.ReLU, lambda a: After(a, after=lambda x: F.dropout(x, 0.5))))
+
+
+class TrainNorm(nn.BatchNorm2d):
+    """A batch norm that is never in evaluation mode."""
+
+    def train(self, mode: bool = True) -> TrainNorm:
+        return super().train(True)
+
+
+@fault("loop", "loop.train_mode_in_eval loop.batch_dependence evaluation.weighting evaluation.batch_size", on="digits_cnn_bn digits_resnet")  # fmt: skip
+def norm_left_in_training(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for norm in nets.layers_of(m, nn.BatchNorm2d):
+            norm.__class__ = TrainNorm
+
+    return r.model(change)
+
+
+class Listed(nn.Module):
+    """Holds a layer in a list, where no optimizer finds it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.layers = [inner]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)
+
+
+@fault("loop", "loop.unowned_parameters loop.frozen_random loop.no_gradient", on="digits_mlp digits_cnn friedman")
+def layers_in_a_list(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for _ in nets.layers_of(m)[:-1]:  # a layer in a list is not found again
+            swap(m, LAYERS, Listed)
+
+    return r.model(change)
+
+
+@fault("loop", "init.constant_output input.unused_features loop.no_gradient data.no_signal lr.nothing_learns", on="digits_mlp diabetes tones_gru")  # fmt: skip
+def input_lost(r: Recipe) -> Recipe:
+    kinds = (nn.Linear, nn.Conv2d, nn.GRU)
+    return r.model(lambda m: swap(m, kinds, lambda layer: After(layer, before=torch.zeros_like)))
+
+
+def _turned(h: Tensor) -> Tensor:
+    return h.reshape(h.shape[1], h.shape[0], *h.shape[2:]).transpose(0, 1)
+
+
+@fault("loop", "loop.batch_dependence evaluation.weighting evaluation.coverage", on="digits_mlp digits_cnn friedman")
+def examples_mixed(r: Recipe) -> Recipe:
+    return r.model(lambda m: _after(m, _turned))
+
+
+@fault("loop", "input.unused_features", on="digits_mlp linear_numbers friedman")
+def half_of_the_features(r: Recipe) -> Recipe:
+    def half(x: Tensor) -> Tensor:
+        return x * (torch.arange(x.shape[1]) % 2)
+
+    return r.model(lambda m: _before(m, half))
+
+
+@fault("loop", "loop.no_gradient gradients.vanishing loop.no_update", on="digits_mlp diabetes spirals")
+def rounded_units(r: Recipe) -> Recipe:
+    return r.model(lambda m: _after(m, torch.sign))
+
+
+@fault("loss", "loss.double_softmax", on="digits_cnn brackets_transformer text_gru")
+def softmax_twice(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=lambda z: z.softmax(-1)))
+
+
+@fault("loss", "loss.double_softmax loss.output_range", on="breast_cancer multilabel")
+def sigmoid_twice(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=torch.sigmoid))
+
+
+@fault("loss", "loop.batch_dependence loss.double_softmax evaluation.weighting", on="digits_mlp wine tones_gru")
+def softmax_over_batch(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=lambda z: z.log_softmax(0)))
+
+
+def _broadcasting(outputs: Tensor, batch: Any) -> Tensor:
+    return (outputs - batch[1]).square().mean(-1)
+
+
+@fault("loss", "loss.broadcast loop.batch_dependence", on="diabetes friedman sums_lstm")
+def broadcast_targets(r: Recipe) -> Recipe:
+    column = r.model(lambda m: After(m, after=lambda o: o[:, None]))
+    return column.but(kind="own", loss=_broadcasting)
+
+
+@fault("loss", "loss.unbounded loss.metric_disagrees", on="digits_mlp diabetes multilabel")
+def sign_flipped(r: Recipe) -> Recipe:
+    right = r.workload().loss
+    return r.wrong(lambda outputs, batch: -right(outputs, batch))
+
+
+@fault("loss", "loss.output_range units.dead", on="diabetes friedman sums_lstm")
+def relu_head(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=torch.relu))
+
+
+@fault("loss", "loss.output_range", on="diabetes linear_numbers factors")
+def sigmoid_head(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=torch.sigmoid))
+
+
+def _worst(outputs: Tensor, batch: Any) -> Tensor:
+    return (outputs.argmin(-1) == batch[1]).float()
+
+
+@fault("loss", "loss.metric_disagrees", on="digits_mlp brackets_transformer moons")
+def metric_of_the_smallest(r: Recipe) -> Recipe:
+    return r.having(metrics={"accuracy": _worst})
+
+
+def _weights(m: nn.Module, change: Callable[[Tensor], None]) -> None:
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.dim() > 1:
+                change(p)
+
+
+@fault("init", "init.loss units.saturated gradients.exploding stability.early", on="digits_mlp digits_cnn digits_tanh")
+def weights_x10(r: Recipe) -> Recipe:
+    return r.model(partial(_weights, change=lambda p: p.mul_(10)))
+
+
+@fault("init", "gradients.vanishing init.constant_output lr.too_low", on="digits_mlp friedman digits_cnn")
+def weights_x001(r: Recipe) -> Recipe:
+    return r.model(partial(_weights, change=lambda p: p.mul_(0.01)))
+
+
+@fault("init", "units.equal loop.no_gradient gradients.vanishing init.constant_output units.dead", on="digits_mlp friedman multilabel")  # fmt: skip
+def all_zeros(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for p in m.parameters():
+            p.data.zero_()
+
+    return r.model(change)
+
+
+@fault("init", "units.equal init.constant_output", on="digits_tanh spirals wine_adagrad")
+def all_alike(r: Recipe) -> Recipe:
+    return r.model(partial(_weights, change=lambda p: p.fill_(0.1)))
+
+
+@fault("init", "units.dead loop.no_gradient gradients.vanishing init.constant_output", on="digits_mlp digits_cnn diabetes")  # fmt: skip
+def dead_relus(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        nets.layers_of(m)[-2].bias.data.fill_(-20.0)
+
+    return r.model(change)
+
+
+@fault("init", "units.saturated gradients.vanishing init.loss", on="digits_tanh spirals")
+def saturated_tanh(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for layer in nets.layers_of(m)[:-1]:
+            layer.weight.data.mul_(40)
+
+    return r.model(change)
+
+
+@fault("init", "init.loss", on="digits_mlp wine tones_gru")
+def confident_head(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        nets.layers_of(m)[-1].bias.data[0] = 25.0
+
+    return r.model(change)
+
+
+@fault("init", "init.loss data.scale", on="diabetes friedman factors")
+def targets_off_centre(r: Recipe) -> Recipe:
+    return r.targets(lambda y: y + 300)
+
+
+@fault("stability", "architecture.no_residual architecture.no_norm gradients.vanishing gradients.exploding", on="digits_mlp moons friedman")  # fmt: skip
+def deep_plain(r: Recipe) -> Recipe:
+    first, last = nets.layers_of(r.build())[0], nets.layers_of(r.build())[-1]
+    make = partial(nets.deep_mlp, first.in_features, last.out_features, width=24, blocks=20, norm=False, residual=False)
+    return r.but(build=lambda: make() if r.kind == "classes" else nn.Sequential(make(), nn.Flatten(0)))
+
+
+@fault("stability", "architecture.norm_after_add warmup.needed warmup.insufficient stability.early lr.too_high", on="brackets_transformer text_transformer")  # fmt: skip
+def post_norm_deep(r: Recipe) -> Recipe:
+    m = r.build()
+    tokens, outputs, length = m.token.num_embeddings, m.head.out_features, len(m.position)
+    build = partial(nets.Transformer, tokens, outputs, width=32, layers=6, length=length, causal=m.causal, post=True)
+    return r.but(build=build).tuned(warmup_steps=0, schedule="constant")
+
+
+class Gain(nn.Module):
+    """Outputs times a gain that changes at a training step: a temperature annealed by a person's own counter."""
+
+    def __init__(self, inner: nn.Module, at: int, gain: float) -> None:
+        super().__init__()
+        self.inner, self.at, self.gain = inner, at, gain
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return self.inner(x) * torch.where(self.seen > self.at, self.gain, 1.0)
+
+
+@fault("stability", "stability.mid stability.spike stability.divergent", on="digits_mlp diabetes moons")
+def gain_jumps(r: Recipe) -> Recipe:
+    return r.model(partial(Gain, at=r.config.total_steps // 2, gain=12.0))
