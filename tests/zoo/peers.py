@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from tests.zoo import plain
 from tests.zoo.cases import CASES, Case
+from tests.zoo.run import place
 from workbench import Workload
 
 ROWS = 2000
@@ -203,10 +204,10 @@ def run(job: tuple[Case, Path]) -> str:
     """Ask every tool about one case, and keep its data for deepchecks."""
     case, out = job
     torch.set_num_threads(1)
-    path = out / f"{case.name.replace('/', '__')}.json"
+    path = place(out, case)
     if path.exists():
         return case.name
-    workload = case.build()
+    workload = case.named().workload()
     found: dict[str, Any] = {}
     for name, ask in PEERS.items():
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:  # fmt: skip
@@ -248,7 +249,7 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [(case, out) for case in CASES if given.only in case.name]
+    jobs = [(case, out) for case in CASES.values() if given.only in case.name]
     with Pool(given.jobs, maxtasksperchild=10) as pool:
         for k, name in enumerate(pool.imap_unordered(run, jobs), 1):
             print(f"{k}/{len(jobs)} {name}", flush=True)

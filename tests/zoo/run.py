@@ -62,11 +62,10 @@ def diagnosed(case: Case) -> dict[str, Any]:
 
 
 def printed(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is not ok in the order in which a terminal shows it; what a finding before it explains stands last."""
-    order = ("fail", "warn", "not_measured")
-    kept = [f for f in findings if f["status"] in order]
-    kept.sort(key=lambda f: (bool((f.get("evidence") or {}).get("consequence_of")), order.index(f["status"])))
-    return [{key: f[key] for key in ("code", "status", "summary", "value")} for f in kept]
+    """Return what is not ok, in the order of the file, which is that of the terminal; what follows from another stands last."""
+    kept = [f for f in findings if f["status"] != "ok"]
+    kept.sort(key=lambda f: bool(f.get("follows_from")))
+    return [{key: f.get(key) for key in ("code", "status", "summary", "value", "follows_from")} for f in kept]
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
