@@ -60,7 +60,7 @@ def large_inputs() -> Recipe:
 def separable() -> Recipe:
     """Validation accuracy is 100 %, and that is right."""
     data = tables.made("blobs", n_samples=600, centers=4, cluster_std=0.7)
-    return of("moons").but(build=lambda: nets.mlp(2, 16, 4), train=data[0], validation=data[1])
+    return of("moons").but(build=lambda: nets.mlp(2, 16, 4), train=data[0], validation=data[1]).tuned(peak_lr=0.15)
 
 
 @control
@@ -71,7 +71,7 @@ def dropout() -> Recipe:
 
 @control
 def linear_by_design() -> Recipe:
-    return of("digits_mlp").but(build=lambda: nets.mlp(64, 10)).tuned(optimizer="sgd", peak_lr=0.1)
+    return of("digits_mlp").but(build=lambda: nets.mlp(64, 10)).tuned(optimizer="sgd", peak_lr=0.4)
 
 
 @control
@@ -81,7 +81,7 @@ def deep_linear() -> Recipe:
 
 @control
 def negative_loss() -> Recipe:
-    return of("density").tuned(optimizer="adamw", schedule="cosine", weight_decay=1e-3)
+    return of("density").tuned(optimizer="adamw", schedule="cosine", weight_decay=1e-3, peak_lr=0.08)
 
 
 @control
@@ -93,7 +93,7 @@ def cosine_tail() -> Recipe:
 @control
 def rising_grad_norm() -> Recipe:
     """Small minibatches of a nearly solved task: norms rise while the loss falls."""
-    return of("spirals").tuned(batch_size=16, peak_lr=0.01)
+    return of("spirals").tuned(batch_size=16, peak_lr=0.03)
 
 
 @control
@@ -111,7 +111,7 @@ def imbalanced() -> Recipe:
     def kept(y: torch.Tensor) -> torch.Tensor:
         return (y == 0) | (torch.arange(len(y)) % 6 == 0)
 
-    return r.rows(kept(r.train[-1]), kept(r.validation[-1])).tuned(batch_size=32, total_steps=250)
+    return r.rows(kept(r.train[-1]), kept(r.validation[-1])).tuned(peak_lr=0.1)
 
 
 @control
@@ -182,14 +182,14 @@ def irreducible_noise() -> Recipe:
         g = torch.Generator().manual_seed(len(y))
         return torch.where(torch.rand(len(y), generator=g) < 0.33, torch.randint(2, (len(y),), generator=g), y)
 
-    return r.targets(change).but(build=lambda: nets.mlp(2, 12, 2)).tuned(peak_lr=0.03, total_steps=200, batch_size=64)
+    return r.targets(change).but(build=lambda: nets.mlp(2, 12, 2)).tuned(peak_lr=0.08, total_steps=200, batch_size=64)
 
 
 @control
 def hard_task() -> Recipe:
     """Overlapping classes: 60 % accuracy is near the best there is."""
-    data = tables.made("classification", n_samples=1200, n_features=12, n_informative=8, n_redundant=0, n_classes=4, class_sep=0.55)  # fmt: skip
-    return of("moons").but(build=lambda: nets.mlp(12, 32, 4), train=data[0], validation=data[1]).tuned(peak_lr=0.02, schedule="cosine", batch_size=64)  # fmt: skip
+    data = tables.made("classification", n_samples=1200, n_features=12, n_informative=8, n_redundant=0, n_classes=4, class_sep=0.35)  # fmt: skip
+    return of("moons").but(build=lambda: nets.mlp(12, 32, 4), train=data[0], validation=data[1]).tuned(peak_lr=0.1, schedule="cosine", batch_size=64)  # fmt: skip
 
 
 @control
@@ -198,7 +198,7 @@ def parity() -> Recipe:
     g = torch.Generator().manual_seed(0)
     x = (torch.rand(1200, 8, generator=g) > 0.5).float() * 2 - 1
     train, validation = tables.split(x, (x[:, :3].prod(1) > 0).long())
-    return of("moons").but(build=lambda: nets.mlp(8, 48, 2), train=train, validation=validation).tuned(optimizer="adam", peak_lr=0.02, total_steps=300)  # fmt: skip
+    return of("moons").but(build=lambda: nets.mlp(8, 48, 2), train=train, validation=validation).tuned(optimizer="adam", peak_lr=0.04, total_steps=300)  # fmt: skip
 
 
 @control
@@ -206,7 +206,7 @@ def xor() -> Recipe:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(800, 2, generator=g)
     train, validation = tables.split(x, (x.prod(1) > 0).long())
-    return of("moons").but(build=lambda: nets.mlp(2, 32, 2), train=train, validation=validation).tuned(peak_lr=0.1)
+    return of("moons").but(build=lambda: nets.mlp(2, 32, 2), train=train, validation=validation).tuned(peak_lr=0.06)
 
 
 @control
@@ -223,7 +223,11 @@ def one_epoch() -> Recipe:
     y = (x[:, 0] * x[:, 1] + x[:, 2] + 0.2 * torch.randn(8000, generator=g)) / 1.5
     train, validation = tables.split(x, y)
     build = lambda: nets.mlp(10, 64, 1, squeeze=True)  # noqa: E731
-    return of("friedman").but(build=build, train=train, validation=validation).tuned(batch_size=32, total_steps=187)
+    return (
+        of("friedman")
+        .but(build=build, train=train, validation=validation)
+        .tuned(batch_size=32, total_steps=187, peak_lr=0.04)
+    )
 
 
 @control
@@ -251,12 +255,12 @@ def oversampled() -> Recipe:
 
 @control
 def large_batch() -> Recipe:
-    return of("digits_mlp").tuned(batch_size=256, peak_lr=0.2, total_steps=200)
+    return of("digits_mlp").tuned(batch_size=256, peak_lr=0.15, total_steps=200)
 
 
 @control
 def small_batch() -> Recipe:
-    return of("digits_mlp").tuned(batch_size=8, peak_lr=0.01, total_steps=400)
+    return of("digits_mlp").tuned(batch_size=8, peak_lr=0.03, total_steps=400, schedule="cosine")
 
 
 @control
@@ -266,5 +270,5 @@ def double_precision() -> Recipe:
 
 @control
 def layer_norm_recurrent() -> Recipe:
-    build = lambda: nn.Sequential(nets.Recurrent(nn.RNN, 1, 24, 24), nn.LayerNorm(24), nn.Linear(24, 3))  # noqa: E731
-    return of("tones_gru").but(build=build).tuned(peak_lr=5e-3, schedule="cosine", warmup_steps=20, max_grad_norm=1.0)
+    build = lambda: nn.Sequential(nets.Recurrent(nn.GRU, 1, 24, 24), nn.LayerNorm(24), nn.Linear(24, 3))  # noqa: E731
+    return of("tones_gru").but(build=build).tuned(peak_lr=0.02, schedule="cosine", warmup_steps=20, max_grad_norm=5.0)
