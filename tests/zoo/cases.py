@@ -14,6 +14,7 @@ import tests.zoo.faults_model  # noqa: F401
 from tests.zoo.bases import of
 from tests.zoo.controls import CONTROLS
 from tests.zoo.faults import FAULTS
+from tests.zoo.pairs import OF, SAME
 from tests.zoo.recipe import Recipe
 
 
@@ -42,8 +43,8 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """ "faults" or "controls"."""
-        return "faults" if self.accepts else "controls"
+        """What it is: "faults", "controls", or "pairs", a case after a change that must change nothing."""
+        return "pairs" if self.name.startswith("pair/") else "faults" if self.accepts else "controls"
 
     def named(self) -> Recipe:
         """Return the training under a name that does not say what is wrong with it."""
@@ -58,8 +59,21 @@ def _all() -> Iterator[Case]:
         yield Case(f"control/{name}", make)
 
 
+def _pairs(cases: dict[str, Case]) -> Iterator[Case]:
+    for change, plant in SAME.items():
+        for name in OF:
+            case = cases[name]
+            recipe = partial(_changed, plant, case.recipe)
+            yield dataclasses.replace(case, name=f"pair/{change}/{name}", recipe=recipe, twin=name)
+
+
+def _changed(plant: Callable[[Recipe], Recipe], make: Callable[[], Recipe]) -> Recipe:
+    return plant(make())
+
+
 def _planted(plant: Callable[[Recipe], Recipe], base: str) -> Recipe:
     return plant(of(base))
 
 
 CASES: dict[str, Case] = {case.name: case for case in _all()}
+CASES |= {case.name: case for case in _pairs(CASES)}

@@ -62,9 +62,13 @@ def diagnosed(case: Case) -> dict[str, Any]:
 
 
 def printed(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is not ok, in the order of the file, which is that of the terminal; what follows from another stands last."""
-    kept = [f for f in findings if f["status"] != "ok"]
-    kept.sort(key=lambda f: bool(f.get("follows_from")))
+    """Return what is not ok in the terminal's order; what follows from another finding stands last."""
+    order = ("fail", "warn", "not_measured")
+    kept = [f for f in findings if f["status"] in order]
+    ranked = any(
+        "follows_from" in f for f in findings
+    )  # before causes were told from consequences, the worst came first
+    kept.sort(key=lambda f: bool(f.get("follows_from")) if ranked else order.index(f["status"]))
     return [{key: f.get(key) for key in ("code", "status", "summary", "value", "follows_from")} for f in kept]
 
 
@@ -129,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run and score."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--half", choices=("tune", "scored", "all"), default="all")
-    parser.add_argument("--kind", choices=("faults", "controls", "all"), default="all")
+    parser.add_argument("--kind", choices=("faults", "controls", "pairs", "all"), default="all")
     parser.add_argument("--only", default="*", help="a pattern of case names")
     parser.add_argument("--out", type=Path, default=None, help="default: build/zoo/<hash of the package>")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -145,10 +149,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in cases:
             place(folder, case).unlink(missing_ok=True)
     run(cases, folder, workers=given.workers)
-    from tests.zoo import score
+    from tests.zoo.report import report, write
+    from tests.zoo.retrain import retrain
 
     names = {case.name for case in cases}
     told = [said for said in results(folder) if said["case"] in names]
-    print(score.report(told, listed=("tune",)))
+    trained = retrain(told, folder.with_suffix(".retrained.json"), workers=given.workers)
+    print(report(told, trained))
     if given.write:
-        score.write(told, ROOT)
+        write(told, trained, ROOT)

@@ -1,9 +1,9 @@
-"""Score results: how often the right finding stands first, how often health raises an alarm, and what was missed."""
+"""Score results: how often the right finding stands first, how often health raises an alarm; shares with intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Result = Mapping[str, Any]
@@ -32,6 +32,20 @@ HEALTHY_SCORES: dict[str, Callable[[Result], bool]] = {
     "plain ok": lambda said: said.get("verdict") == "ok",
     "crash": lambda said: bool(said.get("crash")),
 }
+RETRAINED_SCORES: dict[str, Callable[[Result], bool]] = {
+    name: lambda found, name=name: found["result"] == name for name in ("better", "same", "worse")
+}
+PAIR_SCORES: dict[str, Callable[[Result], bool]] = {"same alarms": lambda said: said["same"]}
+
+
+def paired(told: Sequence[Result]) -> list[Result]:
+    """Return the pairs whose other member is there too, with "same": do both raise the same alarms."""
+    by_name = {said["case"]: said for said in told}
+    pairs = [said for said in told if said["case"].startswith("pair/")]
+    both = [(said, by_name.get(said["case"].split("/", 2)[2])) for said in pairs]
+    return [
+        {**said, "twin": alarms(twin), "same": set(alarms(said)) == set(alarms(twin))} for said, twin in both if twin
+    ]
 
 
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -44,59 +58,8 @@ def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def row(name: str, told: Sequence[Result], scores: Mapping[str, Callable[[Result], bool]]) -> str:
-    """Return a line of a Markdown table: shares in percent with their intervals."""
-    cells = [name, str(len(told))]
-    for right in scores.values():
-        count = sum(map(right, told))
-        low, high = wilson(count, len(told))
-        cells.append(f"{100 * count / max(len(told), 1):.0f} ({100 * low:.0f}-{100 * high:.0f})")
-    return f"| {' | '.join(cells)} |"
-
-
-def table(groups: Iterable[tuple[str, Sequence[Result]]], scores: Mapping[str, Callable[[Result], bool]]) -> str:
-    """Return a Markdown table with one line a group."""
-    head = ["% (95 % interval)", "cases", *scores]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    return "\n".join([*lines, *(row(name, told, scores) for name, told in groups if told)])
-
-
-def _groups(told: Sequence[Result], *, areas: bool) -> list[tuple[str, list[Result]]]:
-    groups = [("all", list(told))]
-    groups += [(f"half: {half}", [s for s in told if s["half"] == half]) for half in ("tune", "scored")]
-    if areas:
-        groups += [(area, [s for s in told if s["area"] == area]) for area in dict.fromkeys(s["area"] for s in told)]
-    return groups
-
-
-def _line(said: Result) -> str:
-    if said.get("crash"):
-        return f"| {said['case']} | {' '.join(said['accepts'][:2])} | CRASH {said['crash'][:150]} |"
-    shown = [
-        f"{f['status']} {f['code']}: {f['summary'][:110]}" for f in said["findings"] if f["status"] != "not_measured"
-    ]
-    found = next((k + 1 for k, code in enumerate(alarms(said)) if code in said["accepts"]), None)
-    place = f" (right one at {found})" if found else ""
-    text = "; ".join(shown[:3]) or f"nothing, verdict {said.get('verdict')}: " + ", ".join(
-        f["code"] for f in said["findings"][:4]
-    )
-    return f"| {said['case']} | {' '.join(said['accepts'][:2])} | {text}{place} |".replace("\n", " ")
-
-
-def report(told: Sequence[Result], *, listed: Collection[str] = ("tune",)) -> str:
-    """Return the scores as Markdown, and the misses of the halves that may be `listed` by name."""
-    faults = [said for said in told if said["accepts"]]
-    healthy = [said for said in told if not said["accepts"]]
-    parts = [table(_groups(faults, areas=True), FAULT_SCORES)] if faults else []
-    parts += [table(_groups(healthy, areas=False), HEALTHY_SCORES)] if healthy else []
-    missed = [s for s in faults if s["half"] in listed and not FAULT_SCORES["first"](s)]
-    disturbed = [s for s in healthy if s["half"] in listed and not HEALTHY_SCORES["plain ok"](s)]
-    for title, group in (
-        ("Faults whose name does not stand first", missed),
-        ("Controls that are not plain ok", disturbed),
-    ):
-        if group:
-            lines = ["| case | wanted | said |", "| --- | --- | --- |", *map(_line, group)]
-            parts.append(f"{title} ({', '.join(listed)} half):\n\n" + "\n".join(lines))
-    cost = sum(said["cpu_s"] for said in told) / max(len(told), 1)
-    return "\n\n".join([*parts, f"{len(told)} cases, {cost:.1f} s of processor time each."])
+def share(told: Sequence[Result], right: Callable[[Result], bool]) -> str:
+    """Return the percentage of results that are `right`, with its interval."""
+    count = sum(map(right, told))
+    low, high = wilson(count, len(told))
+    return f"{100 * count / max(len(told), 1):.0f} ({100 * low:.0f} to {100 * high:.0f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.zoo.bases import BASES
 from tests.zoo.cases import CASES
 from tests.zoo.faults import FAULTS
+from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
 from tests.zoo.score import FAULT_SCORES, alarms, wilson
 
@@ -78,6 +80,14 @@ def test_every_accepted_code_is_one_that_the_package_gives() -> None:
 def test_the_interval_of_a_share_is_wilsons() -> None:
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+def test_a_config_is_better_where_most_seeds_say_so_and_worse_where_it_diverges() -> None:
+    base = [1.0, 1.1, 0.9, 1.0, 1.05]
+    assert judged(base, [value - 0.5 for value in base]) == "better"
+    assert judged(base, [0.5, 1.6, 0.7, 1.2, 1.1]) == "same"
+    assert judged(base, [*base[:4], math.inf]) == "worse"
+    assert judged(base, base) == "same"
 
 
 @pytest.mark.parametrize("name", FOUND)
