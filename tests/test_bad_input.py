@@ -80,7 +80,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "nan loss": (
         lambda: small_workload(loss=lambda o, b: squared(o, b) * math.nan), WorkloadError,
-        r"the loss is nan at step 0, before any update\. Look at the data",
+        r"the loss is nan at step 0, before any update\. The data are finite: look at",
     ),
     "no parameters": (
         lambda: small_workload(build_model=nn.Identity), WorkloadError, r"Identity has no parameters.*nn\.ModuleList"

@@ -25,6 +25,8 @@ __all__ = [
     "UsageError",
     "WorkbenchError",
     "WorkloadError",
+    "callers_line",
+    "in_one_line",
     "nearest",
 ]
 
@@ -109,6 +111,18 @@ def _own_lines(error: BaseException) -> list[str]:
 
 def _in_callers_code(cause: BaseException | None) -> bool:
     return cause is not None and (bool(_callers_frames(cause)) or _in_callers_code(cause.__cause__))
+
+
+def callers_line(error: BaseException) -> str:
+    """Return the line of the caller's code that raised, as `" (net.py, line 31: x = self.fc(x))"`; "" where there is none."""
+    found = _callers_frames(error)
+    return f" ({Path(found[-1].filename).name}, line {found[-1].lineno}: {found[-1].line})" if found else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says as part of a sentence: its type, where that is not this package's, and its first line."""
+    said = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return said if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {said}{callers_line(error)}"
 
 
 def _callers_frames(error: BaseException) -> list[traceback.FrameSummary]:

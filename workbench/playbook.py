@@ -78,19 +78,15 @@ class _Walk:
     def run(self, session: Session) -> None:
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
-        if "architecture" not in session.record.facts:
-            session.facts(architecture=collect_architecture(session.workload, session.config, session.device))
-        if "data" not in session.record.facts:
-            session.facts(data=collect_data(session.workload))
+        session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
+        session.collect("data", lambda: collect_data(session.workload))
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
-        if "evaluation" not in session.record.facts:
-            session.facts(evaluation=collect_own_evaluation(session.workload, session.device))
+        session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
         session.trial(session.config, stage="baseline")
         collect_noise_scale(session, checkpoints=1)
-        if "batch_norm" not in session.record.facts:
-            session.facts(batch_norm=collect_batch_norm(session))
+        session.collect("batch_norm", lambda: collect_batch_norm(session))
         self.sweep.extend(session, beside=partial(self._beside, session.config))
         run_round(session, self.proof.baselines(session.config))
         self.instability.extend(session)
@@ -99,8 +95,7 @@ class _Walk:
         candidate = _candidate(session, found)
         if candidate is not None:
             self.proof.extend(session, candidate)
-        if "evaluation_sample" not in session.record.facts:
-            session.facts(evaluation_sample=collect_validation_set(session, found))
+        session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
 
     def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""

@@ -198,9 +198,10 @@ def test_a_gradient_that_drowns_is_a_lower_bound_and_no_number():
 
 
 def test_why_there_is_no_noise_scale_is_told():
-    facts = {"noise_scale": [], "noise_scale_reason": "the sums would take 9 GiB, more than the limit of 4 GiB"}
+    reason = "the sums would take 9 GiB, more than the limit of 4 GiB"
+    facts = {"noise_scale": None, "not_collected": {"noise_scale": reason}}
     found = diagnose_noise_scale(record([], facts=facts))[NOISE]
-    assert (found.status, found.summary) == ("not_measured", f"Not measured: {facts['noise_scale_reason']}.")
+    assert (found.status, found.summary) == ("not_measured", f"Not measured: {reason}.")
 
 
 @pytest.mark.parametrize("best", [0.1, 0.1 / 16, 0.1 * 32])

@@ -57,7 +57,9 @@ def test_non_finite_data_fail_and_say_where() -> None:
 
 
 def test_non_finite_validation_data_alone_are_said_to_be_there() -> None:
-    facts = HEALTHY | {"validation": HEALTHY["validation"] | {"nonfinite_values": 2, "nonfinite_from_example": 8}}
+    facts = HEALTHY | {
+        "validation": HEALTHY["validation"] | {"nonfinite_values": 2, "nonfinite_from_example": 8, "loss": None}
+    }
     finding = said(facts)["data.nonfinite"]
     assert (finding.status, finding.value) == ("fail", 2.0)
     assert "2 in validation" in finding.summary

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
+from workbench.diagnostics.preflight import spoilt_splits
 from workbench.errors import WorkloadError
 from workbench.studies.preflight import collect_preflight
 from workbench.workloads.base import Workload
@@ -73,11 +74,12 @@ def test_non_finite_validation_data_alone_are_counted_there() -> None:
     assert facts["validation"]["nonfinite_from_example"] is not None
 
 
-def test_a_first_loss_that_is_not_finite_names_the_split_with_the_bad_values() -> None:
-    with pytest.raises(WorkloadError, match="48 in the train split, from example 0 on.$"):
-        collected(
-            classes(X, Y).replace(train_data=TensorDataset(X.clone().index_fill_(1, torch.tensor(0), math.nan), Y))
-        )
+def test_a_first_loss_that_is_not_finite_is_laid_to_the_data_where_they_are_not() -> None:
+    spoilt = TensorDataset(X.clone().index_fill_(1, torch.tensor(0), math.nan), Y)
+    facts = collected(classes(X, Y).replace(train_data=spoilt))
+    assert (facts["train"]["nonfinite_values"], facts["train"]["nonfinite_from_example"]) == (48, 0)
+    assert not math.isfinite(facts["train"]["loss"])
+    assert facts["tensors"] == 0, "nobody takes a step on that"
 
     def broken(outputs: Tensor, batch: Any) -> Tensor:
         return outputs.squeeze(-1) * math.nan
@@ -132,3 +134,19 @@ def test_the_callers_random_state_is_untouched() -> None:
 def test_what_cannot_be_trained_is_explained(workload: Any, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         collected(workload())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_values_that_no_loss_sees_are_no_fault(masked: bool) -> None:
+    """Missing targets that weigh zero, as against an infinite one that is squared."""
+    targets = torch.sin(X.sum(1))
+    targets[::5] = math.inf
+    weights = {"weights": lambda batch: torch.isfinite(batch[1]).double()} if masked else {}
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        known = torch.where(torch.isfinite(batch[1]), batch[1], 0) if masked else batch[1]
+        return (outputs.squeeze(-1) - known) ** 2
+
+    facts = collected(small_workload(train_data=TensorDataset(X, targets), loss=loss, **weights))
+    assert facts["train"]["nonfinite_values"] == 10
+    assert spoilt_splits(facts) == ({} if masked else {"train": 10})

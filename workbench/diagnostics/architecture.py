@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.trials import RecordLike
 
@@ -52,8 +53,9 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
     """
     facts = record.facts.get("architecture")
     if not facts or facts.get("reason"):
-        reason = facts["reason"] if facts else "this study has no audit of the model; wb.ArchitectureStudy makes one"
-        findings = tuple(_finding(name, "not_measured", f"Not measured: {reason}.") for name in _CLAUSE)
+        otherwise = facts["reason"] if facts else "this study has no audit of the model; wb.ArchitectureStudy makes one"
+        reason = why_missing(record.facts, "architecture", otherwise)
+        findings = tuple(_finding(name, "not_measured", reason) for name in _CLAUSE)
     else:
         deep = facts["weight_layers"] >= deep_layers
         findings = (

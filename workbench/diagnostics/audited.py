@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Audit", "Audited"]
+__all__ = ["NOT_COLLECTED", "Audit", "Audited", "why_missing"]
+
+NOT_COLLECTED = "not_collected"
+"""Name of the facts that say why others are missing: {name: reason}."""
 
 
 class Audited(Protocol):
@@ -37,3 +41,14 @@ class Audit:
     workload: str
     command: str | None = None
     path: Path | None = None
+
+
+def why_missing(facts: Mapping[str, Any], name: str, otherwise: str) -> str:
+    """Return the sentence of a finding whose facts are missing.
+
+    Args:
+        facts: of the study.
+        name: of those that are missing.
+        otherwise: why, where nobody tried to collect them.
+    """
+    return f"Not measured: {(facts.get(NOT_COLLECTED) or {}).get(name) or otherwise}."

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.diagnostics.audited import Audited
+from workbench.diagnostics.audited import Audited, why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.batch_norm_arms import NormArm, better_arms, norm_rows, read_norm_arms
 from workbench.diagnostics.batch_norm_finding import CLAUSE, CODES, finding
@@ -49,9 +49,8 @@ def diagnose_batch_norm(
     """
     facts = record.facts.get("batch_norm")
     if not facts:
-        reason = (
-            "Not measured: nobody looked at batch norm; `workbench diagnose`, BatchNormStudy and audit_batch_norm do."
-        )
+        otherwise = "nobody looked at batch norm; `workbench diagnose`, BatchNormStudy and audit_batch_norm do"
+        reason = why_missing(record.facts, "batch_norm", otherwise)
         findings = tuple(finding(name, "not_measured", reason) for name in CLAUSE)
     elif not facts["layers"]:
         findings = tuple(finding(name, "ok", "Does not apply: the model has no batch norm layer.") for name in CLAUSE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.diagnostics.audited import Audited
+from workbench.diagnostics.audited import Audited, why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.data_order import CLAUSE, data_finding, unshuffled, weak_shuffle
 
@@ -47,7 +47,9 @@ def diagnose_data(
     """
     facts = record.facts.get("data")
     if not facts:
-        reason = "Not measured: nobody looked at the data; `workbench diagnose` and `audit_data` do."
+        reason = why_missing(
+            record.facts, "data", "nobody looked at the data; `workbench diagnose` and `audit_data` do"
+        )
         findings = tuple(data_finding(name, "not_measured", reason) for name in CLAUSE)
     else:
         order = unshuffled(facts, alpha)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.evaluation_cases import judge_cases
+from workbench.diagnostics.evaluation_cases import NOBODY_LOOKED, judge_cases
 from workbench.diagnostics.proxy import judge_proxy
 from workbench.diagnostics.trials import RecordLike
 from workbench.record import periodic_rows
@@ -51,10 +52,11 @@ def diagnose_evaluation(
     Returns:
         `evaluation.interval`, `.batch_size`, `.weighting`, `.coverage`, `.bad_proxy`, once each.
     """
+    missing = why_missing(record.facts, "evaluation", NOBODY_LOOKED)
     findings = (
         _interval(record, min_evaluations=min_evaluations, max_time_frac=max_time_frac, min_seconds=min_seconds),
         _batch_size(record),
-        *judge_cases(record.facts.get("evaluation"), tolerance=tolerance),
+        *judge_cases(record.facts.get("evaluation"), tolerance=tolerance, missing=missing),
         judge_proxy(
             record,
             offline_split=offline_split,

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Finding
 
-__all__ = ["EXACT", "judge_cases", "predicted_values"]
+__all__ = ["EXACT", "NOBODY_LOOKED", "judge_cases", "predicted_values"]
+
+NOBODY_LOOKED = "no evaluation was looked at; check_evaluation(evaluate, workload) looks at one"
 
 Floats = NDArray[np.float64]
 
@@ -60,17 +62,19 @@ def predicted_values(values: Floats, weights: Floats, batches: Sequence[Sequence
     return found
 
 
-def judge_cases(facts: Mapping[str, Any] | None, *, tolerance: float) -> tuple[Finding, Finding]:
+def judge_cases(
+    facts: Mapping[str, Any] | None, *, tolerance: float, missing: str = f"Not measured: {NOBODY_LOOKED}."
+) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`.
 
     Args:
         facts: values, weights, cases, and how much values differ between batch sizes; None where nobody looked.
         tolerance: difference between two equal values, as a share of the spread of the examples' values; a hundred times as much
             where they were computed in bfloat16, or on a device that may round as coarsely (rule of thumb).
+        missing: what is said where there are no facts.
     """
     if not facts:
-        said = "Not measured: no evaluation was looked at; check_evaluation(evaluate, workload) looks at one."
-        return _none("evaluation.weighting", said), _none("evaluation.coverage", said)
+        return _none("evaluation.weighting", missing), _none("evaluation.coverage", missing)
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread = float(values.max() - values.min())
     allowed = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.class_counts import class_counts
 from workbench.diagnostics.evaluation_size import too_small
@@ -58,7 +59,9 @@ def diagnose_evaluation_sample(
         facts = record.facts.get("evaluation_sample") or {}
         about = {"workload": record.workload, "command": record.command, "path": getattr(record, "path", None)}
     if not facts:
-        reason = "Not measured: this study did not look at its evaluation set; EvaluationSampleStudy and `workbench diagnose` do."
+        otherwise = "this study did not look at its evaluation set; EvaluationSampleStudy and `workbench diagnose` do"
+        known = {} if isinstance(record, Mapping) else record.facts
+        reason = why_missing(known, "evaluation_sample", otherwise)
         findings = tuple(Finding(code=code, status="not_measured", summary=reason) for code in CODES)
     else:
         findings = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.trials import RecordLike
 
@@ -40,11 +41,8 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     """
     code, rows = "batch_size.noise_scale", list(record.facts.get("noise_scale") or ())
     if not rows:
-        reason = "the noise scale was not measured"
-        if "noise_scale" in record.facts:
-            unknown = "the training data are too few for the noise scale, or a gradient is not finite"
-            reason = record.facts.get("noise_scale_reason") or unknown
-        return Finding(code=code, status="not_measured", clause="F6.5", summary=f"Not measured: {reason}.")
+        reason = why_missing(record.facts, "noise_scale", "the noise scale was not measured")
+        return Finding(code=code, status="not_measured", clause="F6.5", summary=reason)
     own = int(record.config["batch_size"])
     evidence: dict[str, Any] = {"rows": rows, "batch_size": own}
     moments = [(int(row["step"]), _number(row["value"]), _number(row["low"])) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.chance import chance_loss
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["diagnose_preflight"]
+__all__ = ["diagnose_preflight", "spoilt_splits"]
 
 _CLAUSE = {
     "data.nonfinite": "F1.1",
@@ -49,16 +50,29 @@ def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
 
+def spoilt_splits(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return the splits whose loss is spoilt by values that are not finite, with their number.
+
+    Values that the loss does not see are none: a mask of minus infinity, or a missing target that is left out.
+    """
+    return {
+        split: facts[split]["nonfinite_values"]
+        for split in ("train", "validation")
+        if facts[split]["nonfinite_values"] and not math.isfinite(facts[split]["loss"] or math.nan)
+    }
+
+
 def _nonfinite(facts: Mapping[str, Any]) -> Finding:
-    bad = {s: facts[s]["nonfinite_values"] for s in ("train", "validation") if facts[s]["nonfinite_values"]}
-    gradient = facts["nonfinite_gradient"]
+    bad, gradient = spoilt_splits(facts), facts["nonfinite_gradient"]
+    masked = sum(facts[s]["nonfinite_values"] for s in ("train", "validation"))
     read = {s: facts[s]["read"] for s in ("train", "validation")}
     evidence = {"nonfinite_values": bad, "examples_read": read, "nonfinite_gradient": gradient}
     if not bad and not gradient:
         shown = " and ".join(f"{n} {s}" for s, n in read.items())
-        return Finding(
-            code="data.nonfinite", status="ok", summary=f"All values of {shown} examples are finite.", evidence=evidence
-        )
+        said = f"All values of {shown} examples are finite."
+        if masked:
+            said = f"{masked} values of {shown} examples are not finite; the loss of every example is."
+        return Finding(code="data.nonfinite", status="ok", summary=said, evidence=evidence)
     where = (
         ", ".join(f"{count} in {split}" for split, count in bad.items()) or f"the gradient of {', '.join(gradient[:3])}"
     )
@@ -138,6 +152,9 @@ def _parameters(facts: Mapping[str, Any], kind: str) -> Finding:
     names, total = facts[kind], facts["tensors"]
     word = "a gradient" if kind == "no_gradient" else "an update"
     evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": total}
+    if not total:
+        said = "Not measured: the data holds values that are not finite, so no step was taken."
+        return Finding(code=f"loop.{kind}", status="not_measured", summary=said)
     if not names:
         frozen = f"; {len(facts['frozen'])} are frozen on purpose" if facts["frozen"] else ""
         return Finding(

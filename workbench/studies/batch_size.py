@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from workbench.config import TrainConfig
 from workbench.diagnostics.batch_size_arms import BatchArm, choosing_seeds, next_points, read_arms
 from workbench.diagnostics.trials import memory_field
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError, UsageError, WorkloadError
 from workbench.studies.base import Study
 from workbench.studies.lr_sweep import seeded
 from workbench.studies.noise_scale import measure_noise_scale
@@ -249,8 +249,15 @@ def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> 
         session: the study.
         checkpoints: only the latest ones, so many; None takes all that were kept.
     """
-    if "noise_scale" in session.record.facts:
-        return
+    session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
+
+
+def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, Any]]:
+    """Return a row for each moment that could be measured.
+
+    Raises:
+        WorkloadError: there is none; it says why.
+    """
     rows: list[dict[str, Any]] = []
     reasons: dict[int, str] = {}
     moments = _moments(session)
@@ -261,9 +268,9 @@ def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> 
             reasons[step] = found
         else:
             rows.append({"step": step} | found.to_dict())
-    session.facts(
-        noise_scale=rows, **({} if rows else {"noise_scale_reason": "; ".join(dict.fromkeys(reasons.values()))})
-    )
+    if not rows:
+        raise WorkloadError("; ".join(dict.fromkeys(reasons.values())))
+    return rows
 
 
 def _moments(session: Session) -> list[tuple[int, Path | None]]:

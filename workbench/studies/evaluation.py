@@ -67,13 +67,9 @@ class EvaluationStudy(Study):
             session.workload = periodic_subset(full, wanted, seed=self.subset_seed)
         config = self._config(session.config)
         part = subset_of(session.workload.validation_data)
-        known = session.writer.record.facts
-        if "evaluation" not in known:
-            session.facts(
-                subset=None if part is None else part.describe(),
-                memory=memory_per_example(full, config, session.device),
-                evaluation=collect_own_evaluation(full, session.device),
-            )
+        session.facts(subset=None if part is None else part.describe())
+        session.collect("memory", lambda: memory_per_example(full, config, session.device))
+        session.collect("evaluation", lambda: collect_own_evaluation(full, session.device))
         configs = [
             config.replace(shared_seed=config.shared_seed + k, per_host_seed=config.per_host_seed + k)
             for k in range(self.seeds)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.evaluation import TOLERANCE, diagnose_evaluation_cases
-from workbench.errors import DataError, UnknownNameError, UsageError, WorkbenchError, WorkloadError, nearest
+from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.studies.evaluation_watch import ChosenItems, ExampleNames, WatchedCall
 from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.lanes import build_model
@@ -83,25 +83,23 @@ def check_evaluation(
 def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:
     """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
 
-    Empty where that cannot be seen: the split cannot be indexed, or a loss is not finite, of which training has more to say.
-
     Args:
         workload: to look at.
         device: where.
         examples: of the validation split, at most; the price is a dozen small forward passes.
+
+    Raises:
+        WorkbenchError: that cannot be seen: the split cannot be indexed, or a loss is not finite.
     """
 
     def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
         part = workload.replace(validation_data=data)
         return evaluate(part, model, batch_size=batch_size, precision=workload.config.precision)[0].value
 
-    try:
-        with isolated_rng():
-            model = build_model(workload, workload.config, device)
-        sizes = (max(2, examples // 3), examples)
-        return collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
-    except WorkbenchError:
-        return {}
+    with isolated_rng():
+        model = build_model(workload, workload.config, device)
+    sizes = (max(2, examples // 3), examples)
+    return collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
 
 
 def collect_cases(

@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from workbench.config import TrainConfig
+from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.explain import explained
@@ -75,7 +76,7 @@ def measure_noise_scale(
         device: where.
         checkpoint: weights to load; None is the model at its initialisation.
         micro_batches: how many gradients, at most; fewer where the training data do not last.
-        micro_batch: examples in each; None is a quarter of the batch, at least one.
+        micro_batch: examples in each; None is a quarter of the batch, at least one, or two where there is batch norm.
         max_bytes: that eight sums of gradients may take: 32 bytes a parameter in float32, 64 in float64.
 
     Returns:
@@ -84,24 +85,24 @@ def measure_noise_scale(
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1.
     """
-    size = max(1, config.batch_size // 4) if micro_batch is None else micro_batch
-    data: Any = workload.train_data
-    count = min(micro_batches, (len(data) if hasattr(data, "__len__") else micro_batches * size) // size)
-    per_group = count // GROUPS
-    if per_group < 2:
-        return f"the training data have {count} micro-batches of {size}, and the noise scale takes {2 * GROUPS}"
-    small = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
     with isolated_rng():
-        stack = LaneStack(workload, [small], device)
+        stack = LaneStack(workload, [config], device)
+        model = stack.models[0].train()
+        size = max(2 if batch_norm_layers(model) else 1, config.batch_size // 4) if micro_batch is None else micro_batch
+        data: Any = workload.train_data
+        count = min(micro_batches, (len(data) if hasattr(data, "__len__") else micro_batches * size) // size)
+        per_group = count // GROUPS
+        if per_group < 2:
+            return f"the training data have {count} micro-batches of {size}, and the noise scale takes {2 * GROUPS}"
         if checkpoint is not None:
-            load_model(stack.models[0], checkpoint)
-        stack.models[0].train()
+            load_model(model, checkpoint).train()
         needed = GROUPS * stack.values.shape[1] * _sum_type(stack.grad).itemsize
         if needed > max_bytes:
             return (
                 f"the sums of {GROUPS} groups of gradients would take {needed / 2**30:.2g} GiB, more than the limit of "
                 f"{max_bytes / 2**30:.2g} GiB"
             )
+        small = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
         products, squares = _collect(workload, small, stack, device, per_group)
     if not (torch.isfinite(products).all() and torch.isfinite(squares).all()):
         return "a gradient is not finite"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.preflight import spoilt_splits
 from workbench.errors import WorkloadError
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.example_values import float_tensors
@@ -23,6 +24,10 @@ from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
 __all__ = ["collect_preflight"]
+
+_NO_STEP: dict[str, Any] = {
+    "first_loss": None, "parameters": 0, "tensors": 0, "frozen": [], "no_gradient": [], "no_update": [], "nonfinite_gradient": [],
+}  # fmt: skip
 
 
 def collect_preflight(
@@ -52,7 +57,9 @@ def collect_preflight(
         facts: dict[str, Any] = {"examples": sizes}
         for split in ("train", "validation"):
             facts[split] = _scan(workload, stack, split, config=config, device=device, max_examples=max_examples)
-        return facts | _first_step(workload, stack, config, device, found=_where_nonfinite(facts))
+        if spoilt_splits(facts):
+            return facts | _NO_STEP  # nobody trains on that
+        return facts | _first_step(workload, stack, config, device)
 
 
 def _scan(
@@ -72,10 +79,17 @@ def _scan(
                 first_bad = seen
             nonfinite += bad
             where = f"in the batch of the {split} split that begins with example {seen}"
-            with explained(workload, where), autocast(device, config.precision):
-                outputs, losses, _ = per_example(workload, stack.models[0], batch, examples)
+            try:
+                with explained(workload, where), autocast(device, config.precision):
+                    outputs, losses, weights = per_example(workload, stack.models[0], batch, examples)
+            except WorkloadError:
+                if not bad:
+                    raise
+                losses = torch.full((examples,), math.nan)  # the data are to blame
+            else:
+                classes = classes_of(workload.loss, outputs)
+                losses = losses if weights is None else losses[weights > 0]
             losses_seen.append(losses.cpu().double())
-            classes = classes_of(workload.loss, outputs)
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and classes is not None:
                 counts = _add_counts(counts, workload.loss.targets(batch), classes)
             seen += examples
@@ -92,16 +106,6 @@ def _scan(
     }
 
 
-def _where_nonfinite(facts: dict[str, Any]) -> str:
-    """Name the splits that hold NaN or infinite values, and where they begin; "" where none does."""
-    bad = {split: facts[split] for split in ("train", "validation") if facts[split]["nonfinite_values"]}
-    shown = [
-        f"{f['nonfinite_values']} in the {split} split, from example {f['nonfinite_from_example']} on"
-        for split, f in bad.items()
-    ]
-    return f" NaN or infinite values were found: {'; '.join(shown)}." if shown else ""
-
-
 def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | None:
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return counts
@@ -110,18 +114,16 @@ def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | N
     return found if counts is None else counts + found
 
 
-def _first_step(
-    workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device, *, found: str
-) -> dict[str, Any]:
-    """Take one step: which parameters get a gradient, and which ones move; an error ends with what was `found` in the data."""
+def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Take one step: which parameters get a gradient, and which ones move."""
     stack.models[0].train()
     gradients = LoopGradients(workload, stack)
     with explained(workload, "at the first step"):
         loss = float(gradients([next(train_batches(workload, config, device))]).loss)
     if not math.isfinite(loss):
         raise WorkloadError(
-            f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. Look at the data (NaN or infinite "
-            f"inputs), at the model's initialisation, and at logarithms or divisions in the loss.{found}"
+            f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. The data are finite: look at "
+            "the model's initialisation, and at logarithms or divisions in the loss."
         )
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
     update = make_updater([config], stack.values, stack.parameters).update(stack.values, stack.grad, lr, 0)

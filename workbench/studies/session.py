@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.audited import NOT_COLLECTED
 from workbench.diagnostics.chance import chance_loss
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import ClusterError, RecordError, UsageError, WorkbenchError, in_one_line
 from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
@@ -99,6 +100,24 @@ class Session:
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""
         self.writer.add_facts(**values)
+
+    def collect(self, name: str, look: Callable[[], Any]) -> None:
+        """Store what `look` returns as the facts `name`, unless they are there; where it raises, store the reason for `why_missing`.
+
+        What goes wrong in a look at the model ends no study: training it is another matter.
+
+        Raises:
+            RecordError: the folder cannot be used.
+        """
+        known = self.record.facts
+        if name in known:
+            return
+        try:
+            self.facts(**{name: look()})
+        except (RecordError, ClusterError):
+            raise
+        except Exception as error:
+            self.facts(**{name: None, NOT_COLLECTED: {**known.get(NOT_COLLECTED, {}), name: in_one_line(error)}})
 
 
 @contextmanager

@@ -118,7 +118,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
         moved.update({key: to_device(value, device, dtype) for key, value in batch.items()})
         return moved
     if isinstance(batch, PackedSequence):  # its lengths stay on the host
-        return batch.to(device=device, dtype=dtype if batch.data.is_floating_point() else None)
+        cast = dtype if batch.data.is_floating_point() else None
+        return batch.to(device=device, dtype=cast)  # type: ignore[call-arg,arg-type]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device, dtype) for value in batch))
     if isinstance(batch, (list, tuple)):

@@ -13,6 +13,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
+from workbench.train.astray import Excuse
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches
@@ -106,6 +107,7 @@ def choose_gradients(
     memory: int | None = None,
     before: Mapping[str, Any] | None = None,
     share: bool = False,
+    excused: Excuse | None = None,
 ) -> Chosen:
     """Return the way to the gradients for a stack that is about to train; the stack is left as it was.
 
@@ -121,11 +123,12 @@ def choose_gradients(
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same way
             gives the same digits (P4.2).
         share: batches are this host's share of those of many.
+        excused: see `LoopGradients`.
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
-    loop = LoopGradients(workload, stack, share=share)
+    loop = LoopGradients(workload, stack, share=share, excused=excused)
     if not steps:
         return Chosen(loop, Verdict(None, "no step is left", {}))
     vmap = partial(_vmap, workload, stack, room=room_for_calls(stack, bound=memory))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.train.batches import eval_batches
 from workbench.train.explain import explained
-from workbench.train.forward import autocast, per_example
+from workbench.train.forward import all_finite, autocast, graph_if_needed, has_diverged, per_example
 from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
-from workbench.workloads.base import Workload
+from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 from workbench.workloads.predictions import label_of, prediction_of
 
@@ -29,8 +29,11 @@ __all__ = [
     "evaluate_each",
     "on_host",
     "values_each",
+    "values_of",
     "weighted_means",
 ]
+
+Diverged = Callable[[int, Exception, Any, int], bool]
 
 
 class Evaluation(NamedTuple):
@@ -92,6 +95,7 @@ def evaluate_each(
     precision: str | None,
     within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
     tracked: TrackedExamples | None = None,
+    diverged: Diverged | None = None,
 ) -> list[list[Evaluation]]:
     """Return what `evaluate` does for each of several models, of which each batch is loaded and moved once.
 
@@ -107,6 +111,7 @@ def evaluate_each(
         precision=precision,
         within=within,
         tracked=tracked,
+        diverged=diverged,
     )
     seconds = (time.perf_counter() - start) / len(models)
     found = []
@@ -127,6 +132,7 @@ def values_each(
     precision: str | None,
     within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
     tracked: TrackedExamples | None = None,
+    diverged: Diverged | None = None,
     observe: Callable[[Any, Any, int], None] | None = None,
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
@@ -140,6 +146,8 @@ def values_each(
         precision: of the config.
         within: the context in which a model is called, by its place.
         tracked: takes what is said of the examples that it tracks.
+        diverged: asked where forward, loss or a metric raises, by the model's place, the error, the batch and its examples:
+            whether the values of that batch are NaN instead. None asks whether the model's numbers are finite.
         observe: called with each batch, what a model returned for it, and its number of examples.
     """
     seen = 0
@@ -160,13 +168,20 @@ def values_each(
                     explained(workload, f"in the batch of the {split} split that begins with example {seen}"),
                     within(lane),
                 ):
-                    with autocast(device, precision):
-                        outputs, losses, weight = per_example(workload, model, batch, examples)
-                    values[lane].setdefault("loss", []).append(losses)
+                    try:
+                        said = values_of(workload, model, batch, examples, device=device, precision=precision)
+                        outputs, losses, weight, metrics = said
+                    except Exception as error:
+                        gone = diverged(lane, error, batch, examples) if diverged else has_diverged(error, model)
+                        if not gone:
+                            raise
+                        outputs, losses = None, torch.full((examples,), math.nan, device=device)
+                        weight = None if workload.weights is None else workload.weights(batch)
+                        metrics = dict.fromkeys(workload.metrics, losses)
                     weights[lane].append(torch.ones_like(losses) if weight is None else weight)
-                    for name, metric in workload.metrics.items():
-                        values[lane].setdefault(name, []).append(_metric(name, metric(outputs, batch), examples))
-                if observe is not None:
+                    for name, column in {"loss": losses, **metrics}.items():
+                        values[lane].setdefault(name, []).append(column)
+                if observe is not None and outputs is not None:
                     observe(batch, outputs, examples)
                 if rows:
                     assert tracked is not None
@@ -193,8 +208,28 @@ def check_first(workload: Workload, split: str, found: Sequence[Evaluation]) -> 
             )
 
 
-def _metric(name: str, value: Tensor, examples: int) -> Tensor:
-    check_loss_shape(value, examples, what=f"metric {name!r}")
+def values_of(
+    workload: Workload, model: nn.Module, batch: Any, examples: int, *, device: torch.device, precision: str | None
+) -> tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]:
+    """Return outputs, losses, weights and metrics of one batch; a metric that raises on outputs that are not finite is NaN."""
+
+    def compute() -> tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]:
+        with autocast(device, precision):
+            outputs, losses, weights = per_example(workload, model, batch, examples)
+        metrics = {name: _metric(name, metric, outputs, batch, losses) for name, metric in workload.metrics.items()}
+        return outputs, losses, weights, metrics
+
+    return graph_if_needed(compute)
+
+
+def _metric(name: str, metric: PerExample, outputs: Any, batch: Any, losses: Tensor) -> Tensor:
+    try:
+        value = metric(outputs, batch)
+    except Exception:
+        if all_finite([outputs, losses]):
+            raise
+        return torch.full_like(losses, math.nan)
+    check_loss_shape(value, len(losses), what=f"metric {name!r}")
     return value
 
 

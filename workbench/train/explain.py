@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from workbench.errors import WorkbenchError, WorkloadError
+from workbench.errors import WorkbenchError, WorkloadError, callers_line, in_one_line
+from workbench.train.forward import DIFFERENTIATES
 from workbench.workloads.base import Workload
 
 __all__ = ["explained"]
@@ -14,14 +15,14 @@ _ADVICE = {
         "BatchNorm needs at least 2 examples in every batch: take a larger batch_size (batch_size / accumulate_steps is "
         "what it sees), or a norm that does not look at the batch, such as nn.GroupNorm."
     ),
-    "does not require grad": (
+    DIFFERENTIATES: (
         "The loss does not depend on any trained parameter: look for .detach(), .item(), torch.no_grad() or an argmax "
         "between the model and the loss."
     ),
     "out of memory": "Take a smaller batch_size, or the same one in pieces with accumulate_steps=2, 4, ...",
     "must be the same dtype": "Set precision='float32' or 'float64', which casts model and batches alike.",
 }
-_USUAL = "Check what the model takes and what the loss compares; the error above this one shows the line."
+_USUAL = "Check what the model takes and what the loss compares."
 
 
 class explained:
@@ -52,7 +53,6 @@ class explained:
         if isinstance(error, WorkbenchError):
             return
         advice = next((advice for part, advice in _ADVICE.items() if part in str(error)), _USUAL)
-        message = str(error).splitlines()[0] if str(error) else "no message"
-        raise WorkloadError(
-            f"{known}, {self._where}: forward or loss raised {type(error).__name__}: {message.rstrip('.')}. {advice}"
-        ) from error
+        if DIFFERENTIATES in str(error) and callers_line(error):
+            advice = "Let what autograd.grad differentiates by require a gradient: x.requires_grad_() before x is used."
+        raise WorkloadError(f"{known}, {self._where}: forward or loss raised {in_one_line(error)}. {advice}") from error

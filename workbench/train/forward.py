@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from workbench.errors import WorkbenchError, WorkloadError, in_one_line
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 
-__all__ = ["autocast", "per_example"]
+__all__ = [
+    "DIFFERENTIATES",
+    "MicroBatches",
+    "NotFinite",
+    "all_finite",
+    "autocast",
+    "graph_if_needed",
+    "has_diverged",
+    "per_example",
+]
+
+MicroBatches = Sequence[tuple[Any, int]]
+"""The micro-batches of one update, each with its number of examples."""
+
+T = TypeVar("T")
+DIFFERENTIATES = "does not require grad"
+"""What torch says of a gradient that is asked for where none is kept."""
+
+
+class NotFinite(WorkloadError):
+    """The loss, or a metric, raised on outputs that are not finite."""
+
+
+def all_finite(values: Any) -> bool:
+    """Tell whether every tensor in nested values is finite; it waits for the device."""
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and not leaf.is_sparse]
+    return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point() or t.is_complex())
+
+
+def has_diverged(error: Exception, model: nn.Module) -> bool:
+    """Tell whether what was raised is owed to numbers that are not finite: outputs, weights or running statistics."""
+    if isinstance(error, NotFinite):
+        return True
+    return not isinstance(error, WorkbenchError) and not all_finite([*model.parameters(), *model.buffers()])
 
 
 def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
@@ -21,10 +57,38 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
     return contextlib.nullcontext()
 
 
+def graph_if_needed(compute: Callable[[], T]) -> T:
+    """Return what `compute` returns, detached, where gradients are off: computed with them only where it differentiates itself.
+
+    A gradient penalty, a force or a residual of a differential equation calls `autograd.grad` inside the forward pass, in
+    evaluation as in training.
+    """
+    if torch.is_grad_enabled():
+        return compute()
+    try:
+        return compute()
+    except RuntimeError as error:
+        if DIFFERENTIATES not in str(error):
+            raise
+    with torch.enable_grad():
+        return cast(T, tree_map_only(Tensor, Tensor.detach, compute()))
+
+
 def per_example(workload: Workload, model: nn.Module, batch: Any, examples: int) -> tuple[Any, Tensor, Tensor | None]:
     """Return (outputs, losses (examples,), weights (examples,) or None) of one batch, shapes checked."""
+    return graph_if_needed(lambda: _per_example(workload, model, batch, examples))
+
+
+def _per_example(workload: Workload, model: nn.Module, batch: Any, examples: int) -> tuple[Any, Tensor, Tensor | None]:
     outputs = workload.forward(model, batch)
-    losses = workload.loss(outputs, batch)
+    try:
+        losses = workload.loss(outputs, batch)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        if all_finite(outputs):
+            raise
+        raise NotFinite(f"the loss raised {in_one_line(error)}, on outputs that are not finite.") from error
     check_loss_shape(losses, examples)
     weights = None if workload.weights is None else workload.weights(batch)
     if weights is not None:

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from workbench.train.astray import Excuse
 from workbench.train.evaluation import Evaluation, evaluate_each
-from workbench.train.forward import autocast, per_example
+from workbench.train.forward import MicroBatches, autocast, has_diverged, per_example
 from workbench.train.lanes import LaneStack
 from workbench.train.predictions import TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 
 __all__ = ["Gradients", "LaneLoss", "LoopGradients", "MicroBatches", "autocast", "per_example"]
-
-MicroBatches = Sequence[tuple[Any, int]]
-"""The micro-batches of one update, each with its number of examples."""
 
 
 class LaneLoss(NamedTuple):
@@ -69,13 +67,17 @@ class LoopGradients:
         workload: what is trained.
         stack: the lanes.
         share: batches are this host's share of those of many, in which no example need count.
+        excused: asked where a lane's forward or loss raises, though its numbers are finite; a lane that is excused, or whose
+            numbers are not, has NaN as its loss and gradient.
 
     Attributes:
         lane: the lane in progress, to say where an error came from.
     """
 
-    def __init__(self, workload: Workload, stack: LaneStack, *, share: bool = False) -> None:
-        self._workload, self._stack, self._share = workload, stack, share
+    def __init__(
+        self, workload: Workload, stack: LaneStack, *, share: bool = False, excused: Excuse | None = None
+    ) -> None:
+        self._workload, self._stack, self._share, self._excused = workload, stack, share, excused
         self._weights_checked = False
         self.lane = 0
 
@@ -85,9 +87,15 @@ class LoopGradients:
         parts = []
         for self.lane, stream in enumerate(stack.streams):
             micro_batches = batches[stream]
-            with stack.rng.lane(self.lane):
-                plain = len(micro_batches) == 1 and self._workload.weights is None
-                parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
+            plain = len(micro_batches) == 1 and self._workload.weights is None
+            try:
+                with stack.rng.lane(self.lane):
+                    parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
+            except Exception as error:
+                if not self._diverged(self.lane, error, micro_batches, True):
+                    raise
+                nothing = stack.grad[self.lane].fill_(math.nan)[0].clone()
+                parts.append((nothing, nothing, torch.ones_like(nothing)))
         loss, squared_se, weight = zip(*parts, strict=True)
         weighted = self._workload.weights is not None
         return LaneLoss(torch.stack(loss), torch.stack(squared_se), torch.stack(weight) if weighted else None)
@@ -108,6 +116,7 @@ class LoopGradients:
                 precision=stack.precision,
                 within=lambda place: stack.rng.lane(rows[place]),
                 tracked=tracked,
+                diverged=lambda place, error, *batch: self._diverged(rows[place], error, [batch], False),
             )
         finally:
             for row, state in zip(rows, random, strict=True):
@@ -119,6 +128,11 @@ class LoopGradients:
 
     def close(self) -> None:
         """Do nothing: there is nothing to let go of."""
+
+    def _diverged(self, lane: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
+        if has_diverged(error, self._stack.models[lane]):
+            return True
+        return self._excused is not None and self._excused(lane, error, batches, training)
 
     def _forward(self, batch: Any, examples: int) -> tuple[Tensor, Tensor | None]:
         with autocast(self._stack.device, self._stack.precision):

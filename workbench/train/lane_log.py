@@ -100,7 +100,9 @@ def _ordered(columns: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
 
 def _stack(values: list[Tensor], lanes: int) -> np.ndarray:
     """Return shape (lanes, steps)."""
-    return torch.stack([v.detach().reshape(-1).expand(lanes) for v in values], dim=1).cpu().numpy()
+    stacked = torch.stack([v.detach().reshape(-1).expand(lanes) for v in values], dim=1).cpu()
+    short = stacked.dtype in (torch.bfloat16, torch.float16)  # NumPy has no bfloat16
+    return (stacked.float() if short else stacked).numpy()
 
 
 def _sparse(pairs: list[tuple[int, Any]], lanes: int, count: int) -> np.ndarray:

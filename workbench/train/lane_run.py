@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError
+from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError, in_one_line
 from workbench.hosts.batch_norm import synchronise_batch_norm
 from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts, exchange_room
 from workbench.hosts.process_group import ALONE, HostGroup
@@ -29,12 +29,14 @@ from workbench.hosts.running_statistics import merged_running_statistics
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_watch import SHOW_SECONDS, early_wanted
 from workbench.record_writer import StudyWriter
+from workbench.train.astray import fault_of_weights, is_own_config
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import Evaluation, check_first
 from workbench.train.explain import explained
+from workbench.train.forward import MicroBatches
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, padded_lrs
@@ -167,7 +169,19 @@ class LaneRun:
                 steps=steps,
                 watched=watched,
                 before=ways[0] if same else None,
+                excused=self._excused,
             )
+
+    def _excused(self, row: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
+        """Tell whether a lane whose code raised has diverged; the person's own training says what it raises."""
+        lane = self.lanes[row]
+        if self.hosts.size > 1 or self.step == 0 or is_own_config(self.workload, lane.config):
+            return False
+        how: dict[str, Any] = {"error": error, "batches": batches, "training": training}
+        if not fault_of_weights(self.workload, lane.config, self.device, **how):
+            return False
+        lane.writer.event("raised", step=self.step, error=in_one_line(error))
+        return True
 
     def _train(self, gradients: Chosen, stop: StopRequest) -> None:
         fell_back = False

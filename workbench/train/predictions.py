@@ -130,10 +130,10 @@ def _column(parts: Sequence[Tensor | None], count: int) -> NDArray[Any]:
     tensors = [part for part in parts if part is not None]
     if not tensors or len(tensors) < len(parts):
         return np.full(count, np.nan)
-    joined = torch.cat(tensors).detach().cpu()
-    values = joined.double() if joined.is_floating_point() else joined.long()
-    if values.dim() == 1:
-        return values.numpy()
-    column = np.empty(count, dtype=object)
-    column[:] = list(values.flatten(1).numpy())
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in (t.detach().cpu() for t in tensors)]
+    kind = torch.double if any(t.is_floating_point() for t in real) else torch.long
+    if all(t.dim() == 1 for t in real):
+        return torch.cat([t.to(kind) for t in real]).numpy()
+    column = np.empty(count, dtype=object)  # batches may be padded to lengths of their own
+    column[:] = [row for t in real for row in t.to(kind).flatten(1).numpy()]
     return column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
+from workbench.train.forward import all_finite
 
 __all__ = ["TorchOptimizer"]
 
@@ -50,7 +52,7 @@ class TorchOptimizer:
     def update(
         self,
         params: Tensor,
-        grad: Tensor,  # noqa: ARG002
+        grad: Tensor,
         lr: Tensor,
         step: int,
         host_lr: Sequence[float] | NDArray[np.float64] | None = None,
@@ -62,7 +64,12 @@ class TorchOptimizer:
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = value * ratio
         before = params.clone()
-        self._optimizer.step()
+        try:
+            self._optimizer.step()
+        except Exception:
+            if all_finite([before, grad]):
+                raise
+            params.fill_(math.nan)  # it has diverged, and the optimizer minds
         update = torch.sub(before, params, out=out)
         params.copy_(before)
         if step == 0:  # say before the second step, not at the first checkpoint, that it could not be saved

@@ -228,8 +228,12 @@ def _size(workload: Workload, split: str, data: Any) -> int:
 
 def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool) -> str:
     if shape in ((), (1,)):
-        instead = 'pass reduction="none" to the loss function' if is_loss else "return the values before the mean"
-        return f"It was averaged already: {instead}."
+        if not is_loss:
+            return "It was averaged already: return the values before the mean."
+        return (
+            'It was averaged already: pass reduction="none" to the loss function. Where the model or a training step returns the '
+            "mean itself, as outputs.loss of Hugging Face does, compute the loss of each example from its other outputs."
+        )
     if shape == (batch_examples, 1):
         return "Drop the last axis with .squeeze(-1)."
     if shape == (batch_examples, batch_examples):

@@ -1,0 +1,213 @@
+"""Code that is legal and unusual, or that raises where weights went astray: a diagnosis goes to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_net, small_workload, squared
+from tests.test_playbook import QUICK
+from workbench.record import read_events
+
+X = torch.rand(160, 8, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 4).float()
+
+
+def odd(
+    build_model: Callable[[], nn.Module], loss: Any, *, config: dict[str, Any] | None = None, **fields: Any
+) -> wb.Workload:
+    settings: dict[str, Any] = {"peak_lr": 0.05, "total_steps": 24, "batch_size": 16}
+    data = {"train_data": TensorDataset(X[:128], Y[:128]), "validation_data": TensorDataset(X[128:], Y[128:])}
+    return wb.Workload(
+        name="odd", build_model=build_model, loss=loss, config=wb.TrainConfig(**(settings | (config or {}))), **(data | fields)
+    )  # fmt: skip
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.out = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.out(self.wide(x).exp()))
+
+
+def reconstruction(outputs: Tensor, batch: Any) -> Tensor:
+    return F.binary_cross_entropy(outputs, batch[0], reduction="none").mean(1)
+
+
+def bounded(outputs: Tensor, batch: Any) -> Tensor:
+    if float(outputs.detach().abs().max()) > 1e3:
+        raise ValueError("the scale is too large")
+    return squared(outputs, batch)
+
+
+def picky(outputs: Tensor, batch: Any) -> Tensor:
+    if not bool(torch.isfinite(outputs).all()):
+        raise ValueError("Input contains NaN.")
+    return (outputs.squeeze(-1) - batch[1]).abs()
+
+
+@pytest.mark.parametrize(
+    ("workload", "raised"),
+    [
+        (lambda: odd(Encoder, reconstruction), ()),
+        (lambda: small_workload(loss=bounded), ("ValueError: the scale is too large",)),
+        (lambda: small_workload(metrics={"gap": picky}), ()),
+    ],
+    ids=["a loss that asserts on NaN", "one that asserts on finite outputs", "a metric that refuses NaN"],
+)
+def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: Any, raised: tuple[str, ...]) -> None:
+    record = wb.LRSweep(lrs=(0.01, 1e9)).run(workload(), out=tmp_path / "s")
+    states = dict(zip(record.trials["peak_lr"], record.trials["state"], strict=True))
+    assert states == {0.01: "complete", 1e9: "diverged"}
+    number = int(record.trials.loc[record.trials["peak_lr"] == 1e9, "trial"].iloc[0])
+    told = [e["error"] for e in read_events(record.trial(number).folder) if e["event"] == "raised"]
+    assert [any(said in error for error in told) for said in raised] == [True] * len(raised)
+
+
+def test_the_persons_own_training_says_what_it_raises(tmp_path: Path) -> None:
+    workload = small_workload(loss=bounded, config={"peak_lr": 1e9})
+    with pytest.raises(
+        wb.WorkloadError, match=r"ValueError: the scale is too large \(test_odd_workloads\.py, line \d+: raise"
+    ):
+        wb.diagnose(workload, out=tmp_path / "s", **QUICK)
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_a_mistake_in_the_code_is_no_divergence(tmp_path: Path, kind: type[Exception]) -> None:
+    """A bad example raises for every weight; what is no error of numbers is never one of weights."""
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        if bool((batch[1] > 1).any()):
+            raise kind("planted")
+        return squared(outputs, batch)
+
+    workload = small_workload(loss=loss)
+    batches = workload.train_data.tensors
+    batches[1][-1] = 2.0
+    with pytest.raises(wb.WorkloadError, match=f"{kind.__name__}: planted"):
+        wb.LRSweep(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "s")
+
+
+class FixedBatch(nn.Module):
+    """Takes batches of 16 and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.reshape(16, 8))
+
+
+def test_a_look_that_raises_is_not_measured_with_the_reason(tmp_path: Path) -> None:
+    diagnosis = wb.diagnose(odd(FixedBatch, squared, config={"eval_batch_size": 16}), out=tmp_path / "s", **QUICK)
+    for code in ("batch_size.noise_scale", "evaluation.weighting", "evaluation.coverage"):
+        assert diagnosis[code].status == "not_measured"
+        assert "invalid for input of size" in diagnosis[code].summary, code
+    assert diagnosis["lr.best"].value is not None
+    codes = [finding.code for finding in diagnosis]
+    assert len(codes) == len(set(codes))
+
+
+class Force(nn.Module):
+    """The gradient of a learnt potential: forward differentiates, in evaluation as in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.potential = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(self.potential(x).sum(), x, create_graph=True)
+        return force
+
+
+class Sequences(Dataset[Tensor]):
+    def __init__(self, count: int) -> None:
+        self.items = [torch.randint(1, 12, (3 + i // 8,)) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.items[index]
+
+
+def padded(items: list[Tensor]) -> tuple[Tensor, Tensor]:
+    tokens = nn.utils.rnn.pad_sequence(items, batch_first=True)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def token_loss(outputs: Tensor, batch: Any) -> Tensor:
+    losses = F.cross_entropy(outputs.transpose(1, 2), batch[1], reduction="none", ignore_index=0)
+    return losses.sum(1) / (batch[1] > 0).sum(1)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+
+
+ODD: dict[str, Callable[[], wb.Workload]] = {
+    "a force": lambda: odd(
+        Force, lambda o, b: (o - b[0]).square().mean(1), metrics={"mae": lambda o, b: (o - b[0]).abs().mean(1)}
+    ),
+    "ragged": lambda: odd(
+        lambda: nn.Sequential(nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 12)), token_loss,
+        train_data=Sequences(128), validation_data=Sequences(40), collate=padded, config={"eval_batch_size": 16},
+    ),
+    "batch norm, batches of four": lambda: odd(normed, squared, config={"batch_size": 4}),
+    "bfloat16 parameters": lambda: odd(
+        lambda: nn.Linear(8, 1).bfloat16(), lambda o, b: (o.squeeze(-1) - b[1].bfloat16()) ** 2,
+        forward=lambda model, batch: model(batch[0].bfloat16()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_legal_workload_is_diagnosed_to_the_end(tmp_path: Path, case: str) -> None:
+    diagnosis = wb.diagnose(ODD[case](), out=tmp_path / "s", **QUICK)
+    found = {f.code: f for f in diagnosis}
+    assert found["lr.best"].value is not None
+    looked = ("evaluation.weighting", "evaluation.coverage", "evaluation.too_small")
+    assert [f"{code}: {found[code].summary}" for code in looked if found[code].status == "not_measured"] == []
+    if "batch" in case:
+        assert "noise scale is about" in found["batch_size.noise_scale"].summary
+    evals = wb.open(tmp_path / "s").evals
+    assert np.isfinite(evals.loc[evals["trial"] == 0, "value"]).all(), "the person's own training"
+
+
+def test_a_tracked_prediction_has_its_own_length(tmp_path: Path) -> None:
+    record = wb.Trainer(track=40).run(ODD["ragged"](), out=tmp_path / "s")
+    rows = record.predictions
+    lengths = rows[rows["step"] == 0]["label"].map(len)
+    assert lengths.nunique() > 1
+
+
+def test_evaluation_differentiates_only_where_forward_does(tmp_path: Path) -> None:
+    """The gradients of an ordinary model stay off; a force is the same with them as in training."""
+    seen: list[bool] = []
+
+    def forward(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(torch.is_grad_enabled())
+        out: Tensor = model(batch[0])
+        return out
+
+    plain = small_workload(forward=forward)
+    wb.evaluate(plain, small_net().double(), batch_size=13, precision="float64")
+    assert seen == [False]
+    workload = ODD["a force"]()
+    model = Force()
+    found = {e.metric: e.value for e in wb.evaluate(workload, model, batch_size=7)}
+    expected = (model(X[128:]).detach() - X[128:]).square().mean()
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
