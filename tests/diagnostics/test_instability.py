@@ -38,7 +38,8 @@ def jump(at=200):
     return np.where(at < T, 4.0, run(0.7))
 
 
-def study(*extra, baseline=0.2, **kwargs):
+def study(*extra, baseline=0.15, **kwargs):
+    """A sweep, by default one that never ran the baseline's own lr."""
     trials = [trial(run(level), lr) for lr, level in LEVELS.items()]
     return record([*trials, *extra], total_steps=TOTAL, peak_lr=baseline, optimizer="momentum", **kwargs)
 
@@ -49,11 +50,13 @@ def raised(diagnosis):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("a", "expected"), [
-    (1.5, {}), (3.0, {"early_recovers": "warn"}), (4.5, {"early": "fail", "divergent": "fail"}),
+    (1.5, {}), (3.0, {}), (4.5, {"early": "fail", "divergent": "fail"}),
 ])  # fmt: skip
 def test_one_catapult_trial_alone(a, expected, seed):
     r = record([trial(catapult(a, 300, seed=seed), a, stage="baseline")], total_steps=300)
-    assert raised(diagnose_instability(r)) == expected
+    diagnosis = diagnose_instability(r)
+    assert raised(diagnosis) == expected
+    assert ("costs nothing" in diagnosis["stability.early_recovers"].summary) == (a == 3.0)
 
 
 def test_every_code_once_and_valid_json():
@@ -91,10 +94,38 @@ def test_where_an_event_lies_decides_how_bad_it_is(event, lr, zone):
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_an_event_at_the_baselines_own_lr_fails_unless_it_recovers(event):
+@pytest.mark.parametrize(("own", "cost"), [(0.3, None), (0.6, "warn")])
+def test_an_event_of_the_own_config_fails_unless_it_recovers_and_then_warns_if_it_costs(event, own, cost):
+    """Both runs end at 0.7: no lr below 0.3 does better, 0.4 does."""
     loss, codes = EVENTS[event]
-    found = raised(diagnose_instability(study(trial(loss, 0.3), baseline=0.3)))
-    assert found == dict.fromkeys(codes, "warn" if codes & {"early_recovers", "spike"} else "fail")
+    found = raised(diagnose_instability(study(trial(loss, own), baseline=own)))
+    if codes & {"early_recovers", "spike"}:
+        assert found == ({} if cost is None else dict.fromkeys(codes, cost))
+    else:
+        assert {code: found[code] for code in codes} == dict.fromkeys(codes, "fail")
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(("lr", "changed"), [(0.21, {}), (0.7, {}), (0.2, {"max_grad_norm": None}), (0.1, {})])
+def test_what_another_config_does_is_no_fault_of_a_run_that_was_well(event, lr, changed):
+    """The tool asks for larger lrs, for runs without the clipping, and for more: none of them is the person's training."""
+    loss, codes = EVENTS[event]
+    levels = [trial(run(level), at, max_grad_norm=1.0) for at, level in LEVELS.items() if at != 0.1]
+    other = trial(loss, lr, **({"max_grad_norm": 1.0} | changed))
+    r = record([*levels, other], total_steps=TOTAL, peak_lr=0.2, optimizer="momentum", max_grad_norm=1.0)
+    diagnosis = diagnose_instability(r)
+    assert {code: status for code, status in raised(diagnosis).items() if code != "headroom"} == {}
+    for code in codes:
+        assert diagnosis[f"stability.{code}"].summary.startswith(
+            "Not in the one run of the baseline's own config (lr 0.2)."
+        )
+
+
+@pytest.mark.parametrize(("unstable", "status"), [(0.25, "warn"), (0.45, "ok")])
+def test_headroom_below_one_and_a_half_is_worth_one_warning(unstable, status):
+    levels = [trial(run(level), lr) for lr, level in {0.1: 1.2, 0.2: 0.8}.items()]
+    diagnosis = diagnose_instability(record([*levels, trial(early(), unstable)], total_steps=TOTAL, peak_lr=0.2))
+    assert raised(diagnosis) == ({"headroom": "warn"} if status == "warn" else {})
 
 
 def test_a_baseline_above_lr_star_is_its_own_trouble():
@@ -163,15 +194,15 @@ def test_harmless_where_fix_runs_gain_nothing():
     levels = {0.1: 1.2, 0.2: 0.8, 0.4: 0.5}
     trials = [trial(run(level), lr) for lr, level in levels.items()]
     fix = trial(run(0.5), 0.9, stage="fix", warmup_steps=40)
-    common = {"total_steps": TOTAL, "peak_lr": 0.2}
+    common = {"total_steps": TOTAL, "peak_lr": 0.15}
     assert raised(diagnose_instability(record([*trials, *near], **common))) == {"early": "warn", "divergent": "warn"}
     assert raised(diagnose_instability(record([*trials, *near, fix], **common))) == {}
 
 
 def test_headroom():
     finding = diagnose_instability(study(trial(early(), 1.6), trial(run(0.9), 1.55)))["stability.headroom"]
-    assert finding.value == pytest.approx(np.sqrt(1.55 * 1.6) / 0.2)
-    assert diagnose_instability(study(facts={"critical_lr": 2.0}))["stability.headroom"].value == pytest.approx(10.0)
+    assert finding.value == pytest.approx(np.sqrt(1.55 * 1.6) / 0.15)
+    assert diagnose_instability(study(facts={"critical_lr": 1.5}))["stability.headroom"].value == pytest.approx(10.0)
     assert diagnose_instability(study())["stability.headroom"].status == "not_measured"
 
 
@@ -195,7 +226,7 @@ def test_one_run_that_diverges_far_off_does_not_vouch_for_short_ones(total):
     assert {diagnosis[code].status for code in CODES} == {"not_measured"}
     assert "baseline's lr 0.2" in diagnosis["stability.mid"].summary
     assert "steps are too few" in diagnosis["stability.mid"].summary
-    assert "seen at lr 20, far above" in diagnosis["stability.divergent"].summary
+    assert "seen at lr 20" in diagnosis["stability.divergent"].summary
     assert "seen at" not in diagnosis["stability.mid"].summary
     assert "lost early" not in diagnosis["stability.mid"].summary
 
@@ -222,7 +253,7 @@ def test_a_long_run_far_below_the_baselines_lr_does_not_vouch_for_it():
 def test_short_runs_at_the_baselines_lr_hide_no_divergence_there():
     own = trial([2.3, 50.0, np.inf], 0.2, seed=1, total_steps=9)
     diagnosis = diagnose_instability(cut(9, own))
-    assert raised(diagnosis) == {"early": "fail", "divergent": "fail", "headroom": "warn"}
+    assert raised(diagnosis) == {"early": "fail", "divergent": "fail"}
     for code in ("stability.mid", "stability.spike"):
         assert diagnosis[code].status == "not_measured", "a run of three steps has no middle"
         assert "unless it was lost early" in diagnosis[code].summary

@@ -1,4 +1,4 @@
-"""`diagnose_instability`: early or in the middle, and whether training comes back (F1.5, F1.8 to F1.13)."""
+"""`diagnose_instability`: early or in the middle, whether training comes back, and whose run it is (F1.5, F1.8 to F1.13)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from workbench.diagnostics.curves import Rise
 from workbench.diagnostics.fix_runs import is_harmful
 from workbench.diagnostics.judged_runs import judged_runs
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
-from workbench.diagnostics.lr_search import BestLR, lr_best, unstable_bracket
+from workbench.diagnostics.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
-from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.diagnostics.same_config import own_trials
+from workbench.diagnostics.trials import (
+    OTHER_STAGES,
+    RecordLike,
+    TrialCurve,
+    TrialVerdict,
+    full_length,
+    judge,
+    read_curves,
+)
 from workbench.record import periodic_rows
 
 __all__ = ["CODES", "diagnose_instability"]
 
-Zone = Literal["own", "below", "near", "far"]
-ZONES: tuple[Zone, ...] = ("own", "below", "near", "far")
+Zone = Literal["own", "below", "near", "other", "far"]
+ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")
 CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
 _FOREIGN = OTHER_STAGES - {"probe"}  # their lr is too high or too short on purpose, or something else was changed
 _CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
-_WORST: dict[str, Status] = {"stability.early_recovers": "warn", "stability.spike": "warn"}
 _LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
 _NAME = {
     "stability.early": "The loss becomes unstable early and does not come back",
@@ -48,6 +56,18 @@ class _Hit:
     def step(self) -> int | None:
         return None if self.rise is None else self.rise.onset_step
 
+    @property
+    def back(self) -> bool:
+        """Training came back from it, or is coming back as it ends."""
+        return self.rise is not None and self.rise.outcome in ("recovered", "settling")
+
+    @property
+    def steps(self) -> int:
+        """Steps that the loss stood above where it had been."""
+        if self.rise is None:
+            return self.item.curve.total_steps
+        return self.rise.steps_to_recover or self.item.curve.total_steps - self.rise.onset_step
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Study:
@@ -57,8 +77,11 @@ class _Study:
     items: Sequence[TrialVerdict]
     table: SweepTable
     best: BestLR | None
-    unstable_lr: float | None
+    bracket: UnstableBracket | None
     baseline: float
+    own: frozenset[int]
+    noise_sds: float
+    spike_frac: float
     harmful: bool | None
     near_ratio: float
 
@@ -66,10 +89,33 @@ class _Study:
     def star(self) -> float | None:
         return None if self.best is None else self.best.measured_lr
 
-    def zone(self, lr: float) -> Zone:
-        """ "own": at or below the baseline's lr; "below": up to lr*; "near": up to `near_ratio` lr*; "far": beyond."""
+    def zone(self, curve: TrialCurve) -> Zone:
+        """ "own": the person's config; "other": any other beside it. Without such a run, by lr: "own" at or below the
+        baseline's, "below" up to lr*, "near" up to `near_ratio` lr*, "far" beyond.
+        """
+        if self.own:
+            return "own" if curve.trial in self.own else "other"
         limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
-        return next((zone for zone, limit in zip(ZONES, limits, strict=False) if lr <= limit * (1 + 1e-9)), "far")
+        return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
+
+    def lost(self, hits: Sequence[_Hit], material_frac: float = 0.01) -> str | None:
+        """Return what coming back has cost, None where that is nothing.
+
+        A smaller lr ends lower by more than the noise and `material_frac` of what was learned (rule of thumb); where none was
+        run, the rises take more than `spike_frac` of the steps.
+        """
+        mine = next((p for p in self.table.points if math.isclose(p.lr, self.baseline, rel_tol=1e-9)), None)
+        smaller = [p for p in self.table.points if p.lr < self.baseline * (1 - 1e-9) and not p.unstable]
+        if mine is None or not smaller:
+            worst = max(hits, key=lambda h: h.steps)
+            total = worst.item.curve.total_steps
+            return f"{worst.steps} of {total} steps" if worst.steps > self.spike_frac * total else None
+        best = min(smaller, key=lambda p: p.loss)
+        noise = self.noise_sds * math.hypot(mine.loss_se, best.loss_se)
+        margin = max(noise if math.isfinite(noise) else 0.0, material_frac * self.table.progress)
+        return (
+            f"{mine.loss - best.loss:.3g} of loss against lr {best.lr:.4g}" if mine.loss - best.loss > margin else None
+        )
 
     @property
     def judged(self) -> list[TrialVerdict]:
@@ -87,6 +133,7 @@ def diagnose_instability(
     *,
     near_ratio: float = 2.0,
     spike_frac: float = 0.1,
+    headroom_ratio: float = 1.5,
     usual_interval: int = 100,
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
@@ -94,15 +141,20 @@ def diagnose_instability(
 ) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
-    Every workload is unstable at some lr (F1.4). So a code fails where it happens at or below the baseline's own
-    lr, warns where it happens up to `near_ratio` times lr*, and is `ok`, with the trials listed, beyond that or when
-    fix runs show that nothing is lost by it. A single trial is judged at its own lr. Silence is no health: what was not
-    seen is `ok` only where a trial at the baseline's lr, at lr* or between them could be judged, else `not_measured`.
+    Every workload is unstable at some lr (F1.4). So a code fails where a run of the study's own config, under any seed, does not
+    come back, and warns where it comes back and that costs something. What other configs do says how far away that is,
+    `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
+    below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
+    Silence is no health: what was not seen is `ok` only where a trial at the baseline's lr, at lr* or between them could be
+    judged, else `not_measured`.
 
     Args:
         record: a study, or a single trial.
         near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
-        spike_frac: a mid-run rise that is back within this share of the steps is a spike (rule of thumb).
+        spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
+            takes longer costs something (rule of thumb).
+        headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
+            the edge by some ten per cent, and lr* is often within a factor of 2 of it by nature).
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
         noise_sds: see `lr_best`.
         loss_tolerance: see `lr_best`.
@@ -111,8 +163,15 @@ def diagnose_instability(
     Returns:
         The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
     """
-    study = _read(record, near_ratio, noise_sds, loss_tolerance, curve_thresholds)
-    findings = [_headroom(study)]
+    study = _read(
+        record,
+        curve_thresholds,
+        near_ratio=near_ratio,
+        noise_sds=noise_sds,
+        loss_tolerance=loss_tolerance,
+        spike_frac=spike_frac,
+    )
+    findings = [_headroom(study, headroom_ratio)]
     reason = _unreadable(study)
     if reason:
         findings += [
@@ -120,7 +179,7 @@ def diagnose_instability(
             for c in CODES
         ]  # fmt: skip
     else:
-        hits = _hits(study, spike_frac)
+        hits = _hits(study)
         findings += [_finding(study, code, hits[code], usual_interval) for code in CODES]
     return Diagnosis(
         findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
@@ -128,9 +187,19 @@ def diagnose_instability(
 
 
 def _read(
-    record: RecordLike, near_ratio: float, noise_sds: float, loss_tolerance: float, thresholds: Mapping[str, float]
+    record: RecordLike,
+    thresholds: Mapping[str, float],
+    *,
+    near_ratio: float,
+    noise_sds: float,
+    loss_tolerance: float,
+    spike_frac: float,
 ) -> _Study:
-    curves = [c for c in read_curves(record) if c.stage not in _FOREIGN and (c.finished or len(c.loss) > 9)]
+    own = frozenset(own_trials(record))
+    curves = [
+        c for c in read_curves(record)
+        if (c.stage not in _FOREIGN or c.trial in own) and (c.finished or len(c.loss) > 9)
+    ]  # fmt: skip
     peers = full_length(curves, record.config)
     table = sweep_table(record)
     best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
@@ -142,8 +211,11 @@ def _read(
         items=judge(curves, peers, **thresholds),
         table=table,
         best=best,
-        unstable_lr=None if bracket is None else bracket.middle,
+        bracket=bracket,
         baseline=float(baseline) if isinstance(baseline, (int, float)) else 0.0,
+        own=own & {c.trial for c in curves},
+        noise_sds=noise_sds,
+        spike_frac=spike_frac,
         harmful=is_harmful(table, fixes, noise_sds=noise_sds, loss_tolerance=loss_tolerance),
         near_ratio=near_ratio,
     )
@@ -160,13 +232,13 @@ def _unreadable(study: _Study) -> str | None:
     return None
 
 
-def _hits(study: _Study, spike_frac: float) -> dict[str, list[_Hit]]:
+def _hits(study: _Study) -> dict[str, list[_Hit]]:
     """Sort every rise of every trial under its code."""
     hits: dict[str, list[_Hit]] = {code: [] for code in CODES}
     for item in study.items:
-        zone = study.zone(item.curve.lr)
+        zone = study.zone(item.curve)
         for rise in _telling(item):
-            hits[_code(rise, spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
+            hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
         never = not item.verdict.rises and item.is_lasting(study.star)
         if item.verdict.outcome == "divergent" or never:
             hits["stability.divergent"].append(_Hit(item, item.verdict.rises[-1] if item.verdict.rises else None, zone))
@@ -189,10 +261,10 @@ def _code(rise: Rise, spike_steps: float) -> str:
 
 
 def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
-    by_zone = {zone: [h for h in hits if h.zone == zone] for zone in ZONES}
     evidence = _evidence(study, code, hits, usual_interval)
-    lead = next((by_zone[z][0] for z in ZONES if by_zone[z]), None)
-    if (lead is None or lead.zone == "far") and not study.vouching(code):
+    lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
+    own = [h for h in hits if h.zone == "own"]
+    if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
         return Finding(
             code=code, status="not_measured", clause=_CLAUSE[code], evidence=evidence,
             summary=f"Not measured: {_silent(study, lead)}.",
@@ -203,12 +275,16 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
             summary=f"Not seen in {len(study.judged)} trial(s).",
         )  # fmt: skip
     status: Status = "ok"
-    if by_zone["own"]:
-        status = _WORST.get(code, "fail")
-    elif (by_zone["below"] or by_zone["near"]) and study.harmful is not False:
+    cost = ""
+    if own and lead.back:
+        lost = study.lost(own)
+        status, cost = ("warn", f"; that costs {lost}") if lost else ("ok", ", and costs nothing")
+    elif own:
+        status = "fail"
+    elif lead.zone in ("below", "near") and study.harmful is not False:
         status = "warn"
     return Finding(
-        code=code, status=status, summary=_summary(study, code, lead, evidence), value=lead.item.curve.lr, unit="lr",
+        code=code, status=status, summary=_summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr",
         threshold=study.star if study.star is not None else study.baseline, step=lead.step, clause=_CLAUSE[code],
         evidence=evidence, advice=_advice(lead) if status != "ok" else (),
     )  # fmt: skip
@@ -223,15 +299,16 @@ def _silent(study: _Study, far: _Hit | None) -> str:
         reason += ", unless it was lost early"
     if short is not None:
         reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
-    return (
-        reason if far is None else f"{reason}; it was seen at lr {far.item.curve.lr:.4g}, far above the lrs that matter"
-    )
+    if far is None:
+        return reason
+    return f"{reason}; it was seen at lr {far.item.curve.lr:.4g}"
 
 
-def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) -> str:
+def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
     at = f" from step {lead.step}" if lead.step is not None else ""
     where = {
-        "own": "",
+        "own": cost,
+        "other": "",
         "below": f", above the baseline's {study.baseline:.4g}",
         "near": f", just above lr* = {study.star or math.nan:.4g}",
         "far": ", far above the lrs that matter: by nature",
@@ -241,6 +318,9 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any]) 
     trials = {row["trial"] for row in evidence["hits"]}
     more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
     text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
+    if lead.zone == "other":
+        runs = sum(item.curve.trial in study.own for item in study.judged)
+        return f"Not in {'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g}). Elsewhere: {text[0].lower()}{text[1:]}"
     missed = evidence.get("seen_at_interval")
     if missed and missed["missed"]:
         text += f" Evaluating every {missed['interval']} steps would have missed it."
@@ -302,9 +382,10 @@ def _row(item: TrialVerdict) -> dict[str, Any]:
     }
 
 
-def _headroom(study: _Study) -> Finding:
+def _headroom(study: _Study, near: float) -> Finding:
     critical = study.record.facts.get("critical_lr")
-    lr, source = study.unstable_lr, "lr.unstable"
+    bracket = study.bracket
+    lr, source = None if bracket is None else bracket.middle, "lr.unstable"
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
     evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": study.baseline}
@@ -314,16 +395,16 @@ def _headroom(study: _Study) -> Finding:
             summary="Not measured: neither an unstable learning rate nor critical_lr is known.",
         )  # fmt: skip
     value = lr / study.baseline
-    bracket = unstable_bracket(study.table) if source == "lr.unstable" else None
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
+    small = bracket is not None and not bracket.stable_above and ends[1] < near * study.baseline
     shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
     if value <= 0.5:
         shown += f": the baseline's {study.baseline:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
         shown = "between {:.3g} and {:.3g} times the baseline's lr".format(*(end / study.baseline for end in ends))
     return Finding(
-        code="stability.headroom", status="ok" if value > 1 else "warn", value=value, threshold=1.0, clause="F1.4",
+        code="stability.headroom", status="warn" if small else "ok", value=value, threshold=near, clause="F1.4",
         unit="unstable lr / baseline lr", summary=f"Instability starts {shown}.",
         evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
-        advice=[] if value > 1 else advise("early"),
+        advice=advise("early") if small else [],
     )  # fmt: skip

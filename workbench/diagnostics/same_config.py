@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.trials import FREE_FIELDS, RecordLike
 
-__all__ = ["equal", "plain_cell", "trials_with"]
+__all__ = ["equal", "own_trials", "plain_cell", "trials_with"]
 
 _SEEDS = ("shared_seed", "per_host_seed")
 
@@ -27,6 +27,12 @@ def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collect
     rows = [row for row in record.trials.to_dict("records") if seeds is None or int(row["seed"]) in seeds]
     same = [row for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
     return [int(row["trial"]) for row in sorted(same, key=lambda row: int(row["seed"]))]
+
+
+def own_trials(record: RecordLike) -> list[int]:
+    """Return the numbers of the trials that a person would call theirs: the record's own config, under any seed, however evaluated."""
+    fixed = {name: value for name, value in record.config.items() if name not in FREE_FIELDS - {"peak_lr"}}
+    return trials_with(record, {name: value for name, value in fixed.items() if name in record.trials})
 
 
 def plain_cell(value: Any) -> Any:
