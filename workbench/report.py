@@ -192,22 +192,24 @@ _DONE = {
 
 
 def _advice(record: Any, diagnosis: Diagnosis) -> str:
-    """What to try next: the advice of all findings, worst first; what was tried here says what came of it."""
+    """What to try next: the advice of what stands for itself, causes first; above it what is done, and what was tried in vain."""
     steps = next_steps(record, diagnosis)
-    done = [_DONE[step.line] for step in steps if step.done]
-    left = [step for step in steps if not step.done]
-    adopted = f"<p>The recommended config does this already: {' and '.join(done)}.</p>\n" if done else ""
-    if not left:
-        return f"<h2>What to try next</h2>\n{adopted}" if adopted else ""
-    items = "\n".join(
-        f'<li>{text(redact(step.line))}{_came_of(step.tried)} <span class="soft small">({text(step.code)})</span></li>'
-        for step in left
-    )
-    return f"<h2>What to try next</h2>\n{adopted}<ol>\n{items}\n</ol>"
-
-
-def _came_of(tried: bool) -> str:
-    return " <strong>Tried in this study, not better.</strong>" if tried else ""
+    said = {
+        "The recommended config does this already": [step for step in steps if step.done],
+        "Tried in this study, and not better": [step for step in steps if step.tried and not step.done],
+    }
+    parts = [
+        f"<p>{title}: {text('; '.join(_DONE.get(step.line, step.line.rstrip('.')) for step in those))}.</p>"
+        for title, those in said.items()
+        if those
+    ]
+    items = [
+        f'<li>{text(redact(step.line))} <span class="soft small">({text(step.code)})</span></li>'
+        for step in steps
+        if not step.done and not step.tried
+    ]
+    parts += ["<ol>", *items, "</ol>"] if items else []
+    return "\n".join(["<h2>What to try next</h2>", *parts]) if parts else ""
 
 
 def _recommendation(record: Any, diagnosis: Diagnosis) -> str:

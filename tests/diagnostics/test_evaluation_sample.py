@@ -143,6 +143,9 @@ def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts()
     free = HEALTHY | {"asked": {}, "metric": "loss"}
     pair = {"values": [0.1, 0.1], "difference": 0.0, "difference_sd": 0.5, "disagreement": None, "learned": 2.0}
     assert said(free | {"pair": pair})["evaluation.too_small"].status == "ok"
+    for asked_for, status in (({}, "ok"), ({"budget_s": 1.0}, "warn")):
+        wide = said(free | {"asked": asked_for, "pair": pair | {"difference_sd": 5.0}, "examples": 50})
+        assert wide["evaluation.too_small"].status == status, "a set that nothing rests on is no trouble"
     tiny = said(free | {"pair": pair, "examples": 5})["evaluation.too_small"]
     assert (tiny.status, tiny.threshold) == ("warn", 0.5)
     assert tiny.value == pytest.approx(detectable_difference(5, sd=0.5))
@@ -158,7 +161,7 @@ def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts()
 
 
 def test_what_was_decided_has_to_stand_out_from_the_examples() -> None:
-    pair = {"values": [0.10, 0.09], "difference": -0.01, "difference_sd": 0.3, "disagreement": None, "learned": 2.0}
+    pair = {"values": [0.10, 0.09], "difference": -0.01, "difference_sd": 0.3, "disagreement": None, "learned": 0.1}
     facts = HEALTHY | {"asked": {}, "metric": "loss", "pair": pair}
     assert said(facts)["evaluation.too_small"].status == "ok", "nothing was decided"
     finding = said(facts, adopted=True)["evaluation.too_small"]
@@ -166,6 +169,8 @@ def test_what_was_decided_has_to_stand_out_from_the_examples() -> None:
     assert finding.summary.endswith("; the decision was by 0.01.")
     assert finding.value == pytest.approx(1.96 * 0.3 / math.sqrt(2000), rel=1e-3)
     assert said(facts | {"examples": 20_000}, adopted=True)["evaluation.too_small"].status == "ok"
+    small = facts | {"pair": pair | {"learned": 2.0}}
+    assert said(small, adopted=True)["evaluation.too_small"].status == "ok", "by so little that it does not matter"
 
 
 @pytest.mark.parametrize("pair", [None, {"values": [0.9]}, {"values": [math.nan]}])
@@ -188,6 +193,10 @@ def test_a_rare_class_is_told_in_examples() -> None:
         "one example is 0.05; between the two evaluations it changes by +0.05, which is 1 example."
     )
     assert finding.evidence["classes"][0]["delta_examples"] == "1 example"
+    for metric, status in (("accuracy", "ok"), ("loss", "ok"), ("recall_of_0", "warn"), ("macro F1", "warn")):
+        found = said(HEALTHY | {"asked": {}, "metric": metric, "classes": rows, "classes_before": before})
+        assert found["evaluation.minority_counts"].status == status, "whether a decision rests on the class"
+        assert "16 of 20 right" in found["evaluation.minority_counts"].summary
     more = [rows[0] | {"total": 21}, rows[1]]
     assert said(HEALTHY | {"classes": more, "classes_before": None})["evaluation.minority_counts"].status == "ok"
 
@@ -209,6 +218,8 @@ def test_without_classes_counts_are_not_measured() -> None:
     assert "no metric of the workload" in why.summary
     none = said(facts | {"no_classes": "unknown", "classless": True})["evaluation.minority_counts"]
     assert (none.status, none.value) == ("ok", None), "numbers and tokens have no rare class"
+    unasked = said(facts | {"asked": {}, "metric": "loss"})["evaluation.minority_counts"]
+    assert (unasked.status, unasked.summary[:15]) == ("ok", "Does not apply:")
 
 
 def test_the_table_of_sizes() -> None:

@@ -70,7 +70,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.overfit_one_batch": ("lr.nothing_learns",),
     "loop.train_mode_in_eval": ("evaluation.nondeterministic", *_LEARNS),
     "loop.*": _LEARNS,
-    "loss.*": ("init.loss", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
+    "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
     "units.*": (
         "loop.no_gradient", "loop.no_update", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
@@ -85,9 +85,9 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "batch_norm.*": ("evaluation.nondeterministic", *_LOST),
     "lr.nothing_learns": (*_TUNED, *_LOST),
     "lr.too_high": ("clipping.aggressive", "clipping.masks_lr", "batch_norm.*", *_TUNED, *_LOST),
-    "stability.divergent": ("stability.*", *_LOST),
-    "stability.early": ("stability.early_recovers", "stability.headroom", *_LOST),
-    "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", *_LOST),
+    "stability.divergent": ("stability.*", "lr.too_low", *_LOST),
+    "stability.early": ("stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
+    "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "lr.too_low": ("lr.grid_edge",),
     "evaluation.generalisation_gap": ("checkpoints.best_not_last",),
 }  # fmt: skip

@@ -19,6 +19,8 @@ __all__ = ["CODES", "diagnose_evaluation_sample"]
 
 CODES = ("evaluation.skew", "evaluation.too_small", "evaluation.minority_counts")
 _SKEW, _SMALL, _COUNTS = CODES
+_BY_CLASS = ("recall", "precision", "f1", "sensitivity", "balanced")
+"""Metrics that rest on the examples of single classes have one of these words in their name."""
 _CLAUSE = {_SKEW: "P3.2", _SMALL: "P3.3, P3.4, P3.5", _COUNTS: "P3.6, P3.7"}
 Facts = Mapping[str, Any]
 
@@ -33,9 +35,13 @@ def diagnose_evaluation_sample(
     one_example: float = 0.05,
     comparisons: int = 100,
     min_examples: int = MIN_EXAMPLES,
+    material_frac: float = 0.05,
     adopted: bool = False,
 ) -> Diagnosis:
     """Judge the set that periodic evaluation reads: skew, size, and the counts behind its rare classes.
+
+    A set that is small warns where something rests on it: a study was asked about its size, it is too small for anything, or a
+    decision worth having was taken on it; rare classes where a study was asked, or checkpoints are selected by a metric of classes.
 
     Args:
         record: a study with "evaluation_sample" in its facts (`EvaluationSampleStudy`, `diagnose`), or these facts.
@@ -47,6 +53,7 @@ def diagnose_evaluation_sample(
         one_example: a class is rare where one example more moves its recall by at least this (P3.7: 0.05, one of 20).
         comparisons: models that are compared on the set, for the gap that choosing the best of them leaves (P3.5).
         min_examples: fewer are too few in any case: they do not even show how far two models differ by chance (rule of thumb).
+        material_frac: a decision by less than this share of what training gains needs no more examples (rule of thumb).
         adopted: whether the measured pair of models decided something: then the set has to tell those two apart.
 
     Returns:
@@ -73,6 +80,7 @@ def diagnose_evaluation_sample(
                 learned_frac=learned_frac,
                 comparisons=comparisons,
                 min_examples=min_examples,
+                material_frac=material_frac,
                 adopted=adopted,
             ),
             _minority(facts, one_example),
@@ -130,6 +138,11 @@ def _skew_words(test: Facts) -> str:
 
 def _minority(facts: Facts, one_example: float) -> Finding:
     rows = facts.get("classes")
+    asked = facts.get("asked") or any(word in str(facts["metric"]).lower() for word in _BY_CLASS)
+    if not rows and not asked:
+        return Finding(
+            code=_COUNTS, status="ok", summary="Does not apply: nothing rests on the counts of single classes."
+        )
     if not rows:
         reason = facts.get("no_classes") or "the examples have no classes: the loss is not that of classification(...)"
         if facts.get("classless"):
@@ -156,6 +169,10 @@ def _minority(facts: Facts, one_example: float) -> Finding:
     if empty:
         named = ", ".join(map(str, empty[:8]))
         head = f"No example is of class {named}: its recall cannot be measured. {len(rare)} of {len(table)} classes have {1 / one_example:.0f} examples or fewer"
+    if not asked:
+        return Finding(
+            code=_COUNTS, status="ok", summary=f"{head}. Checkpoints are selected by {facts['metric']}, not by recalls.", **known
+        )  # fmt: skip
     return Finding(
         code=_COUNTS, status="warn", summary=f"{head}.",
         advice=[

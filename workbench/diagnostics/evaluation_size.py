@@ -32,6 +32,7 @@ def too_small(
     learned_frac: float,
     comparisons: int,
     min_examples: int,
+    material_frac: float,
     adopted: bool,
 ) -> Finding:
     """Return the finding `evaluation.too_small`; the arguments are those of `diagnose_evaluation_sample`.
@@ -43,6 +44,7 @@ def too_small(
         learned_frac: share of what training gains that the set should show.
         comparisons: models of which the best is taken.
         min_examples: fewer are too few in any case.
+        material_frac: a decision by less than this share of what training gains needs no more examples.
         adopted: whether the measured pair of models decided something.
     """
     level: dict[str, Any] = {"false_alarm": false_alarm, "power": power}
@@ -61,6 +63,9 @@ def too_small(
         },
     }  # fmt: skip
     summary, enough = _said(facts, bounds, wanted, n, numbers["detectable"])
+    decided = wanted.what == "what was decided by"
+    matters = (wanted.difference or 0.0) >= material_frac * (facts["pair"].get("learned") or 0.0)
+    enough = enough or not (facts.get("asked") or (decided and matters))
     if enough and n < min_examples and not facts.get("is_train"):
         few = "1 example does" if n == 1 else f"{n} examples do"
         summary = f"{few} not show how far two models differ by chance, so no difference on them is to be trusted."

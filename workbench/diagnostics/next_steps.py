@@ -31,7 +31,7 @@ class NextStep(NamedTuple):
 
 
 def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
-    """Return the advice of what stands for itself, causes first (F2.9, F2.10).
+    """Return the advice of what is not well and stands for itself, causes first (F2.9, F2.10).
 
     Args:
         record: the study, which knows what was tried.
@@ -44,7 +44,7 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
     if _lowers_lr(record.config, found):
         done.add(str(ADVICE["lower_lr"]))
     steps: dict[str, NextStep] = {}
-    for finding in causes_first(diagnosis.findings):
+    for finding in causes_first(f for f in diagnosis.findings if f.status != "ok"):
         in_vain = finding.code == "lr.too_low" and _held_lr_in_vain(found)
         for line in finding.advice:
             steps.setdefault(line, NextStep(line, finding.code, line in done, in_vain or remedies.get(line) in tried))
