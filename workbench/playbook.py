@@ -225,6 +225,15 @@ def _settings(
     return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
 
 
+def _tried(found: Diagnosis) -> Diagnosis:
+    """Return findings about runs with a clipping that nobody trains with, but for what they say of the gradients: no alarms."""
+    experiments = ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
+    return replace(
+        found,
+        findings=tuple(replace(f, status="ok", advice=()) if f.code in experiments else f for f in found.findings),
+    )
+
+
 def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
@@ -248,7 +257,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     if "warmup" in record.facts:
         after += diagnose_warmup(record)
     if "clipping_lr" in record.facts:
-        after += diagnose_clipping(record)
+        clipping = diagnose_clipping(record)
+        after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
     if not len(record.trials) and before["data.nonfinite"].status == "fail":
         reason = "Not measured: the data holds values that are not finite, so nothing was trained."
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))

@@ -90,6 +90,13 @@ def test_clipping_that_hurts_where_nothing_was_wrong_warns() -> None:
     assert "stable without clipping, and unstable with it" in found.summary
 
 
+def test_a_seed_that_was_not_run_without_clipping_hides_no_other() -> None:
+    """The seeds of a proof are clipped as the baseline is; the run without clipping is made for the first one."""
+    runs = [plain(), plain(lr=0.4), clipped(30, lr=0.4), clipped(30, lr=0.4, seed=1)]
+    for twins, status in ((runs, "ok"), (runs[2:], "not_measured")):
+        assert diagnose_clipping(record(twins, peak_lr=0.4))["clipping.cures"].status == status
+
+
 def test_the_2_cycle_above_the_edge_is_seen_through() -> None:
     """A loss that neither rises nor diverges, at an lr that is too high by a quarter (lr 2.5, curvature 1)."""
     masked = [
@@ -145,7 +152,8 @@ def nonfinite(loss, lr, count, *, stage="lr_sweep"):
     [
         ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 0)], "ok", 0),
         ([nonfinite(FALLING, 0.1, 0), nonfinite(DIVERGED, 0.4, 1)], "ok", 1),
-        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 3)], "warn", 3),
+        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 3)], "ok", 3),
+        ([nonfinite(FALLING, 0.2, 0), nonfinite(FALLING, 0.4, 3)], "warn", 3),
         ([nonfinite(FALLING, 0.1, 2), nonfinite(DIVERGED, 0.4, 1)], "fail", 3),
         ([nonfinite(DIVERGED, 0.1, 1)], "fail", 1),
         ([nonfinite(FALLING, 0.4, 0), nonfinite(DIVERGED, 0.9, 1, stage="baseline")], "fail", 1),

@@ -40,27 +40,30 @@ _PLACES = (
 
 REMARKS = (
     "data.imbalance", "evaluation.minority_counts", "evaluation.too_small", "evaluation.interval", "evaluation.batch_size",
-    "checkpoints.best_not_last", "batch_size.*", "architecture.*", "input.bound", "stability.headroom", "lr.grid_edge",
+    "checkpoints.best_not_last", "clipping.cures", "batch_size.*", "architecture.*", "input.bound", "stability.headroom", "lr.grid_edge",
 )  # fmt: skip
 """Good to know, and no reason why training would fail: they stand after every other alarm of their severity."""
 
+_LOST = (
+    "checkpoints.best_not_last", "checkpoints.selection", "evaluation.generalisation_gap", "evaluation.periodic",
+    "clipping.cures", "clipping.nonfinite",
+)  # fmt: skip
+"""What a training that goes badly shows, whatever the reason."""
 _LEARNS = (
-    "lr.*", "stability.*", "warmup.*", "loop.overfit_one_batch", "checkpoints.best_not_last", "evaluation.generalisation_gap",
-    "clipping.aggressive", "clipping.masks_lr",
+    "lr.*", "stability.*", "warmup.*", "loop.overfit_one_batch", "clipping.aggressive", "clipping.masks_lr", *_LOST,
 )  # fmt: skip
 """How training goes: what anything wrong with the data, the loop, the loss or the model changes."""
 _START = ("init.*", "units.*", "gradients.*", *_LEARNS)
 _TUNED = ("stability.*", "lr.at_edge", "lr.grid_edge", "lr.probabilistic", "lr.too_low")
 _DRIVEN = ("lr.too_low", "lr.nothing_learns", "lr.grid_edge", "lr.at_edge", "loop.overfit_one_batch")
-_LOST = ("checkpoints.best_not_last", "evaluation.generalisation_gap", "evaluation.periodic")
 
 _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.nonfinite": ("loss.*", "loop.*", "batch_norm.*", "data.scale", *_START),
     "data.labels": ("data.label_shift", "data.imbalance", "loss.*", *_START),
     "data.no_signal": _LEARNS,
     "data.leakage": ("data.duplicates",),
-    "data.unshuffled": ("data.weak_shuffle", "evaluation.periodic", "batch_norm.*", *_LEARNS),
-    "data.weak_shuffle": ("evaluation.periodic", *_LEARNS),
+    "data.unshuffled": ("data.weak_shuffle", "batch_norm.*", *_LEARNS),
+    "data.weak_shuffle": _LEARNS,
     "data.label_shift": ("data.train_validation_shift", "batch_norm.stale", *_LOST),
     "data.train_validation_shift": ("batch_norm.stale", *_LOST),
     "data.scale": ("loss.output_range", *_START),
@@ -89,12 +92,15 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "stability.early": ("stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "lr.too_low": ("lr.grid_edge",),
-    "evaluation.generalisation_gap": ("checkpoints.best_not_last",),
+    "evaluation.generalisation_gap": ("checkpoints.best_not_last", "checkpoints.selection"),
 }  # fmt: skip
 """Code -> alarms that follow from it; `prefix.*` holds for the codes of a prefix that have no entry."""
 
 STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained)
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
+
+_FAULTS = ("checkpoints.selection",)
+"""Where these fail they are faults of their own; their warnings follow from others: choosing by luck, and on a wrong split."""
 
 _ALARMS = ("fail", "warn")
 _STATUSES = ("fail", "warn", "not_measured", "ok")
@@ -108,7 +114,8 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     found = list(findings)
     alarms = {f.code: _place(f.code) for f in found if f.status in _ALARMS}
-    roots = {code: _root(code, alarms) for code in alarms}
+    roots = {f.code: _root(f.code, alarms) for f in found if f.code in alarms}
+    roots |= {f.code: f.code for f in found if f.status == "fail" and f.code in _FAULTS}
 
     def key(finding: Finding) -> tuple[int, ...]:
         status = _STATUSES.index(finding.status)

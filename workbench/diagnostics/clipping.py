@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.clip_ladder import Rung, is_calm, leading, masks, read_ladder
+from workbench.diagnostics.clip_ladder import Rung, is_calm, is_cured, leading, masks, read_ladder
 from workbench.diagnostics.clip_reference import ReferenceNorms, reference_norms
 from workbench.diagnostics.clip_threshold import ClipThreshold, choose_threshold, ordinal
 from workbench.diagnostics.clipped_runs import clipped_runs
@@ -134,9 +134,11 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
 
 def _cures(study: _Study) -> Finding:
     code, lead = "clipping.cures", study.lead
-    if lead is None or any(row["twin"] is None for row in lead.rows):
+    rows = () if lead is None else tuple(row for row in lead.rows if row["twin"] is not None)
+    if lead is None or not rows:
         missing = "no run was clipped" if lead is None else f"lr {lead.lr:.4g} was not run without clipping"
         return _not_measured(study, code, missing)
+    lead = replace(lead, rows=rows, cured=sum(map(is_cured, rows)), lasting=sum(row["lasting"] for row in rows))
     evidence = study.evidence | {"ladder": [_rung_row(study, rung) for rung in study.ladder]}
     common: dict[str, Any] = {"code": code, "clause": "F4.10", "evidence": evidence}
     if all(is_calm(row, "twin_outcome") for row in lead.rows):

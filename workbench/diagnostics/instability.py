@@ -396,7 +396,8 @@ def _headroom(study: _Study, near: float) -> Finding:
         )  # fmt: skip
     value = lr / study.baseline
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-    small = bracket is not None and not bracket.stable_above and ends[1] < near * study.baseline
+    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * study.baseline
+    small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
     shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
     if value <= 0.5:
         shown += f": the baseline's {study.baseline:.4g} is {1 / value:.3g} times too high"

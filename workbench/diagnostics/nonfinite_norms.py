@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.diagnostics.base import Finding, Status
-from workbench.diagnostics.trials import OTHER_STAGES, RecordLike, TrialCurve, read_curves
+from workbench.diagnostics.same_config import own_trials
+from workbench.diagnostics.trials import RecordLike, TrialCurve, read_curves
 
 __all__ = ["nonfinite_norms"]
 
 
 def nonfinite_norms(record: RecordLike) -> Finding:
-    """Return the finding `clipping.nonfinite`: a failure at the baseline's own lr, a warning in runs that stay finite.
+    """Return the finding `clipping.nonfinite`: a failure in a run of the baseline's config; without one, a warning in runs that stay finite.
 
     Args:
         record: a study, or a single trial.
@@ -24,9 +25,9 @@ def nonfinite_norms(record: RecordLike) -> Finding:
         )
     counts = [(c, _count(c)) for c in curves]
     hits = [(c, n) for c, n in counts if n]
-    own_lr = record.config.get("peak_lr")
-    own = [n for c, n in hits if c.stage == "baseline" or (c.lr == own_lr and c.stage not in OTHER_STAGES)]
-    whole = [n for c, n in hits if not c.diverged]
+    mine = own_trials(record)
+    own = [n for c, n in hits if c.stage == "baseline" or c.trial in mine]
+    whole = [] if mine else [n for c, n in hits if not c.diverged]
     rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]
     total = sum(n for _, n in counts)
     status: Status = "fail" if own else "warn" if whole else "ok"
@@ -34,7 +35,7 @@ def nonfinite_norms(record: RecordLike) -> Finding:
         summary = f"All gradient norms of {len(curves)} trial(s) are finite."
     else:
         finite = "in runs whose loss stays finite" if whole else "where runs ended non-finite"
-        where = "at the baseline's lr" if own else finite
+        where = "with the baseline's config" if own else finite
         counted = f"{total} gradient norm(s) in {len(hits)} of {len(curves)} trial(s) are not finite"
         summary = f"{counted}, {where}; they are counted, not averaged."
     advice = [
