@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.evaluation import diagnose_evaluation_cases
@@ -414,18 +414,10 @@ def test_inputs_that_nobody_recognises_are_taken_in_the_order_of_the_data(
 
 
 def test_where_nothing_can_be_seen_the_reason_is_named() -> None:
-    class Stream(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Any:
-            return iter([(torch.zeros(3), torch.tensor(0.0))] * 4)
-
     broken = workload_of(20)
     broken.validation_data.tensors[1][7] = float("inf")
-    for workload in (workload_of().replace(validation_data=Stream()), broken):
-        with pytest.raises(WorkloadError, match="iterable only|is inf"):
-            collect_own_evaluation(workload, CPU)
+    with pytest.raises(WorkloadError, match="is inf"):
+        collect_own_evaluation(broken, CPU)
 
 
 def test_bfloat16_rounds_and_is_no_fault() -> None:

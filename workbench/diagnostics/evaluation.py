@@ -136,7 +136,9 @@ def _batch_size(record: RecordLike) -> Finding:
         return Finding(
             code=code, status="not_measured", clause=clause, summary="Not measured: the batch size is unknown."
         )
-    size = int(given or 4 * train)
+    coupled = bool((record.facts.get("evaluation") or {}).get("coupled"))
+    own = int(train) // int(record.config.get("accumulate_steps") or 1)
+    size = int(given or (own if coupled else 4 * train))
     memory = record.facts.get("memory") or {}
     evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
     common: dict[str, Any] = {
@@ -153,6 +155,16 @@ def _batch_size(record: RecordLike) -> Finding:
         if all(bytes_)
         else ""
     )
+    if coupled:
+        said = (
+            f"The loss of an example depends on the others in its batch: evaluated in batches of {size}, as in training"
+        )
+        if size == own:
+            return Finding(**common, status="ok", summary=f"{said}.")
+        return Finding(
+            **common, status="warn", summary=f"{said.removesuffix(', as in training')}, trained in batches of {own}, it is another loss.",
+            advice=[f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."],
+        )  # fmt: skip
     if size < train:
         return Finding(
             **common, status="warn", summary=f"Evaluation batches of {size} are smaller than training batches of {train}{cost}.",

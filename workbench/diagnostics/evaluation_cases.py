@@ -85,7 +85,25 @@ def judge_cases(
         _case(case, values, weights, allowed=allowed, pad=pad) for case, pad in zip(facts["cases"], pads, strict=True)
     ]
     dependent = float(facts.get("batch_dependence", 0.0))
-    return _weighting(cases, facts, spread, dependent, allowed), _coverage(cases, facts)
+    because = _not_of_one_example(facts, allowed)
+    weighting = _weighting(cases, facts, spread, dependent, allowed)
+    if because is not None and facts.get("observed_batches", True):
+        weighting = Finding(
+            code=weighting.code, status="ok", clause="P2.11", summary=f"Does not apply: {because}.", evidence=weighting.evidence
+        )  # fmt: skip
+    return weighting, _coverage(cases, facts, values_tell=because is None)
+
+
+def _not_of_one_example(facts: Mapping[str, Any], allowed: float) -> str | None:
+    """Return why the value of an example is no number of its own; None where it is one."""
+    metric = facts["metric"]
+    if float(facts.get("random") or 0.0) > allowed:
+        return (
+            f"the {metric} is random in evaluation, and differs by {facts['random']:.3g} between two looks at one batch"
+        )
+    if facts.get("coupled"):
+        return f"the {metric} of an example depends on the other examples of its batch, so that it has no weight of its own"
+    return None
 
 
 def _case(
@@ -207,16 +225,16 @@ def _weighting(
     )  # fmt: skip
 
 
-def _coverage(cases: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> Finding:
+def _coverage(cases: Sequence[dict[str, Any]], facts: Mapping[str, Any], *, values_tell: bool = True) -> Finding:
     code, count = "evaluation.coverage", len(facts["values"])
     evidence = {"metric": facts["metric"], "cases": list(cases), "examples": count}
     if not facts.get("observed_batches", True):
         return _none(
             code, "Not measured: the evaluation never called the model, so nobody saw which examples it took.", evidence
         )
-    known = [case for case in cases if case["recognised"]]
+    known = [case for case in cases if case["recognised"] or not values_tell]
     dropped = [case for case in known if case["dropped"]]
-    counted = [case for case in known if case["repeated"] and case["fault"] != EXACT]
+    counted = [case for case in known if case["repeated"] and case["fault"] != EXACT and values_tell]
     if not dropped and not counted:
         if len(known) < len(cases):
             return _none(

@@ -40,6 +40,9 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     Source: McCandlish et al. 2018 (arXiv:1812.06162).
     """
     code, rows = "batch_size.noise_scale", list(record.facts.get("noise_scale") or ())
+    if (record.facts.get("evaluation") or {}).get("coupled"):
+        said = "Does not apply: the loss couples the examples of a batch, so that batches of another size have another loss."
+        return Finding(code=code, status="ok", clause="F6.5", summary=said)
     if not rows:
         reason = why_missing(record.facts, "noise_scale", "the noise scale was not measured")
         return Finding(code=code, status="not_measured", clause="F6.5", summary=reason)

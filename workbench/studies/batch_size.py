@@ -21,6 +21,7 @@ from workbench.studies.noise_scale import measure_noise_scale
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session
 from workbench.train.checkpoint import load_model
+from workbench.train.coupling import evaluation_batch
 from workbench.train.evaluation import evaluate
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
@@ -225,7 +226,7 @@ class BatchSizeStudy(Study):
             with isolated_rng():
                 model = build_model(workload, session.config, session.device)
             found = evaluate(
-                seen, load_model(model, best.checkpoint), split="train", batch_size=session.config.evaluation_batch,
+                seen, load_model(model, best.checkpoint), split="train", batch_size=evaluation_batch(workload, session.config, session.device),
                 precision=session.config.precision,
             )  # fmt: skip
             losses[str(number)] = next(e.value for e in found if e.metric == "loss")

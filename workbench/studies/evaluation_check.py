@@ -16,6 +16,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.evaluation import TOLERANCE, diagnose_evaluation_cases
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.studies.evaluation_watch import ChosenItems, ExampleNames, WatchedCall
+from workbench.train.coupling import Dependence, Items, batch_dependence, first_items
 from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
@@ -137,6 +138,8 @@ def collect_cases(
         "values": chosen.values.tolist(),
         "weights": chosen.weights.tolist(),
         "batch_dependence": chosen.dependence,
+        "random": chosen.probe.random,
+        "coupled": chosen.probe.coupled,
         "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
         "observed_batches": any(case["batches"] or case["error"] for case in cases),
         "cases": cases,
@@ -152,6 +155,7 @@ class _Chosen(NamedTuple):
         values: of the metric, falling, shape (examples,).
         weights: of them, same shape.
         dependence: how far the value of an example differs between batch sizes.
+        probe: what a few of them say of randomness and of the other examples of the batch.
         others: mean of every other metric of the workload.
     """
 
@@ -160,6 +164,7 @@ class _Chosen(NamedTuple):
     values: np.ndarray
     weights: np.ndarray
     dependence: float
+    probe: Dependence
     others: dict[str, float]
 
 
@@ -249,9 +254,7 @@ def _examples(
             f"workload {workload.name!r}: the {split} split has 0 examples, so there is nothing to evaluate."
         )
     if in_its_own_order(data):
-        raise DataError(
-            f"workload {workload.name!r}: check_evaluation picks examples by index, and the {split} split is iterable only."
-        )
+        data = first_items(workload, split, 10 * count)
     if len(data) > 10 * count:  # a sample is enough to choose from
         places = np.linspace(0, len(data) - 1, 10 * count).astype(int).tolist()
     else:
@@ -275,11 +278,11 @@ def _examples(
             "metric, or give the example the weight 0."
         )
     few = np.linspace(0, len(places) - 1, min(PAIRED, len(places) // 2 * 2)).astype(int)
-    third, pairs = values.copy(), values[few]
+    third, probe = values.copy(), Dependence()
     if len(few):  # a third at a time shows what many neighbours do, two at a time how far a row is padded
-        third, pairs = at(max(1, len(places) // 3))[0][metric], at(2, ChosenItems(items, few.tolist()))[0][metric]
-    apart = np.r_[third - values, pairs - values[few]][np.r_[weights, weights[few]] > 0]
-    dependence = float(np.abs(apart).max(initial=0.0))
+        third = at(max(1, len(places) // 3))[0][metric]
+        probe = batch_dependence(workload, model, Items([items[i] for i in few]), metric=metric, split=split)
+    dependence = max(float(np.abs(third - values)[weights > 0].max(initial=0.0)), probe.batch)
     counted = np.flatnonzero(weights > 0)
     order = counted[np.argsort(-values[counted], kind="stable")]
     kept = order[np.linspace(0, len(order) - 1, _with_short_batch(min(count, len(order)), batch_sizes)).astype(int)]
@@ -289,7 +292,7 @@ def _examples(
         if name != metric
     }
     chosen = ChosenItems(items, kept.tolist())
-    return _Chosen([places[i] for i in kept], chosen, values[kept], weights[kept], dependence, others)
+    return _Chosen([places[i] for i in kept], chosen, values[kept], weights[kept], dependence, probe, others)
 
 
 def _with_short_batch(count: int, batch_sizes: Sequence[int]) -> int:

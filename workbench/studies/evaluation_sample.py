@@ -17,6 +17,7 @@ from workbench.studies.lr_sweep import seeded
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session
 from workbench.studies.validation_set import class_facts, pair_facts, sample_facts, selected_model
+from workbench.train.coupling import evaluation_batch
 from workbench.train.example_values import ExampleValues, example_values
 from workbench.workloads.evaluation_sample import How, check_drawable, draw_sample
 
@@ -87,7 +88,7 @@ class EvaluationSampleStudy(Study):
         how: dict[str, Any] = {
             "device": session.device,
             "precision": config.precision,
-            "batch_size": config.evaluation_batch,
+            "batch_size": evaluation_batch(session.workload, config, session.device),
         }
         models = [
             selected_model(session.workload, config, session.record, trial.number, session.device) for trial in trials

@@ -20,6 +20,7 @@ from workbench.errors import RecordError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.studies.session import Session
 from workbench.train.checkpoint import load_model
+from workbench.train.coupling import evaluation_batch
 from workbench.train.example_values import ExampleValues, example_values
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
@@ -197,7 +198,10 @@ def _values(workload: Workload, session: Session, record: StudyRecord, number: i
     config = session.config
     split = config.select.split("/", 1)[0]
     model = selected_model(workload, config, record, number, session.device)
-    how: dict[str, Any] = {"batch_size": config.evaluation_batch, "precision": config.precision}
+    how: dict[str, Any] = {
+        "batch_size": evaluation_batch(workload, config, session.device),
+        "precision": config.precision,
+    }
     return example_values(workload, model, split=split, device=session.device, **how)
 
 

@@ -33,6 +33,7 @@ from workbench.train.astray import fault_of_weights, is_own_config
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
+from workbench.train.coupling import evaluation_batch
 from workbench.train.data_stream import DataStream
 from workbench.train.evaluation import Evaluation, check_first
 from workbench.train.explain import explained
@@ -283,7 +284,7 @@ class LaneRun:
             if self.hosts.size > 1:
                 results = [self._evaluate_together(split, tracked)]
             else:
-                batch_size = lanes[0].config.evaluation_batch
+                batch_size = evaluation_batch(self.workload, lanes[0].config, self.device)
                 results = self._gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
             if tracked is not None:
                 self.study.predictions.add(tracked.columns([lane.number for lane in lanes], self.step))

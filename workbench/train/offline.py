@@ -11,6 +11,7 @@ from workbench.errors import RecordError, UsageError
 from workbench.record import StudyRecord, TrialRecord, open_record
 from workbench.record_writer import StudyWriter
 from workbench.train.artifacts import load_trained, trained_with
+from workbench.train.coupling import evaluation_batch
 from workbench.train.device import resolve_device
 from workbench.train.evaluation import Evaluation, evaluate
 from workbench.workloads.base import Workload
@@ -93,7 +94,7 @@ def evaluate_checkpoints(
         model = load_trained(full, path, device=str(place))
         precision = trained_with(full, path).precision
         for split in missing:
-            size = batch_size or full.config.evaluation_batch
+            size = batch_size or evaluation_batch(full, full.config, place)
             found = evaluate(full, model, split=split, batch_size=size, device=place, precision=precision)
             add_rows(writer, found, trial=trial.number, step=step, split=split, setting="offline")
         writer.flush()

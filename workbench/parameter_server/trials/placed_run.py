@@ -30,6 +30,7 @@ from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, m
 from workbench.record_watch import SHOW_SECONDS, early_wanted
 from workbench.record_writer import StudyWriter
 from workbench.train.checkpoint import Checkpoint
+from workbench.train.coupling import evaluation_batch
 from workbench.train.evaluation import check_first, evaluate_each
 from workbench.train.hooks.base import Hook
 from workbench.train.interrupt import StopRequest, catch_interrupt
@@ -287,8 +288,9 @@ class PlacedRun:
             part = subset_of(self.workload.data(split))
             tracked = self._tracked if split == TRACKED_SPLIT else None
             with self._stack.untouched():
+                size = evaluation_batch(self.workload, config, self._stack.device)
                 (found,) = evaluate_each(
-                    self.workload, [self._model], split=split, batch_size=config.evaluation_batch, device=self._stack.device,
+                    self.workload, [self._model], split=split, batch_size=size, device=self._stack.device,
                     precision=config.precision, tracked=tracked,
                 )  # fmt: skip
             if tracked is not None:
