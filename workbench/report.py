@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
-from workbench.diagnostics.causes import listed
+from workbench.diagnostics.causes import and_more, listed
 from workbench.diagnostics.next_steps import next_steps
 from workbench.plain import to_json
 from workbench.record_parts import write_atomic
@@ -108,7 +108,7 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
 
 def _head(record: Any, diagnosis: Diagnosis) -> str:
     """Title, verdict, what a colleague has to know who was not there, and what it cost."""
-    counts = {s: sum(f.status == s for f in diagnosis.findings) for s in STATUS}
+    counts = {s: sum(f.status == s for f, _ in listed(diagnosis.findings)) for s in STATUS}
     tally = ", ".join(f"{n} {STATUS[s][1].lower()}" for s, n in counts.items() if n) or "nothing was looked at"
     meaning = {
         "fail": "Something keeps this training from working as it could.",
@@ -122,7 +122,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> str:
 <p class="soft">{text(redact(_origin(record)))}</p>
 <section class="verdict {diagnosis.verdict}" aria-label="Verdict">
 {badge(diagnosis.verdict)}
-<p>{meaning} Findings: {tally}.</p>
+<p>{meaning} Findings: {tally}{and_more(diagnosis.findings)}.</p>
 {summary(record, diagnosis)}
 {_cost(diagnosis)}
 </section>"""

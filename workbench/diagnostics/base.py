@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.diagnostics.causes import causes_first, listed
+from workbench.diagnostics.causes import and_more, causes_first, listed
 from workbench.diagnostics.finding import (
     MEASUREMENTS,
     SYMBOLS,
@@ -114,12 +114,9 @@ class Diagnosis:
 
     @property
     def _head(self) -> str:
-        ranked = causes_first(self.findings)
-        counts = Counter(f.status for f in ranked if not f.follows_from)
+        counts = Counter(f.status for f, _ in listed(self.findings))
         shown = ", ".join(f"{number} {status}" for status, number in counts.items())
-        folded = len(ranked) - counts.total()
-        after = f"; {folded} more {'follow' if folded > 1 else 'follows'} from these" if folded else ""
-        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown}{after})"
+        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown}{and_more(self.findings)})"
 
     def rows(self) -> dict[str, Any]:
         """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from workbench.diagnostics.finding import Finding
 
-__all__ = ["REMARKS", "STRUCTURAL", "causes_first", "listed", "vetoes_tuning"]
+__all__ = ["REMARKS", "STRUCTURAL", "and_more", "causes_first", "listed", "vetoes_tuning"]
 
 _PLACES = (
     "data.nonfinite", "data.labels", "data.no_signal", "data.leakage", "data.duplicates", "data.unshuffled",
@@ -136,6 +136,12 @@ def listed(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
     """Return each finding that stands for itself, in the order to read them, with those that follow from it."""
     ranked = causes_first(findings)
     return [(f, [g for g in ranked if g.follows_from == f.code]) for f in ranked if not f.follows_from]
+
+
+def and_more(findings: Iterable[Finding]) -> str:
+    """Return "; 7 more follow from these", the end of a count of what stands for itself; "" where all does."""
+    folded = sum(f.follows_from is not None for f in causes_first(findings))
+    return f"; {folded} more {'follow' if folded > 1 else 'follows'} from these" if folded else ""
 
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def _row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Findin
         f'<span style="color: {_COLOURS[finding.status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>',
         "<br>".join(f"<code>{escape(f.code)}</code>" for f in alike),
         escape(finding.summary) + advice + follow,
-        f'<span style="white-space: nowrap">{value}</span>',
+        value,
         escape(", ".join(clauses)),
     )
     return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"
