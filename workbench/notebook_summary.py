@@ -58,9 +58,10 @@ class NotebookRun:
         return {status: found.count(status) for status in STATUSES}
 
     def worst_codes(self) -> list[str]:
-        """Return the codes of the failed findings, then of the warnings; none of the others."""
+        """Return the codes of what fails and of what warns, in the order of their verdicts; what follows from them is left out."""
         findings = [finding for verdict in self.verdicts for finding in verdict["findings"]]
-        return list(dict.fromkeys(f["code"] for status in STATUSES[:2] for f in findings if f["status"] == status))
+        alone = [f for f in findings if not f.get("follows_from")]
+        return list(dict.fromkeys(f["code"] for status in STATUSES[:2] for f in alone if f["status"] == status))
 
     def __str__(self) -> str:
         """Return what it was given and what it came to, in a line."""
