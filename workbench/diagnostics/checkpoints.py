@@ -27,7 +27,7 @@ FEWEST_TESTED = 3
 def diagnose_checkpoints(
     record: RecordLike,
     *,
-    min_gain_frac: float = 0.01,
+    min_gain_frac: float = 0.05,
     false_alarm: float = 0.05,
     noise_sds: float = 4.0,
     max_luck_frac: float = 0.1,
