@@ -278,3 +278,34 @@ def test_a_mean_over_the_batch_and_a_norm_of_the_batch_stay_faults() -> None:
     for workload in (odd(lambda: nn.Linear(8, 1), averaged), odd(by_batch, squared)):
         found = wb.check_evaluation(own, workload, batch_sizes=(10, 32))
         assert found["evaluation.weighting"].status == "fail"
+
+
+def surrogate(outputs: Tensor, batch: Any) -> Tensor:
+    """Its gradient is that of the squared error; its value is the negative of it, and rises as the model gets better."""
+    error = squared(outputs, batch)
+    return error - 2 * error.detach()
+
+
+@pytest.mark.parametrize("select", ["validation/error", "validation/loss"])
+def test_a_loss_that_is_not_to_be_minimised_judges_nothing(tmp_path: Path, select: str) -> None:
+    settings = {"peak_lr": 0.004, "select": select, "total_steps": 60}
+    workload = small_workload(loss=surrogate, metrics={"error": squared}, config=settings, minimised=False)
+    diagnosis = wb.diagnose(workload, out=tmp_path / "s")
+    by_loss = [f for f in diagnosis if f.code.startswith(("lr.", "stability."))]
+    assert {f.status for f in by_loss} == {"ok"}
+    assert all("minimised=False" in f.summary for f in by_loss)
+    found = diagnosis.recommendation
+    assert found is not None
+    if select == "validation/error":
+        assert found["candidate"] in ("lr 0.008", "lr 0.016"), "twice or four times the own one"
+        assert found["recommended"]["validation/error"] < found["baseline"]["validation/error"]
+        assert diagnosis["checkpoints.selection"].status != "fail"
+    else:
+        assert found["adopted"] is False
+        assert "name the metric that counts in select" in found["reason"]
+
+
+def test_a_loss_that_is_not_to_be_minimised_may_not_be_nan(tmp_path: Path) -> None:
+    workload = small_workload(loss=surrogate, minimised=False, config={"peak_lr": 1e30})
+    diagnosis = wb.diagnose(workload, out=tmp_path / "s")
+    assert diagnosis["stability.divergent"].status == "fail"

@@ -23,6 +23,7 @@ from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
+from workbench.diagnostics.not_minimised import judged_without_loss, selects_by_loss
 from workbench.diagnostics.parameter_server import diagnose_parameter_server
 from workbench.diagnostics.periodicity import diagnose_periodicity
 from workbench.diagnostics.preflight import diagnose_preflight
@@ -59,6 +60,8 @@ __all__ = ["diagnose", "diagnose_record"]
 _AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
 _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
+_GRID = (0.25, 0.5, 2.0, 4.0)
+"""Learning rates over the own one that are compared where no loss says which way to search (rule of thumb)."""
 _BAD_START = ("init.loss", "lr.probabilistic", "stability.early")
 """Codes that speak of the first steps: the model begins confidently wrong, or some seeds do not survive them.
 
@@ -87,10 +90,15 @@ class _Walk:
         session.trial(session.config, stage="baseline")
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
-        self.sweep.extend(session, beside=partial(self._beside, session.config))
+        if session.workload.minimised:
+            self.sweep.extend(session, beside=partial(self._beside, session.config))
+        elif not selects_by_loss(session.record):
+            own = session.config.peak_lr
+            replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
         run_round(session, self.proof.baselines(session.config))
-        self.instability.extend(session)
-        _cure(session)
+        if session.workload.minimised:
+            self.instability.extend(session)
+            _cure(session)
         found = screen(session.record, diagnose_lr_sweep(session.record))
         candidate = _candidate(session, found)
         if candidate is not None:
@@ -269,7 +277,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
     joined = replace(
         joined,
-        findings=causes_first(joined.findings),
+        findings=causes_first(judged_without_loss(record, joined).findings),
         cost=cost_of(record),
         recommendation=recommendation,
         path=record.path,

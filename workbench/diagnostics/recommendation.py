@@ -12,6 +12,7 @@ from workbench.diagnostics.clip_ladder import masks
 from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.example_chance import MIN_EXAMPLES, example_chance
 from workbench.diagnostics.judged_runs import judged_runs
+from workbench.diagnostics.not_minimised import selects_by_loss, without_loss
 from workbench.diagnostics.proof import prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import compare_selected, selected
@@ -88,7 +89,11 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, false_adoption: float
         comparison |= _held_by_examples(record, comparison, false_adoption)
         if comparison["adopted"]:
             changes = _changes(candidate, fields, own)
-    elif comparison["baseline"] and diagnosis["lr.best"].value is None:
+    elif without_loss(record) and selects_by_loss(record):
+        comparison["reason"] = (
+            "Not adopted: the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select."
+        )
+    elif comparison["baseline"] and diagnosis["lr.best"].value is None and not without_loss(record):
         comparison["reason"] = (
             "Not adopted: no learning rate that was tried learned anything, so there is nothing to recommend."
         )
@@ -143,6 +148,12 @@ def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
         return [number for number in trials_with(record, config) if number not in proved]
 
     candidates: dict[str, list[int]] = {}
+    if without_loss(record):
+        swept = record.trials["peak_lr"][record.trials["stage"] == "lr_sweep"].astype(float)
+        lrs = {lr for lr in swept if not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9)}
+        if not selects_by_loss(record):
+            candidates = {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}
+        return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
     lr = diagnosis["lr.best"].value
     if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})

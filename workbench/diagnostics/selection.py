@@ -133,7 +133,8 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
             counts.append(values.size)
     if not best:
         return {}
-    spread = float(np.std([v for v, _ in best], ddof=1)) if len(best) > 1 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, it has no end
+        spread = float(np.std([v for v, _ in best], ddof=1)) if len(best) > 1 else 0.0
     return {
         "best_step": best[0][1],
         select: float(np.mean([v for v, _ in best])),

@@ -184,6 +184,8 @@ def open_session(
         call=call,
     )
     try:
+        if not workload.minimised:
+            writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
             if found.get("classes"):

@@ -47,6 +47,8 @@ class Workload:
         metrics: name -> `(outputs, batch) -> (batch,)`, one value per example.
         collate: list of items -> batch; None is PyTorch's default.
         num_workers: processes that load data; 0 loads in the training process. Iterable data is read by one at most.
+        minimised: whether a smaller loss is better. False where it is adversarial, or a surrogate as in reinforcement learning: no
+            run is judged by it, and configs are compared by the metric that `config.select` names.
         config: the baseline that the person trains with today.
         source: the name that `load_workload` found it by; None for one that was built in place.
 
@@ -66,6 +68,7 @@ class Workload:
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    minimised: bool = True
     source: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class Workload:
                 f"workload {self.name!r}: config must be a TrainConfig, not {_kind(self.config)}. Write "
                 "config=TrainConfig(peak_lr=..., total_steps=..., batch_size=...)."
             )
+        if not isinstance(self.minimised, bool):
+            raise WorkloadError(f"workload {self.name!r}: minimised={self.minimised!r} must be True or False.")
         if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise WorkloadError(
                 f"workload {self.name!r}: num_workers={self.num_workers!r} must be an integer of at least 0; "

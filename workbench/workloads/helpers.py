@@ -37,6 +37,7 @@ class WorkloadFields(TypedDict, total=False):
     forward: NotRequired[Callable[[Any, Any], Any]]
     collate: NotRequired[Callable[[list[Any]], Any] | None]
     num_workers: NotRequired[int]
+    minimised: NotRequired[bool]
 
 
 def classification(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: Unpack[WorkloadFields]) -> Workload:
