@@ -36,7 +36,7 @@ def test_fields_are_those_of_the_contract() -> None:
     names = {field.name for field in dataclasses.fields(Workload)}
     assert names == {
         *("name", "build_model", "train_data", "validation_data", "test_data", "loss", "weights", "forward"),
-        *("metrics", "collate", "num_workers", "config", "source"),
+        *("metrics", "collate", "num_workers", "minimised", "config", "source"),
     }
 
 
