@@ -202,3 +202,12 @@ def test_thresholds_are_arguments():
     loss, se = _planted(300, 20.0, height=0.6)
     assert classify_curve(loss, loss_se=se).when == "none"
     assert classify_curve(loss, loss_se=se, rise_frac=0.2).when == "mid"
+
+
+@pytest.mark.parametrize("memory", [0.9, 0.999])
+def test_a_memory_longer_than_the_run_excuses_no_rise_after_half_of_it(memory):
+    """Momentum 0.999 may swing for 5,000 steps; a run of 300 that still does at step 200 has not settled."""
+    steps = np.arange(300)
+    loss = 0.5 + 1.8 * np.exp(-steps / 30) + 1.2 * np.exp(-(((steps - 200) / 12.0) ** 2))
+    verdict = classify_curve(loss, full_batch=True, memory=memory)
+    assert (verdict.when, verdict.outcome) == ("mid", "recovered")

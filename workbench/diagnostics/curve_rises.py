@@ -31,6 +31,7 @@ class Limits:
     stretch_steps: int
     sure_stretch_steps: int
     memory_spans: float
+    memory_frac: float
     calm_frac: float
 
 
@@ -67,7 +68,8 @@ def find_rises(curve: Curve, *, full_batch: bool, memory: float, limits: Limits)
     bare = curve.loss - curve.trough
     hot |= (bare >= np.maximum(curve.needed, limits.noise_sds * curve.step_noise)) & (bare > 0)
     if memory > 0:
-        hot &= (steps > limits.memory_spans / (1.0 - memory)) | (curve.smoothed >= curve.loss_ref)
+        swing = min(limits.memory_spans / (1.0 - memory), limits.memory_frac * curve.total_steps)
+        hot &= (steps > swing) | (curve.smoothed >= curve.loss_ref)
     sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
     found: list[tuple[int, int]] = []
     for first, last in _runs(hot):

@@ -47,6 +47,7 @@ def classify_curve(
     stretch_steps: int = 5,
     sure_stretch_steps: int = 3,
     memory_spans: float = 5.0,
+    memory_frac: float = 0.5,
     calm_frac: float = 0.05,
 ) -> CurveVerdict:
     """Say when a training-loss curve became unstable and what came of it.
@@ -81,6 +82,7 @@ def classify_curve(
         stretch_steps: hot steps in a row that make a rise (rule of thumb).
         sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
         memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
+        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle (rule of thumb).
         calm_frac: rises closer together than this share of the planned steps are one (rule of thumb).
 
     Returns:
@@ -89,7 +91,7 @@ def classify_curve(
     limits = Limits(
         rise_frac=rise_frac, study_frac=study_frac, high_frac=high_frac, noise_sds=noise_sds, recover_frac=recover_frac,
         early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
-        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, calm_frac=calm_frac,
+        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, memory_frac=memory_frac, calm_frac=calm_frac,
     )  # fmt: skip
     raw = np.asarray(loss, dtype=np.float64).ravel()
     finite, ended_nonfinite = fill_gaps(raw)
