@@ -178,15 +178,20 @@ def _silent(
     held: Sequence[Series], training: Series | None, epoch: float | None, alpha: float, evidence: dict[str, Any]
 ) -> Finding:
     judged = [s for s in held if s.found.reason is None]
+    if held and max(len(s.values) for s in held) < MIN_POINTS:
+        said = f"Does not apply: {max(len(s.values) for s in held)} evaluations are too few for a pattern to show or to mislead"
+        return _finding("ok", f"{said}. {_ask(epoch)}", evidence=evidence)
     if not judged:
         why = held[0].found.reason if held else "validation was not evaluated"
         return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
     if epoch is not None and not any(s.found.epoch_seen for s in judged):
         span = judged[0].steps[-1] - judged[0].steps[0]
         if span / epoch < MIN_CYCLES:
-            why = f"{span / epoch:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
-        else:
-            why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps see the same place of each epoch of {epoch:g}"
+            said = (
+                f"Does not apply: {span / epoch:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
+            )
+            return _finding("ok", f"{said}.", evidence=evidence)
+        why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps see the same place of each epoch of {epoch:g}"
         return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
     least = min(s.found.p for s in judged)
