@@ -19,6 +19,7 @@ import torch
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.one_batch import CODES as ONE_BATCH
 from workbench.errors import RecordError, StudyInterrupted
 from workbench.record import StudyRecord, open_record
 from workbench.studies.instability import InstabilityStudy
@@ -29,7 +30,7 @@ from workbench.train.hooks.base import Hook, Step
 ROOT = str(Path(__file__).parents[1])
 STEPS = 200
 CODES = {
-    "data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update",
+    "data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update", *ONE_BATCH,
     "lr.best", "lr.grid_edge", "lr.unstable", "lr.too_low", "lr.at_edge", "lr.probabilistic",
     "stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike",
     "stability.headroom",

@@ -24,6 +24,7 @@ from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
 from workbench.diagnostics.not_minimised import judged_without_loss, selects_by_loss
+from workbench.diagnostics.one_batch import diagnose_one_batch
 from workbench.diagnostics.parameter_server import diagnose_parameter_server
 from workbench.diagnostics.periodicity import diagnose_periodicity
 from workbench.diagnostics.preflight import diagnose_preflight
@@ -43,6 +44,7 @@ from workbench.studies.data.collect import collect_data
 from workbench.studies.evaluation_check import collect_own_evaluation
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
+from workbench.studies.one_batch.collect import collect_one_batch
 from workbench.studies.preflight import collect_preflight
 from workbench.studies.proof import Proof
 from workbench.studies.rounds import Asked, run_round
@@ -86,6 +88,7 @@ class _Walk:
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
+        session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
         session.trial(session.config, stage="baseline")
         collect_noise_scale(session, checkpoints=1)
@@ -245,6 +248,8 @@ def _tried(found: Diagnosis) -> Diagnosis:
 def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
+    if "one_batch" in record.facts:
+        before += diagnose_one_batch(record)
     if "architecture" in record.facts:
         before += diagnose_architecture(record)
     if "data" in record.facts:

@@ -20,14 +20,14 @@ HEALTHY: dict[str, Any] = {
         "class_counts": [25, 25, 30, 20],
     },
     "validation": {"read": 20, "nonfinite_values": 0, "nonfinite_from_example": None, "loss": 1.4, "classes": 4},
-    "first_loss": 1.4, "parameters": 16, "tensors": 2, "frozen": [], "no_gradient": [], "no_update": [],
+    "first_loss": 1.4, "parameters": 16, "tensors": 2, "frozen": [], "no_gradient": [], "no_update": [], "sizes": {},
     "nonfinite_gradient": [],
 }  # fmt: skip
 
 
-def said(facts: dict[str, Any] | None, **thresholds: float) -> dict[str, Any]:
+def said(facts: dict[str, Any] | None, one_batch: dict[str, Any] | None = None, **thresholds: float) -> dict[str, Any]:
     empty = pd.DataFrame()
-    known = {} if facts is None else {"preflight": facts}
+    known = {} if facts is None else {"preflight": facts, "one_batch": one_batch}
     record = MemoryRecord(trials=empty, steps=empty, evals=empty, config={}, facts=known, path=Path("x"))
     diagnosis = diagnose_preflight(record, **thresholds)
     assert len(diagnosis.findings) == len(CODES)
@@ -67,12 +67,55 @@ def test_non_finite_validation_data_alone_are_said_to_be_there() -> None:
     assert finding.advice[0] == "Look at the validation data from example 8 on."
 
 
+def with_parameters(kind: str, names: list[str], **one_batch: Any) -> dict[str, Any]:
+    sizes = {"stem.weight": 6, "stem.bias": 1, "head.weight": 8, "head.bias": 1}
+    changes = {kind: names, "sizes": {name: sizes[name] for name in names}, "parameters": 16, "tensors": 4}
+    return said(HEALTHY | changes, one_batch or None)
+
+
 def test_where_no_parameter_gets_a_gradient_nothing_can_train() -> None:
-    every = said(HEALTHY | {"no_gradient": ["head.weight", "head.bias"]})["loop.no_gradient"]
-    assert (every.status, every.value) == ("fail", 2.0)
+    every = with_parameters("no_gradient", ["stem.weight", "stem.bias", "head.weight", "head.bias"])["loop.no_gradient"]
+    assert (every.status, every.value) == ("fail", 1.0)
     assert every.advice
-    assert said(HEALTHY | {"no_gradient": ["head.bias"]})["loop.no_gradient"].status == "warn"
+    some = with_parameters("no_gradient", ["head.bias"])["loop.no_gradient"]
+    assert (some.status, some.value) == ("warn", 1 / 16)
+    assert "head.bias" in some.summary
     assert said(HEALTHY)["loop.no_gradient"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("names", "layers", "status"),
+    [
+        (["stem.weight"], {"not_in_graph": ["stem.weight"]}, "fail"),
+        (["stem.bias"], {"not_in_graph": ["stem.bias"]}, "fail"),  # a quarter of the tensors, however few numbers
+        (["stem.weight"], {"not_in_graph": ["stem.weight"], "not_in_forward": ["stem.weight"]}, "warn"),
+        (["stem.bias"], {"not_in_graph": ["stem.bias"], "not_in_forward": ["stem.bias"]}, "ok"),
+        (["stem.weight"], {}, "warn"),
+    ],
+)
+def test_what_is_cut_off_is_worse_than_what_is_not_used(names: list[str], layers: dict[str, Any], status: str) -> None:
+    found = with_parameters("no_gradient", names, layers=layers, fit={"without_gradient": names})
+    assert found["loop.no_gradient"].status == status
+
+
+def test_a_gradient_that_comes_with_the_second_step_is_one() -> None:
+    found = with_parameters("no_gradient", ["stem.weight"], fit={"without_gradient": []}, layers={})
+    assert found["loop.no_gradient"].status == "ok"
+
+
+def test_parameters_that_the_optimizer_leaves_alone() -> None:
+    assert with_parameters("no_update", ["head.weight"])["loop.no_update"].status == "fail"
+    few = with_parameters("no_update", ["head.bias"])["loop.no_update"]
+    assert (few.status, few.value) == ("warn", 1 / 16)
+    assert "head.bias" in few.summary
+    both = said(HEALTHY | {kind: ["head.bias"] for kind in ("no_gradient", "no_update")})
+    assert both["loop.no_update"].status == "ok", "what has no gradient is another finding"
+
+
+def test_frozen_parameters_are_no_fault() -> None:
+    found = said(HEALTHY | {"frozen": ["stem.weight"]})["loop.no_gradient"]
+    assert found.status == "ok"
+    assert "1 are frozen on purpose" in found.summary
 
 
 def test_a_class_without_examples() -> None:
@@ -85,22 +128,37 @@ def test_a_class_without_examples() -> None:
 
 @pytest.mark.parametrize(("loss", "status"), [(0.1, "ok"), (1.386, "ok"), (2.0, "ok"), (2.2, "warn"), (80.0, "warn")])
 def test_the_initial_loss_is_held_against_chance(loss: float, status: str) -> None:
-    finding = said(with_train(loss=loss))["init.loss"]
+    finding = said(with_train(loss=loss) | {"first_loss": loss})["init.loss"]
     assert finding.status == status
     assert finding.evidence["chance"] == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("changes", [{"classes": None, "class_counts": None}, {"loss": None}])
-def test_chance_is_unknown_without_classes_or_loss(changes: dict[str, Any]) -> None:
-    assert said(with_train(**changes))["init.loss"].status == "not_measured"
+def test_fresh_batch_norm_may_be_wrong_in_evaluation() -> None:
+    assert said(with_train(loss=30.0) | {"first_loss": 1.4})["init.loss"].status == "ok"
 
 
-@pytest.mark.parametrize("kind", ["no_gradient", "no_update"])
-def test_parameters_that_do_not_move(kind: str) -> None:
-    finding = said(HEALTHY | {kind: ["head.bias"], "frozen": ["stem.weight"]})[f"loop.{kind}"]
-    assert (finding.status, finding.value) == ("warn", 1.0)
-    assert "head.bias" in finding.summary
-    assert finding.evidence["frozen_on_purpose"] == ["stem.weight"]
-    frozen = said(HEALTHY | {"frozen": ["stem.weight"]})[f"loop.{kind}"]
-    assert frozen.status == "ok"
-    assert "1 are frozen on purpose" in frozen.summary
+def test_chance_is_unknown_without_a_loss() -> None:
+    assert said(with_train(loss=None))["init.loss"].status == "not_measured"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread", "mean", "status"),
+    [
+        ("regression", 0.1, 5.0, "ok"), ("regression", 90.0, 5.0, "warn"), ("regression", 0.1, 40.0, "warn"),
+        (None, 90.0, 40.0, "ok"), ("regression", "inf", None, "ok"),
+    ],
+)  # fmt: skip
+def test_the_fresh_outputs_of_a_regression_are_held_against_its_targets(
+    kind: str | None, spread: Any, mean: Any, status: str
+) -> None:
+    one_batch = {
+        "loss": {"kind": kind, "target_spread": 2.0, "target_mean": 6.0},
+        "spread": {"spread": spread, "mean": mean},
+    }
+    assert said(with_train(classes=None, class_counts=None), one_batch)["init.loss"].status == status
+
+
+def test_without_classes_there_are_none_to_count() -> None:
+    found = said(with_train(classes=None, class_counts=None))
+    assert {found[code].status for code in ("data.labels", "init.loss")} == {"ok"}
+    assert all("Does not apply" in found[code].summary for code in ("data.labels", "init.loss"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,29 @@ _CLAUSE = {
 }
 
 
-def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_class_frac: float = 0.0) -> Diagnosis:
+def diagnose_preflight(
+    record: RecordLike,
+    *,
+    init_loss_ratio: float = 1.5,
+    init_spread_ratio: float = 30.0,
+    init_offset: float = 10.0,
+    min_class_frac: float = 0.0,
+    cut_share: float = 0.1,
+    unused_share: float = 0.2,
+) -> Diagnosis:
     """Judge the facts that were collected before training.
 
     Args:
-        record: a study whose facts hold "preflight".
+        record: a study whose facts hold "preflight", and "one_batch" for what a single step cannot tell.
         init_loss_ratio: the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh
             classifier should know nothing, and not be confident of it).
+        init_spread_ratio: the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb).
+        init_offset: standard deviations of the targets that they may lie from their mean (rule of thumb).
         min_class_frac: smallest share of the training examples that a class may have; 0 asks for one example.
+        cut_share: share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass
+            uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb).
+        unused_share: share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not
+            needed has less).
 
     Returns:
         `data.nonfinite`, `data.labels`, `init.loss`, `loop.no_gradient`, `loop.no_update`, once each.
@@ -39,12 +54,13 @@ def diagnose_preflight(record: RecordLike, *, init_loss_ratio: float = 1.5, min_
         reason = "Not measured: this study has no pre-flight; `workbench diagnose` makes one."
         findings = tuple(Finding(code=code, status="not_measured", summary=reason) for code in _CLAUSE)
     else:
+        one_batch = record.facts.get("one_batch") or {}
         findings = (
             _nonfinite(facts),
             _labels(facts, min_class_frac),
-            _init_loss(facts, init_loss_ratio),
-            _parameters(facts, "no_gradient"),
-            _parameters(facts, "no_update"),
+            _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
+            _no_gradient(facts, one_batch, cut_share, unused_share),
+            _no_update(facts, cut_share),
         )
     findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
@@ -92,8 +108,8 @@ def _labels(facts: Mapping[str, Any], min_class_frac: float) -> Finding:
     counts = facts["train"]["class_counts"]
     if counts is None:
         return Finding(
-            code="data.labels", status="not_measured",
-            summary="Not measured: the loss is not one of classification(...), so classes are unknown.",
+            code="data.labels", status="ok",
+            summary="Does not apply: the loss is not one of classification(...), so the targets are no classes that could be counted.",
         )  # fmt: skip
     total = sum(counts)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
@@ -115,58 +131,136 @@ def _labels(facts: Mapping[str, Any], min_class_frac: float) -> Finding:
     )  # fmt: skip
 
 
-def _init_loss(facts: Mapping[str, Any], ratio: float) -> Finding:
-    classes, loss = facts["train"]["classes"], facts["train"]["loss"]
-    if loss is None:
+def _init_loss(
+    facts: Mapping[str, Any], one_batch: Mapping[str, Any], ratio: float, spread_ratio: float, offset: float
+) -> Finding:
+    classes, losses = facts["train"]["classes"], (facts["train"]["loss"], facts["first_loss"])
+    if losses[0] is None:
         return Finding(code="init.loss", status="not_measured", summary="Not measured: the initial loss is not finite.")
     if not classes or classes < 2:
-        return Finding(
-            code="init.loss", status="not_measured",
-            summary="Not measured: the loss is no cross-entropy over classes, so chance is unknown.",
-            evidence={"loss": loss},
-        )  # fmt: skip
+        return _init_scale(losses[0], one_batch, spread_ratio, offset)
+    loss = min(
+        value for value in losses if value is not None
+    )  # batch norm: in evaluation the fresh statistics tell nothing
     chance = chance_loss(classes)
-    evidence = {"loss": loss, "chance": chance, "classes": classes}
     shown = f"The initial loss is {loss:.3f}; guessing among {classes} classes gives {chance:.3f}"
+    numbers: dict[str, Any] = {
+        "value": loss, "unit": "loss", "threshold": ratio * chance, "evidence": {"loss": loss, "chance": chance, "classes": classes},
+    }  # fmt: skip
     if loss <= ratio * chance:
-        return Finding(
-            code="init.loss",
-            status="ok",
-            summary=f"{shown}.",
-            value=loss,
-            unit="loss",
-            threshold=ratio * chance,
-            evidence=evidence,
-        )
+        return Finding(code="init.loss", status="ok", summary=f"{shown}.", **numbers)
     return Finding(
-        code="init.loss", status="warn", value=loss, unit="loss", threshold=ratio * chance, evidence=evidence,
-        summary=f"{shown}: the untrained model is confidently wrong.",
-        advice=[
-            "Scale the inputs to about unit size.",
-            "Initialise the last layer smaller (zeros are allowed there), so that the first outputs are near 0.",
-        ],
+        code="init.loss", status="warn", summary=f"{shown}: the untrained model is confidently wrong.", advice=_SMALLER, **numbers,
     )  # fmt: skip
 
 
-def _parameters(facts: Mapping[str, Any], kind: str) -> Finding:
-    names, total = facts[kind], facts["tensors"]
-    word = "a gradient" if kind == "no_gradient" else "an update"
-    evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": total}
-    if not total:
-        said = "Not measured: the data holds values that are not finite, so no step was taken."
-        return Finding(code=f"loop.{kind}", status="not_measured", summary=said)
+_SMALLER = (
+    "Scale the inputs to about unit size.",
+    "Initialise the last layer smaller (zeros are allowed there), so that the first outputs are near 0.",
+)
+
+
+def _init_scale(loss: float, one_batch: Mapping[str, Any], spread_limit: float, offset_limit: float) -> Finding:
+    """Judge a regression: its fresh outputs may be wrong, but neither vary far more than the targets nor lie far from them."""
+    asked, outputs = one_batch.get("loss") or {}, one_batch.get("spread") or {}
+    targets, spread, mean = asked.get("target_spread"), outputs.get("spread"), outputs.get("mean")
+    if asked.get("kind") != "regression" or not targets or not all(isinstance(v, (int, float)) for v in (spread, mean)):
+        said = "Does not apply: the loss is neither cross-entropy over classes nor an error, so what guessing costs is unknown."
+        return Finding(code="init.loss", status="ok", summary=said, evidence={"loss": loss})
+    ratio, offset = spread / targets, abs(mean - asked["target_mean"]) / targets
+    evidence = {
+        "loss": loss,
+        "output_spread": spread,
+        "output_mean": mean,
+        "target_spread": targets,
+        "target_mean": asked["target_mean"],
+    }
+    if ratio > spread_limit:
+        return Finding(
+            code="init.loss", status="warn", value=ratio, unit="times", threshold=spread_limit, evidence=evidence, advice=_SMALLER,
+            summary=f"The fresh model's outputs vary {ratio:.3g} times as much as the targets.",
+        )  # fmt: skip
+    numbers: dict[str, Any] = {"value": offset, "unit": "deviations", "threshold": offset_limit, "evidence": evidence}
+    said = f"The fresh model's outputs lie {offset:.3g} standard deviations of the targets from their mean"
+    if offset <= offset_limit:
+        return Finding(code="init.loss", status="ok", summary=f"{said}.", **numbers)
+    return Finding(
+        code="init.loss", status="warn", summary=f"{said}: training has to find their mean first.", **numbers,
+        advice=["Standardise the targets, or begin the last layer's bias at their mean."],
+    )  # fmt: skip
+
+
+_NO_STEP = "Not measured: the data holds values that are not finite, so no step was taken."
+
+
+def _no_gradient(
+    facts: Mapping[str, Any], one_batch: Mapping[str, Any], cut_share: float, unused_share: float
+) -> Finding:
+    """Judge tensors that got no gradient in the first step, nor in those in which one batch was fitted."""
+    fit, layers = one_batch.get("fit") or {}, one_batch.get("layers") or {}
+    later = fit.get("without_gradient")
+    names = [name for name in facts["no_gradient"] if later is None or name in later]
+    unused = [name for name in names if name in layers.get("not_in_forward", ())]
+    cut = [name for name in names if name in layers.get("not_in_graph", ()) and name not in unused]
+    evidence = {
+        "parameters": names, "unused": unused, "cut_off": cut, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"],
+    }  # fmt: skip
+    share = _share(facts, names)
+    numbers: dict[str, Any] = {"value": share, "unit": "share", "evidence": evidence}
+    code, few = "loop.no_gradient", _few(names)
+    if not facts["tensors"]:
+        return Finding(code=code, status="not_measured", summary=_NO_STEP)
     if not names:
         frozen = f"; {len(facts['frozen'])} are frozen on purpose" if facts["frozen"] else ""
+        said = f"Every one of {facts['tensors']} trained parameter tensors gets a gradient{frozen}."
+        return Finding(code=code, status="ok", summary=said, **numbers)
+    if cut:
+        heavy = _share(facts, cut) >= cut_share or len(cut) >= facts["tensors"] / 4
         return Finding(
-            code=f"loop.{kind}", status="ok", summary=f"Every one of {total} trained parameter tensors gets {word}{frozen}.",
-            evidence=evidence,
+            code=code, status="fail" if heavy else "warn", threshold=cut_share,
+            summary=f"{_share(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {_few(cut)}.", **numbers,
+            advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
-    nothing_learns = kind == "no_gradient" and len(names) == total
+    if len(unused) == len(names):
+        said = f"{share:.0%} of the trained parameters are not used by the forward pass: {few}."
+        if share < unused_share:
+            return Finding(code=code, status="ok", summary=said, threshold=unused_share, **numbers)
+        return Finding(
+            code=code, status="warn", summary=said, threshold=unused_share, **numbers,
+            advice=["Call the layers in forward, or delete them."],
+        )  # fmt: skip
     return Finding(
-        code=f"loop.{kind}", status="fail" if nothing_learns else "warn", value=float(len(names)), unit="tensors", evidence=evidence,
-        summary=f"{len(names)} of {total} parameter tensors get no {word.rsplit(maxsplit=1)[-1]} in the first step: {', '.join(names[:4])}.",
+        code=code, status="fail" if len(names) == facts["tensors"] else "warn", **numbers,
+        summary=f"{len(names)} of {facts['tensors']} parameter tensors get no gradient: {few}.",
         advice=[
             "Check that the forward pass uses them, and that nothing detaches the graph before them.",
-            "A branch that is multiplied by zero at the start, or a ReLU that is off everywhere, also shows here.",
+            "A branch that is multiplied by zero, an input that is always 0, or a ReLU that is off everywhere also shows here.",
         ],
     )  # fmt: skip
+
+
+def _no_update(facts: Mapping[str, Any], limit: float) -> Finding:
+    names = [name for name in facts["no_update"] if name not in facts["no_gradient"]]
+    evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"]}
+    share = _share(facts, names)
+    numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
+    if not facts["tensors"]:
+        return Finding(code="loop.no_update", status="not_measured", summary=_NO_STEP)
+    if not names:
+        said = "Every parameter tensor that gets a gradient gets an update."
+        return Finding(code="loop.no_update", status="ok", summary=said, **numbers)
+    return Finding(
+        code="loop.no_update", status="fail" if share >= limit else "warn", **numbers,
+        summary=f"{share:.0%} of the trained parameters get a gradient, but the optimizer does not move them: {_few(names)}.",
+        advice=["Give the optimizer all of model.parameters(), after every layer is made; freeze on purpose with requires_grad_(False)."],
+    )  # fmt: skip
+
+
+def _share(facts: Mapping[str, Any], names: Sequence[str]) -> float:
+    """Return the share of the trained parameters in these tensors."""
+    sizes = facts.get("sizes", {})
+    return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

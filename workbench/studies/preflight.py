@@ -126,15 +126,20 @@ def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, devic
             "the model's initialisation, and at logarithms or divisions in the loss."
         )
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
-    update = make_updater([config], stack.values, stack.parameters).update(stack.values, stack.grad, lr, 0)
+    updater = make_updater([config], stack.values, stack.parameters)
+    moved = torch.zeros_like(stack.values, dtype=torch.bool)
+    for step in range(2):  # some optimizers hold their first update back
+        moved |= updater.update(stack.values, stack.grad, lr, step) != 0
     parts = list(zip(stack.names, stack.slices, strict=True))
-    frozen = [name for name, p in stack.models[0].named_parameters() if not p.requires_grad]
+    no_gradient = [name for name, where in parts if not bool(stack.grad[0, where].any())]
+    no_update = [name for name, where in parts if not bool(moved[0, where].any())]
     return {
         "first_loss": loss,
         "parameters": int(stack.values.numel()),
         "tensors": len(parts),
-        "frozen": frozen,
-        "no_gradient": [name for name, where in parts if not bool(stack.grad[0, where].any())],
-        "no_update": [name for name, where in parts if not bool(update[0, where].any())],
+        "frozen": [name for name, p in stack.models[0].named_parameters() if not p.requires_grad],
+        "no_gradient": no_gradient,
+        "no_update": no_update,
+        "sizes": {name: w.stop - w.start for name, w in parts if name in {*no_gradient, *no_update}},
         "nonfinite_gradient": [name for name, w in parts if not bool(torch.isfinite(stack.grad[0, w]).all())],
     }

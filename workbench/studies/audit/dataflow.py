@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 
 from workbench.train.rng import isolated_rng
 
-__all__ = ["ADDITIONS", "Dataflow", "Kind", "Node", "trace_dataflow"]
+__all__ = ["ADDITIONS", "Dataflow", "Kind", "Node", "buffers_put_back", "trace_dataflow"]
 
 Kind = Literal["data", "parameter", "constant"]
 
@@ -102,7 +102,9 @@ class Dataflow:
         return [node for at, node in sorted(found.items()) if node.name]
 
 
-def trace_dataflow(model: nn.Module, call: Callable[[], Any], batch: Any) -> Dataflow:
+def trace_dataflow(
+    model: nn.Module, call: Callable[[], Any], batch: Any, *, watch: Callable[[str, str, Tensor], None] | None = None
+) -> Dataflow:
     """Run `call` once and return what happened; model and random state are left bit for bit as they were, also on errors.
 
     Args:
@@ -110,19 +112,21 @@ def trace_dataflow(model: nn.Module, call: Callable[[], Any], batch: Any) -> Dat
             move; plain Python attributes that the forward pass changes are the model's own affair.
         call: runs the forward pass, for example `lambda: workload.forward(model, batch)`.
         batch: the tensors that count as data, in any structure.
+        watch: called with the name, the module and the result of every operation on data.
 
     Raises:
         Exception: whatever the model raises.
     """
-    tracer = _Tracer(model, batch)
-    with isolated_rng(), _buffers_put_back(model), _modules_told(model, tracer), tracer:
+    tracer = _Tracer(model, batch, watch)
+    with isolated_rng(), buffers_put_back(model), _modules_told(model, tracer), tracer:
         call()
     return tracer.flow
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, model: nn.Module, batch: Any) -> None:
+    def __init__(self, model: nn.Module, batch: Any, watch: Callable[[str, str, Tensor], None] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
         self.flow = Dataflow()
         self.running: list[str] = []
         self._parameters = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
@@ -167,6 +171,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             floating=_floating(tensor), sizes=sizes,
         )  # fmt: skip
         place = self._append(tensor, node)
+        if self._watch is not None and node.kind == "data":
+            self._watch(op, node.module, tensor)
         if in_place:
             self._write_through(tensor, place)
 
@@ -238,7 +244,7 @@ def _size(tensor: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _buffers_put_back(model: nn.Module) -> Iterator[None]:
+def buffers_put_back(model: nn.Module) -> Iterator[None]:
     """Put every buffer back: the same tensor in its place, with the values that it had."""
     before = [
         (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None

@@ -1,0 +1,146 @@
+"""The verdicts on one batch, from facts alone: nothing to go by, what does not apply, numbers that are not finite."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench.diagnostics.one_batch import CODES, diagnose_one_batch
+
+RUN: dict[str, Any] = {
+    "lr": 0.1, "optimizer": "sgd", "loss": [2.3, 0.2], "gap": [0.0, 0.9], "progress": 0.9, "descent": 0.5, "steps": 60,
+    "metrics": [{"accuracy": 0.1}, {"accuracy": 1.0}],
+}  # fmt: skip
+LAYERS: dict[str, Any] = {
+    "inputs": 1.0, "not_in_graph": [], "not_in_forward": [], "equal": [],
+    "units": [{"module": "1", "op": "relu", "units": 16, "dead": 0.1}, {"module": "3", "op": "tanh", "units": 16, "saturated": 0.1}],
+    "layers": [{"module": name, "size": 1.0, "signal": 0.5, "gradient": 0.1} for name in ("0", "2", "4")],
+}  # fmt: skip
+SPREAD: dict[str, Any] = {"outputs": 10, "size": 1.0, "mean": 0.0, "spread": 0.5, "inputs_vary": True}
+HEALTHY: dict[str, Any] = {
+    "examples": 32,
+    "modes": {"train_in_eval": {}, "eval_in_train": {}, "change": 0.0, "size": 1.0, "masks": [], "draws": [], "batch_statistics": []},
+    "loss": {
+        "kind": "classes", "head": "Addmm", "range": None, "reversed": False, "broadcast": None, "classes": 10,
+        "escape": {"start": 2.3, "falls": [1.0, 10.0, 100.0], "share": 0.0},
+        "floor": 0.0, "ignorant": 2.3, "reachable": 0.0, "floor_ratios": [0.0, 0.0],
+    },
+    "layers": LAYERS, "fitted": LAYERS, "spread": SPREAD, "fitted_spread": SPREAD,
+    "fit": {
+        "examples": 32, "parameters": 100, "informative": True, "runs": [RUN], "cut_short": False, "larger_is_better": ["accuracy"],
+        "without_gradient": [],
+    },
+    "coupling": {"own": 1.0, "other": 0.0, "ratio": 0.0},
+    "unused": [{"tensor": 0, "shape": [12], "axis": 1, "looked": 12, "unused": []}],
+}  # fmt: skip
+
+
+def said(facts: dict[str, Any]) -> dict[str, Any]:
+    found = diagnose_one_batch(SimpleNamespace(facts=facts, workload="w", command=None, path=None))  # type: ignore[arg-type]
+    assert tuple(f.code for f in found) == CODES
+    return {f.code: f for f in found}
+
+
+def with_part(path: str, value: Any) -> dict[str, Any]:
+    """Return the healthy facts with one value changed, `path` as in "fit/runs/0/progress"."""
+    facts = copy.deepcopy(HEALTHY)
+    *way, last = path.split("/")
+    inside: Any = facts
+    for key in way:
+        inside = inside[int(key) if key.isdigit() else key]
+    inside[last] = value
+    return said({"one_batch": facts})
+
+
+def test_healthy() -> None:
+    assert {f.status for f in said({"one_batch": HEALTHY}).values()} == {"ok"}
+
+
+def test_without_facts_nothing_is_called_healthy() -> None:
+    assert {f.status for f in said({}).values()} == {"not_measured"}
+
+
+@pytest.mark.parametrize("part", [name for name in HEALTHY if name != "examples"])
+def test_a_part_that_could_not_be_looked_at_is_not_measured_and_says_why(part: str) -> None:
+    found = with_part(part, {"reason": "ZeroDivisionError: division by zero"}).values()
+    unmeasured = [f for f in found if f.status == "not_measured"]
+    assert unmeasured
+    assert all("division by zero" in f.summary for f in unmeasured)
+    assert {f.status for f in found} <= {"ok", "not_measured"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "status"),
+    [
+        ("fit/runs/0/progress", 0.005, "loop.overfit_one_batch", "fail"),
+        ("fit/runs/0/descent", -1.0, "loop.overfit_one_batch", "fail"),
+        ("fit/parameters", 2, "loop.overfit_one_batch", "ok"),
+        ("coupling/ratio", 0.1, "loop.batch_dependence", "fail"),
+        ("coupling/ratio", 1e-5, "loop.batch_dependence", "ok"),
+        ("coupling/ratio", None, "loop.batch_dependence", "ok"),
+        ("unused/0/unused", [1, 5], "input.unused_features", "warn"),
+        ("unused/0/unused", [1], "input.unused_features", "ok"),
+        ("unused", [], "input.unused_features", "ok"),
+        ("modes/change", 0.4, "evaluation.nondeterministic", "warn"),
+        ("modes/change", 1e-6, "evaluation.nondeterministic", "ok"),
+        ("modes/eval_in_train", {"bn": "frozen"}, "loop.eval_mode_in_training", "ok"),
+        ("modes/eval_in_train", {"bn": "batch_norm"}, "loop.eval_mode_in_training", "warn"),
+        ("modes/train_in_eval", {"d": "dropout"}, "loop.train_mode_in_eval", "warn"),
+        ("modes/train_in_eval", {"bn": "batch_norm"}, "loop.train_mode_in_eval", "fail"),
+        ("loss/broadcast", "targets", "loss.broadcast", "fail"),
+        ("loss/reversed", True, "loss.unbounded", "fail"),
+        ("loss/escape/falls", ["-inf", "inf", None], "loss.unbounded", "ok"),
+        ("loss/escape", None, "loss.unbounded", "ok"),
+        ("loss/kind", None, "loss.double_softmax", "ok"),
+        ("fit/runs/0/metrics", [{"accuracy": 0.1}, {"accuracy": 0.1}], "loss.metric_disagrees", "warn"),
+        ("fit/runs/0/loss", [2.3, 2.0], "loss.metric_disagrees", "ok"),
+        ("fit/larger_is_better", [], "loss.metric_disagrees", "ok"),
+        ("layers/layers/2/signal", 1e-7, "gradients.vanishing", "warn"),
+        ("layers/layers/0/gradient", 1e-7, "gradients.vanishing", "warn"),
+        ("layers/layers/0/gradient", 0.0, "gradients.vanishing", "ok"),
+        ("layers/layers/2/signal", 1e5, "gradients.exploding", "warn"),
+        ("layers/layers", [], "gradients.exploding", "ok"),
+    ],
+)
+def test_one_number_decides(path: str, value: Any, code: str, status: str) -> None:
+    assert with_part(path, value)[code].status == status
+
+
+def test_a_loss_that_falls_ever_faster_has_no_bound() -> None:
+    away = {"start": 2.0, "falls": [-10.0, -100.0, -1000.0], "share": 1.0}
+    assert with_part("loss/escape", away)["loss.unbounded"].status == "fail"
+    assert with_part("loss/escape", away | {"share": 0.5})["loss.unbounded"].status == "ok", (
+        "as of rewards of both signs"
+    )
+    settles = {"start": 2.0, "falls": [-10.0, -30.0, -31.0], "share": 1.0}
+    assert with_part("loss/escape", settles)["loss.unbounded"].status == "ok"
+
+
+def test_outputs_are_constant_only_where_they_stay_so() -> None:
+    facts = HEALTHY | {"spread": SPREAD | {"spread": 0.0, "size": 0.0}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "ok", "a head of zeros moves away"
+    facts |= {"fitted_spread": SPREAD | {"spread": 1e-9}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "fail"
+    facts |= {"spread": SPREAD | {"inputs_vary": False}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "ok"
+
+
+def test_what_a_mode_explains_is_said_once() -> None:
+    modes = HEALTHY["modes"] | {"train_in_eval": {"bn": "batch_norm"}, "change": 0.5}
+    found = said({"one_batch": HEALTHY | {"modes": modes, "coupling": HEALTHY["coupling"] | {"ratio": 0.3}}})
+    assert [code for code, f in found.items() if f.status != "ok"] == ["loop.train_mode_in_eval"]
+
+
+def test_dead_and_equal_units_have_to_stay_so() -> None:
+    dead = copy.deepcopy(LAYERS)
+    dead["units"][0]["dead"] = 1.0
+    assert said({"one_batch": HEALTHY | {"layers": dead}})["units.dead"].status == "ok"
+    assert said({"one_batch": HEALTHY | {"layers": dead, "fitted": dead}})["units.dead"].status == "warn"
+    zero = LAYERS | {"equal": [{"name": "4.weight", "zero": True, "product": True}]}
+    assert said({"one_batch": HEALTHY | {"layers": zero}})["units.equal"].status == "ok"
+    assert said({"one_batch": HEALTHY | {"layers": zero, "fitted": zero}})["units.equal"].status == "fail"
+    norm = LAYERS | {"equal": [{"name": "norm.weight", "zero": False, "product": False}]}
+    assert said({"one_batch": HEALTHY | {"layers": norm}})["units.equal"].status == "ok"

@@ -1,0 +1,63 @@
+"""`collect_one_batch`: the facts for `diagnose_one_batch`, collected once before training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.studies.one_batch.batch import OneBatch, first_batch
+from workbench.studies.one_batch.fit import fit_one_batch
+from workbench.studies.one_batch.influence import find_coupling, find_spread, find_unused
+from workbench.studies.one_batch.layers import find_layers
+from workbench.studies.one_batch.losses import find_loss
+from workbench.studies.one_batch.modes import find_modes
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["collect_one_batch"]
+
+
+def collect_one_batch(
+    workload: Workload, config: TrainConfig, device: torch.device, *, seconds: float = 60.0
+) -> dict[str, Any]:
+    """Return JSON facts about one batch; the caller's random state is left bit for bit as it was.
+
+    A fresh model of its own is looked at, fitted to the batch, and looked at again. Where a part could not be looked at, its
+    "reason" says why.
+
+    Args:
+        workload: what to look at.
+        config: how it would be trained.
+        device: where.
+        seconds: after which a large model is let go; a small one takes less than one.
+
+    Raises:
+        WorkbenchError: the model cannot be built, or the batch not loaded.
+    """
+    with isolated_rng():
+        one = first_batch(workload, config.replace(bn_stat_examples=None), device, until=time.monotonic() + seconds)
+        parts: dict[str, Callable[[], Any]] = {
+            "loss": lambda: find_loss(one),
+            "layers": lambda: find_layers(one),
+            "spread": lambda: find_spread(one),
+            "fit": lambda: fit_one_batch(one, config),
+            "fitted": lambda: find_layers(one),
+            "fitted_spread": lambda: find_spread(one),
+            "modes": lambda: find_modes(one),
+            "coupling": lambda: find_coupling(one),
+            "unused": lambda: find_unused(one),
+        }
+        return {"examples": one.examples, **{name: _looked(one, find) for name, find in parts.items()}}
+
+
+def _looked(one: OneBatch, find: Callable[[], Any]) -> Any:
+    try:
+        one.check_time()
+        return find()
+    except Exception as error:  # the person's own code, on batches that were made for this: whatever it raises
+        line = (str(error).splitlines() or ["no message"])[0]
+        return {"reason": f"{type(error).__name__}: {line[:200]}"}
