@@ -282,3 +282,10 @@ def test_scale_and_offset_change_no_verdict(scale, offset):
     plain, moved = (study(trial(jump(), 0.3), trial(recovers(), 0.7), trial(early(), 3.2)) for _ in range(2))
     moved.steps["loss"] = scale * moved.steps["loss"] + offset
     assert raised(diagnose_instability(plain)) == raised(diagnose_instability(moved))
+
+
+def test_a_rise_that_ends_high_above_lr_star_is_divergent_and_not_only_settling():
+    """An early blow-up that is still coming down as the run ends, above three quarters of where it began."""
+    late = np.r_[run(0.7)[:10], 0.5 + 1.4 * np.exp((380 - T[10:]) / 150)]
+    found = diagnose_instability(study(trial(late, 1.6), baseline=1.6))
+    assert found["stability.divergent"].status == "fail"

@@ -49,6 +49,7 @@ _LOST = (
     "clipping.cures", "clipping.nonfinite",
 )  # fmt: skip
 """What a training that goes badly shows, whatever the reason."""
+_VALIDATED = ("checkpoints.best_not_last", "evaluation.generalisation_gap", "batch_norm.stale")
 _LEARNS = (
     "lr.*", "stability.*", "warmup.*", "loop.overfit_one_batch", "clipping.aggressive", "clipping.masks_lr", *_LOST,
 )  # fmt: skip
@@ -64,8 +65,8 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.leakage": ("data.duplicates",),
     "data.unshuffled": ("data.weak_shuffle", "batch_norm.*", *_LEARNS),
     "data.weak_shuffle": _LEARNS,
-    "data.label_shift": ("data.train_validation_shift", "batch_norm.stale", *_LOST),
-    "data.train_validation_shift": ("batch_norm.stale", *_LOST),
+    "data.label_shift": ("data.train_validation_shift", *_VALIDATED),
+    "data.train_validation_shift": _VALIDATED,
     "data.scale": ("loss.output_range", *_START),
     "loop.no_gradient": ("loop.no_update", "loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
     "loop.unowned_parameters": ("loop.no_update", "loop.optimizer_mismatch", *_LEARNS),
@@ -92,15 +93,12 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "stability.early": ("stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "lr.too_low": ("lr.grid_edge",),
-    "evaluation.generalisation_gap": ("checkpoints.best_not_last", "checkpoints.selection"),
+    "evaluation.generalisation_gap": ("checkpoints.best_not_last",),
 }  # fmt: skip
 """Code -> alarms that follow from it; `prefix.*` holds for the codes of a prefix that have no entry."""
 
 STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained)
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
-
-_FAULTS = ("checkpoints.selection",)
-"""Where these fail they are faults of their own; their warnings follow from others: choosing by luck, and on a wrong split."""
 
 _ALARMS = ("fail", "warn")
 _STATUSES = ("fail", "warn", "not_measured", "ok")
@@ -115,7 +113,6 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     found = list(findings)
     alarms = {f.code: _place(f.code) for f in found if f.status in _ALARMS}
     roots = {f.code: _root(f.code, alarms) for f in found if f.code in alarms}
-    roots |= {f.code: f.code for f in found if f.status == "fail" and f.code in _FAULTS}
 
     def key(finding: Finding) -> tuple[int, ...]:
         status = _STATUSES.index(finding.status)

@@ -239,9 +239,11 @@ def _hits(study: _Study) -> dict[str, list[_Hit]]:
         zone = study.zone(item.curve)
         for rise in _telling(item):
             hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
-        never = not item.verdict.rises and item.is_lasting(study.star)
+        never = item.verdict.outcome not in ("lasting", "divergent") and item.is_lasting(study.star)
         if item.verdict.outcome == "divergent" or never:
-            hits["stability.divergent"].append(_Hit(item, item.verdict.rises[-1] if item.verdict.rises else None, zone))
+            hits["stability.divergent"].append(
+                _Hit(item, item.verdict.rises[-1] if item.verdict.rises and not never else None, zone)
+            )
         if item.verdict.outcome == "divergent" and not item.verdict.rises:
             hits["stability.early"].append(_Hit(item, None, zone))
     return hits
