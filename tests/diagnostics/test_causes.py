@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from workbench.diagnostics.base import Diagnosis, Finding, Status
-from workbench.diagnostics.causes import _PLACES, REMARKS, causes_first, listed, vetoes_tuning
+from workbench.diagnostics.causes import _EXPLAINS, _PLACES, REMARKS, causes_first, listed, vetoes_tuning
 from workbench.diagnostics.verdict_table import verdict_table
 
-CODES = sorted({code for code in (*_PLACES, *REMARKS) if not code.endswith("*")})
+_NAMED = {*_PLACES, *REMARKS, *_EXPLAINS, *itertools.chain(*_EXPLAINS.values())}
+CODES = sorted({code.replace("*", "other") for code in _NAMED})
 
 
 def found(*alarms: str, status: Status = "warn") -> list[Finding]:
@@ -29,6 +30,8 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     (("loop.no_update", "lr.too_low", "loop.no_gradient!"), "loop.no_gradient", 2),
     (("loop.no_gradient", "units.dead", "init.constant_output"), "units.dead", 2),
     (("loss.double_softmax", "lr.too_low", "evaluation.minority_counts"), "loss.double_softmax", 1),
+    (("lr.nothing_learns!", "architecture.no_norm"), "architecture.no_norm", 1),
+    (("lr.nothing_learns!", "architecture.no_norm", "data.no_signal"), "data.no_signal", 1),
     # of two roots, the one that fails
     (("data.worker_rng", "loop.no_zero_grad!"), "loop.no_zero_grad", 0),
     # a lr that is too high is one fault, whatever it does
