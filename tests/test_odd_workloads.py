@@ -17,6 +17,7 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from tests.test_playbook import QUICK
 from workbench.record import read_events
+from workbench.train.batches import train_batches
 
 X = torch.rand(160, 8, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 4).float()
@@ -309,3 +310,20 @@ def test_a_loss_that_is_not_to_be_minimised_may_not_be_nan(tmp_path: Path) -> No
     workload = small_workload(loss=surrogate, minimised=False, config={"peak_lr": 1e30})
     diagnosis = wb.diagnose(workload, out=tmp_path / "s")
     assert diagnosis["stability.divergent"].status == "fail"
+
+
+def test_a_batch_in_which_no_example_counts_teaches_nothing(tmp_path: Path) -> None:
+    """Only the eight examples of the first batch count; later batches of other epochs hold some of them, or none."""
+    counts = torch.zeros(48)
+    workload = small_workload(config={"batch_size": 8, "total_steps": 30})
+    ((batch, _),) = next(train_batches(workload, workload.config, torch.device("cpu")))
+    counts[torch.isin(workload.train_data.tensors[1].double(), batch[1])] = 1.0
+    x, y = workload.train_data.tensors
+    data = TensorDataset(x, y, counts)
+    held = TensorDataset(x, y, torch.ones(48))
+    weighed = workload.replace(train_data=data, validation_data=held, weights=lambda batch: batch[2])
+    record = wb.Trainer().run(weighed, out=tmp_path / "s")
+    assert record.state == "complete"
+    empty = record.steps["grad_norm"] == 0
+    assert 0 < int(empty.sum()) < 30
+    assert np.isfinite(record.steps["loss"]).all()

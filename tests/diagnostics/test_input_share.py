@@ -24,7 +24,7 @@ def timed(wait_s: Any, step_s: Any, *, trials: int = 1) -> MemoryRecord:
 
 
 def said(record: Any, **thresholds: float) -> Any:
-    diagnosis = diagnose_input_share(record, **thresholds)
+    diagnosis = diagnose_input_share(record, **{"least_total_s": 0.0, **thresholds})
     assert [f.code for f in diagnosis] == ["input.bound"]
     return diagnosis["input.bound"]
 
@@ -53,6 +53,15 @@ def test_short_waits_of_a_tiny_model_are_no_alarm() -> None:
     assert finding.status == "ok"
     assert "too little time to matter" in finding.summary
     assert said(timed(np.full(60, 0.0001), 0.0003), least_wait_s=1e-5).status == "warn"
+
+
+def test_a_run_that_waits_for_seconds_in_all_has_nothing_to_gain() -> None:
+    """60 steps of 6 ms are 0.4 s; the workload's own 20,000 are two minutes."""
+    record = timed(np.full(60, 0.006), 0.010)
+    record.config["total_steps"] = 60
+    assert said(record, least_total_s=10.0).status == "ok"
+    record.config["total_steps"] = 20_000
+    assert said(record, least_total_s=10.0).status == "warn"
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,11 @@ def test_full_batches_have_no_epoch() -> None:
 def test_a_trial_can_be_named() -> None:
     assert {s.trial for s in periodic_series(record(), trial=0)} == {0}
     assert periodic_series(record(), trial=7) == []
+
+
+def test_a_pattern_in_fewer_epochs_than_it_has_to_repeat_is_none() -> None:
+    """Swings of an optimizer in a short run, which has no evaluations enough either, as against the same over 40 epochs."""
+    short = one_trial(1 + noise()[:60] + 0.2 * np.sin(K[:60]), stage="baseline", total_steps=60)
+    finding = said(short)
+    assert (finding.status, "Does not apply: 3.9 epochs" in finding.summary) == ("ok", True)
+    assert said(record(decay() + noise(2) + bump())).status == "warn"

@@ -18,7 +18,12 @@ BLOCKS = 10
 
 
 def diagnose_input_share(
-    record: RecordLike, *, warn_share: float = 0.1, least_wait_s: float = 1e-3, least_steps: int = 20
+    record: RecordLike,
+    *,
+    warn_share: float = 0.1,
+    least_wait_s: float = 1e-3,
+    least_total_s: float = 10.0,
+    least_steps: int = 20,
 ) -> Diagnosis:
     """Return the one code `input.bound` of any study, from the trials that had their batches for themselves.
 
@@ -29,15 +34,17 @@ def diagnose_input_share(
         record: a study with "data_wait_s" and "step_time_s" in its steps.
         warn_share: of a step that may be waited for data (TraceML; the TensorFlow profiler has 0.05).
         least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
+        least_total_s: below which all waits of a run of the workload's own length are no alarm: nobody gains by mending them (rule
+            of thumb).
         least_steps: of a trial, to say anything (rule of thumb).
     """
-    found = _finding(record, warn_share, least_wait_s, least_steps)
+    found = _finding(record, warn_share, least_wait_s, least_total_s, least_steps)
     return Diagnosis(
         findings=(found,), workload=record.workload, command=record.command, path=getattr(record, "path", None)
     )
 
 
-def _finding(record: RecordLike, limit: float, least_wait_s: float, least_steps: int) -> Finding:
+def _finding(record: RecordLike, limit: float, least_wait_s: float, least_total_s: float, least_steps: int) -> Finding:
     steps = record.steps
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
         return _not_measured("the record has no times of steps")
@@ -54,7 +61,8 @@ def _finding(record: RecordLike, limit: float, least_wait_s: float, least_steps:
     evidence = {"trials": list(shares), "wait_s": wait_s, "step_s": step_s}
     numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": limit, "evidence": evidence}
     said = f"{share:.0%} of a step waits for data ({wait_s * 1e3:.3g} of {step_s * 1e3:.3g} ms)"
-    if share < limit or wait_s < least_wait_s:
+    own = record.facts.get("own_config") or record.config
+    if share < limit or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
         few = "" if share < limit else ": too little time to matter"
         return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{said}{few}.", **numbers)
     return Finding(

@@ -100,6 +100,10 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
         "trial": number, "epoch_steps": epoch, "alpha": alpha,
         "series": {s.name: _shown(s.found) for s in series},
     }  # fmt: skip
+    epochs = max(float(np.ptp(s.steps)) if len(s.steps) else 0.0 for s in series) / epoch if epoch else np.inf
+    if epochs < MIN_CYCLES:
+        said = f"Does not apply: {epochs:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
+        return _finding("ok", f"{said}.", evidence=evidence)
     if training is not None and training.found.period is not None and epoch is not None:
         evidence["staircase"] = _staircase(training, epoch)
     if periodic:
@@ -185,12 +189,6 @@ def _silent(
         why = held[0].found.reason if held else "validation was not evaluated"
         return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
     if epoch is not None and not any(s.found.epoch_seen for s in judged):
-        span = judged[0].steps[-1] - judged[0].steps[0]
-        if span / epoch < MIN_CYCLES:
-            said = (
-                f"Does not apply: {span / epoch:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
-            )
-            return _finding("ok", f"{said}.", evidence=evidence)
         why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps see the same place of each epoch of {epoch:g}"
         return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
@@ -266,7 +264,10 @@ def _staircase(series: Series, epoch: float) -> float:
 
 
 def _trial(record: RecordLike) -> int | None:
-    """Return the trial to look at: the baseline where it was evaluated often enough, else the one evaluated most."""
+    """Return the trial to look at: the own config's, evaluated often enough; of a record without one, the one evaluated most.
+
+    A run at another learning rate may swing for reasons of its own.
+    """
     trials = record.trials
     if not len(trials):
         return None
@@ -277,10 +278,9 @@ def _trial(record: RecordLike) -> int | None:
     often = [(int(t), int(held.loc[held["trial"] == t, "step"].nunique())) for t in rows["trial"]]
     enough = [t for t, count in often if count >= MIN_POINTS]
     baseline = [int(t) for t in rows.loc[rows["stage"].isin(["baseline", "trial"]), "trial"]]
-    first = next((t for t in baseline if t in enough), None)
-    if first is not None:
-        return first
-    return max(often, key=lambda pair: pair[1])[0] if enough else (baseline[0] if baseline else often[0][0])
+    if baseline:
+        return next((t for t in baseline if t in enough), baseline[0])
+    return max(often, key=lambda pair: pair[1])[0]
 
 
 def _curves(record: RecordLike, number: int) -> list[tuple[str, Floats, Floats]]:

@@ -164,10 +164,11 @@ class LoopGradients:
             check_weights(weights, where="the first batch of the train split", share=self._share)
             self._weights_checked = True
         total = weights.sum()
-        self._stack.grad[self.lane].div_(total)
-        loss = (weights * losses).sum() / total
+        divisor = torch.where(total > 0, total, 1)  # where no example counts, nothing is learned
+        self._stack.grad[self.lane].div_(divisor)
+        loss = (weights * losses).sum() / divisor
         n = losses.numel()
-        squared_se = ((weights * (losses - loss)) ** 2).sum() / total**2 * (n / (n - 1) if n > 1 else math.nan)
+        squared_se = ((weights * (losses - loss)) ** 2).sum() / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
         return loss, squared_se, total
 
 

@@ -44,11 +44,12 @@ class LaneLosses:
         return LaneLoss(loss, residuals.square_().sum(1).div_(n * (n - 1)))
 
     def weighted(self) -> tuple[LaneLoss, Tensor]:
-        """Return weighted means with their squared standard error, and the sum of each lane's weights."""
+        """Return weighted means with their squared standard error, and what each lane's sum of gradients is divided by."""
         losses, weights, n = self.losses, self.weights, self.losses.shape[1]
         assert weights is not None
         total = weights.sum(1)
-        loss = (weights * losses).sum(1) / total
+        divisor = torch.where(total > 0, total, 1)
+        loss = (weights * losses).sum(1) / divisor
         residuals = weights * (losses - loss.unsqueeze(1))
-        squared_se = (residuals**2).sum(1) / total**2 * (n / (n - 1) if n > 1 else math.nan)
-        return LaneLoss(loss, squared_se), total
+        squared_se = (residuals**2).sum(1) / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
+        return LaneLoss(loss, squared_se), divisor
