@@ -18,6 +18,7 @@ from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
 from workbench.diagnostics.evaluation import diagnose_evaluation
 from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
+from workbench.diagnostics.generalisation_gap import diagnose_generalisation_gap
 from workbench.diagnostics.input_share import diagnose_input_share
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
@@ -42,6 +43,7 @@ from workbench.studies.batch_size import collect_noise_scale
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.data.collect import collect_data
 from workbench.studies.evaluation_check import collect_own_evaluation
+from workbench.studies.generalisation import collect_generalisation
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.one_batch.collect import collect_one_batch
@@ -84,13 +86,14 @@ class _Walk:
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
         session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
-        session.collect("data", lambda: collect_data(session.workload))
+        session.collect("data", lambda: collect_data(session.workload, device=session.device))
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
         session.trial(session.config, stage="baseline")
+        session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         if session.workload.minimised:
@@ -263,6 +266,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after += diagnose_batch_norm(record)
     if "parameter_server" in record.facts:
         after += diagnose_parameter_server(record)
+    if "generalisation" in record.facts:
+        after += diagnose_generalisation_gap(record)
     checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
     after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
     if "evaluation" in record.facts:

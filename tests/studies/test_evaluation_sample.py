@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
@@ -149,7 +149,7 @@ def test_missing_values_in_the_inputs_do_not_stop_the_study(tmp_path: Path) -> N
     with pytest.raises(RecordError, match="no evaluation of it was finite: look for NaN in the validation set"):
         EvaluationSampleStudy().run(workload.replace(validation_data=TensorDataset(bad, y)), out=tmp_path / "t")
     found = wb.diagnose_evaluation_sample(done)
-    assert found["evaluation.too_small"].status == "not_measured"
+    assert found["evaluation.too_small"].status == "warn", "13 examples are too few, whatever was evaluated on them"
     assert found["evaluation.skew"].evidence["not_tested"][0]["reason"] == "1 values of loss are not finite"
 
 
@@ -224,7 +224,7 @@ def test_what_joins_a_diagnosis(record: StudyRecord) -> None:
     facts = collect_validation_set(session(record, breast_cancer()), NOTHING)
     assert facts["compared"] == "the baseline under two seeds"
     assert facts["metric"] == "loss"
-    assert facts["skew"] is None
+    assert "skew" not in facts
     assert [row["total"] for row in facts["classes"]] == [32, 54]
     assert facts["pair"]["learned"] > 0
     found = wb.diagnose_evaluation_sample(facts)
@@ -245,28 +245,6 @@ def test_a_large_set_is_looked_at_in_part(record: StudyRecord, monkeypatch: pyte
     assert facts["examples"] == 86
     assert facts["pair"]["difference_sd"] > 0
     assert "more than 2 % of a baseline run" in facts["no_classes"]
-
-
-@pytest.mark.parametrize(("biased", "status"), [(True, "fail"), (False, "ok")])
-def test_a_validation_split_that_is_a_biased_part_of_one_dataset(
-    record: StudyRecord, biased: bool, status: str
-) -> None:
-    workload = breast_cancer()
-    x, y = workload.train_data.tensors
-    order = (
-        torch.argsort(y, stable=True) if biased else torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    )
-    whole = TensorDataset(x, y)
-    train, part = Subset(whole, order[60:].tolist()), Subset(whole, order[:60].tolist())
-    counts = {
-        name: torch.bincount(y[each.indices], minlength=2).tolist()
-        for name, each in (("train", train), ("validation", part))
-    }
-    facts = record.facts | {"preflight": {name: {"class_counts": c} for name, c in counts.items()}}
-    split = workload.replace(train_data=train, validation_data=part)
-    found = wb.diagnose_evaluation_sample(collect_validation_set(session(record, split, facts), NOTHING))
-    assert found["evaluation.skew"].status == status
-    assert "beside the training split of the same dataset" in found["evaluation.skew"].summary
 
 
 class Stream(IterableDataset[Any]):

@@ -1,4 +1,4 @@
-"""`diagnose_data`: overlap of the splits, the order of training, classes, scale and workers (P2.9, F1.1)."""
+"""`diagnose_data`: copies, order, signal, shifts between the splits, classes, scale and workers (P2.9, P3.2, F1.1)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,57 @@ from typing import Any
 
 from workbench.diagnostics.audited import Audited, why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.class_counts import wilson
+from workbench.diagnostics.data_copies import duplicates, leakage
 from workbench.diagnostics.data_order import CLAUSE, data_finding, unshuffled, weak_shuffle
+from workbench.diagnostics.data_scale import scale
+from workbench.diagnostics.data_shift import label_shift, train_validation_shift
+from workbench.diagnostics.data_signal import no_signal
+from workbench.diagnostics.generalisation_gap import gap_of
 
 __all__ = ["diagnose_data", "worker_rng_finding"]
-
-_REPEATS = 0.8
-"""Training rows that repeat, over the share found elsewhere, from which few distinct values are as likely a reason as a leak.
-
-Copies in pairs give a half, each example five times over 0.8, rows of few values 1 (a random split assumed)."""
 
 
 def diagnose_data(
     record: Audited,
     *,
     leaked_share: float = 0.01,
+    repeated_share: float = 0.8,
+    blank_share: float = 0.05,
     few_rows: int = 32,
     alpha: float = 1e-4,
+    small_shift: float = 0.15,
+    large_shift: float = 0.3,
     class_ratio: float = 10.0,
-    feature_ratio: float = 100.0,
-    largest_scale: float = 30.0,
+    largest_scale: float = 10.0,
     smallest_scale: float = 0.01,
+    feature_ratio: float = 1000.0,
+    target_scale: float = 300.0,
+    output_ratio: float = 100.0,
 ) -> Diagnosis:
-    """Judge the facts that were collected about the data.
+    """Judge the facts that were collected about the data, and where a study trained on them, by what came of it.
 
     Args:
         record: a study whose facts hold "data", or what `audit_data` returns.
         leaked_share: of a validation or test split that may be in the training split without an alarm (rule of thumb: a
             hundredth moves an accuracy by a hundredth at most).
+        repeated_share: of a split that may have been there before (rule of thumb: each example five times; oversampling repeats less).
+        blank_share: of a split that may be one and the same input (rule of thumb).
         few_rows: distinct training rows below which rows are alike by nature (rule of thumb).
-        alpha: chance at which a random order is called none; each of at most five tests a loader (rule of thumb).
+        alpha: chance at which a random order, a random split or a random copy is called none (rule of thumb).
+        small_shift: distance between the splits, from which on a gap of the trained model is put down to it (rule of thumb: half
+            a deviation makes 0.2).
+        large_shift: distance from which on it is an alarm though nothing was trained (rule of thumb).
         class_ratio: the most common class over the rarest, where imbalance begins (rule of thumb).
-        feature_ratio: the largest feature over the smallest, where scales are far apart (rule of thumb: gradients then
-            differ by its square).
-        largest_scale: of the median feature (rule of thumb).
-        smallest_scale: of the median feature (rule of thumb).
+        largest_scale: of the inputs (rule of thumb: the loss is a hundred times steeper then than for inputs of size 1).
+        smallest_scale: of the inputs (rule of thumb).
+        feature_ratio: the largest feature over the smaller ones, where these are invisible (rule of thumb).
+        target_scale: of targets that are numbers (rule of thumb).
+        output_ratio: of the size of targets to that of the untrained model's outputs, for that to matter (rule of thumb).
 
     Returns:
-        `data.leakage`, `data.unshuffled`, `data.weak_shuffle`, `data.imbalance`, `data.scale`, `data.worker_rng`, once each.
+        `data.leakage`, `.duplicates`, `.unshuffled`, `.weak_shuffle`, `.no_signal`, `.label_shift`, `.train_validation_shift`,
+        `.scale`, `.imbalance`, `.worker_rng`, once each.
     """
     facts = record.facts.get("data")
     if not facts:
@@ -52,86 +66,36 @@ def diagnose_data(
         )
         findings = tuple(data_finding(name, "not_measured", reason) for name in CLAUSE)
     else:
-        order = unshuffled(facts, alpha)
+        order, gap = unshuffled(facts, alpha), gap_of(record.facts)
+        shifted = {"alpha": alpha, "small": small_shift, "large": large_shift}
         findings = (
-            _leakage(facts, leaked_share, few_rows),
+            leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha),
+            duplicates(facts, limit=repeated_share, blank=blank_share),
             order,
             weak_shuffle(facts, alpha, order),
-            _imbalance(facts, class_ratio),
-            _scale(facts, feature_ratio, largest_scale, smallest_scale),
+            no_signal(facts, record.facts.get("generalisation")),
+            label_shift(facts, gap, **{**shifted, "alpha": 10 * alpha}),
+            train_validation_shift(facts, gap, **shifted),
+            scale(
+                facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
+                output_ratio=output_ratio,
+            ),
+            _imbalance(facts, class_ratio, _counted(record.facts)),
             worker_rng_finding(facts),
-        )
+        )  # fmt: skip
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
 
-def _leakage(facts: Mapping[str, Any], limit: float, few_rows: int) -> Finding:
-    overlap = facts["overlap"]
-    if overlap is None:
-        why = "items change from one reading to the next; audit the datasets without their random augmentation"
-        return data_finding(
-            "leakage", "not_measured", f"Not measured: {why if facts['changes'] else 'no rows were read'}."
-        )
-    splits = {name: found for name, found in overlap["splits"].items() if found["rows"]}
-    if not splits:
-        return data_finding("leakage", "not_measured", "Not measured: there is no other split to compare with.")
-    shares = {name: (found["exact"] + found["near"]) / found["rows"] for name, found in splits.items()}
-    worst = max(shares, key=lambda name: shares[name])
-    found, share = splits[worst], shares[worst]
-    rows, repeated = overlap["train_rows"], overlap["train_duplicates"]
-    if rows - repeated < few_rows:
-        few = f"Not measured: the training split has {rows - repeated} distinct rows, too few to tell one from another."
-        return data_finding("leakage", "not_measured", few)
-    own = repeated / max(rows, 1)
-    total = facts["examples"]["train"]
-    evidence = {"splits": splits, "shares": shares, "train_rows_read": overlap["train_rows"], "train_rows": total,
-                "train_duplicates": overlap["train_duplicates"], "near_looked_for": overlap["near"]}  # fmt: skip
-    numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
-    part = (
-        ""
-        if overlap["train_rows"] >= total
-        else f" The first {overlap['train_rows']:,} of {total:,} training rows were read."
-    )
-    kinds = "exact and near" if overlap["near"] else "exact"
-    if share == 0:
-        looked = " or ".join(splits)
-        return data_finding(
-            "leakage", "ok", f"No row of {looked} is in the training split ({kinds} duplicates).{part}", **numbers
-        )
-    label = f", {found['same_label']} of {found['labelled']} with the same label" if found["labelled"] else ""
-    said = (
-        f"{share:.2%} of {worst} is in the training split too ({found['exact']} exact and {found['near']} near of "
-        f"{found['rows']:,} rows{label})"
-    )
-    if share <= limit:
-        return data_finding("leakage", "ok", f"{said}: too few to matter.{part}", **numbers)
-    first = found["pairs"][0]
-    if own >= _REPEATS * share:
-        again = f"{said}, and {own:.2%} of the training rows repeat as well"
-        if facts["scale"]["kind"] == "integer":
-            return data_finding("leakage", "ok", f"{again}: short rows of tokens do.{part}", **numbers)
-        return data_finding(
-            "leakage", "warn", f"{again}: copies from before the split, or rows of few distinct values.{part}",
-            advice=(
-                f"Look at {worst}[{first[0]}] and train[{first[1]}]: copies have to go before the split, oversampling after it.",
-            ),
-            **numbers,
-        )  # fmt: skip
-    return data_finding(
-        "leakage", "fail", f"{said}: that metric measures memory.{part}",
-        advice=(
-            f"Look at {worst}[{first[0]}] and train[{first[1]}]; the evidence lists more.",
-            "Remove duplicates before splitting, and split by source (person, file, day) where rows of one source are alike.",
-        ),
-        **numbers,
-    )  # fmt: skip
+def _counted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is known of the classes on validation; None where nothing was trained."""
+    return facts.get("evaluation_sample") or ({} if "preflight" in facts else None)
 
 
-def _imbalance(facts: Mapping[str, Any], limit: float) -> Finding:
+def _imbalance(facts: Mapping[str, Any], limit: float, sample: Mapping[str, Any] | None) -> Finding:
+    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found."""
     counts = facts["classes"]
     if not counts or len(counts) < 2:
-        return data_finding(
-            "imbalance", "not_measured", "Not measured: the labels are no classes, or there is only one."
-        )
+        return data_finding("imbalance", "ok", "Does not apply: the labels are no classes, or there is only one.")
     common, rare = next(iter(counts)), list(counts)[-1]
     ratio = counts[common] / counts[rare]
     evidence = {"classes": len(counts), "counts": dict(list(counts.items())[:50])}
@@ -139,8 +103,13 @@ def _imbalance(facts: Mapping[str, Any], limit: float) -> Finding:
     said = f"The most common of {len(counts)} classes has {ratio:.3g} times as many examples as the rarest ({counts[common]:,} and {counts[rare]:,})"
     if ratio < limit:
         return data_finding("imbalance", "ok", f"{said}.", **numbers)
+    missed = None
+    if sample is not None:
+        missed = _missed(sample.get("classes") or (), common, {name for name, n in counts.items() if n * limit <= counts[common]})  # fmt: skip
+        if missed is None:
+            return data_finding("imbalance", "ok", f"{said}; on validation none of the rare ones is seen to suffer.", **numbers)  # fmt: skip
     return data_finding(
-        "imbalance", "warn", f"{said}: accuracy hides the rare ones.",
+        "imbalance", "warn", f"{said}{missed or ''}: accuracy hides the rare ones.",
         advice=(
             "Look at each class by itself: recall with its counts, not accuracy alone.",
             "Weight the loss or sample the rare classes more often only if that metric asks for it.",
@@ -149,36 +118,13 @@ def _imbalance(facts: Mapping[str, Any], limit: float) -> Finding:
     )  # fmt: skip
 
 
-def _scale(facts: Mapping[str, Any], ratio_limit: float, largest: float, smallest: float) -> Finding:
-    scale = facts["scale"]
-    if scale["kind"] != "float" or scale["median"] is None:
-        what = (
-            "integers, which a model looks up or scales itself"
-            if scale["kind"] == "integer"
-            else "of no fixed size, or never vary"
-        )
-        return data_finding("scale", "not_measured", f"Not measured: the inputs are {what}.")
-    ratio = scale["largest"] / scale["smallest"]
-    evidence = dict(scale)
-    numbers: dict[str, Any] = {"evidence": evidence}
-    advice = ("Standardise each feature by its mean and deviation over the training split.",)
-    if ratio > ratio_limit:
-        return data_finding(
-            "scale", "warn", f"Feature {scale['largest_at']} is {ratio:.3g} times as large as feature {scale['smallest_at']} "
-            f"({scale['largest']:.3g} and {scale['smallest']:.3g}).", value=ratio, unit="times", threshold=ratio_limit,
-            advice=advice, **numbers,
-        )  # fmt: skip
-    median = scale["median"]
-    if not smallest <= median <= largest:
-        limit = largest if median > largest else smallest
-        return data_finding(
-            "scale", "warn", f"Inputs are of size {median:.3g}, far from 1.", value=median, unit="input", threshold=limit,
-            advice=advice, **numbers,
-        )  # fmt: skip
-    return data_finding(
-        "scale", "ok", f"Inputs are of size {median:.3g}, and no feature is more than {ratio:.3g} times another.",
-        value=ratio, unit="times", threshold=ratio_limit, **numbers,
-    )  # fmt: skip
+def _missed(rows: Any, common: str, rare: set[str]) -> str | None:
+    """Return which rare class is found far less often than the most common one, by more than chance, and None where none is."""
+    recall = next((r["correct"] / r["total"] for r in rows if str(r["class"]) == common and r["total"]), None)
+    for row in rows:
+        if str(row["class"]) in rare and recall is not None and wilson(row["correct"], row["total"])[1] < 0.6 * recall:
+            return f"; of class {row['class']} {row['correct']} of {row['total']} are right on validation"
+    return None
 
 
 def worker_rng_finding(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:

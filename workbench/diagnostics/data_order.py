@@ -11,10 +11,14 @@ __all__ = ["CLAUSE", "data_finding", "unshuffled", "weak_shuffle"]
 
 CLAUSE = {
     "leakage": "P2.9",
+    "duplicates": "P2.9",
     "unshuffled": "P2.9",
     "weak_shuffle": "P2.9",
-    "imbalance": "P3.6",
+    "no_signal": "F1.1",
+    "label_shift": "P3.2",
+    "train_validation_shift": "P3.2",
     "scale": "F1.1",
+    "imbalance": "P3.6",
     "worker_rng": "P2.9",
 }
 _SORTED = 0.5

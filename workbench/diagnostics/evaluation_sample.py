@@ -94,7 +94,7 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
         summary = f"Every evaluation reads all {facts['examples']} examples of the {facts['split']} set: no sample of it can be skewed."
         return Finding(code=_SKEW, status="ok", summary=summary, evidence={"examples": facts["examples"]})
     tests = worst_skew(skew["tests"])
-    of = f"{skew['size']} of {skew['of']} examples{skew.get('what', '')}"
+    of = f"{skew['size']} of {skew['of']} examples"
     if skew["size"] == skew["of"]:
         summary = f"The sample is the full set of {skew['of']} examples."
         return Finding(code=_SKEW, status="ok", summary=summary, evidence={"examples": skew["of"]})

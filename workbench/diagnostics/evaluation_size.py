@@ -50,7 +50,7 @@ def too_small(
     level: dict[str, Any] = {"false_alarm": false_alarm, "power": power}
     bounds = size_bounds(facts, **level)
     if not how_models_differ(facts):
-        return _one_model(facts, bounds)
+        return _one_model(facts, bounds, min_examples)
     n = int((facts.get("sample") or {}).get("size") or bounds.proposed or bounds.available)
     row = evaluation_sizes(facts, [n], comparisons=comparisons, **level).iloc[0]
     wanted = _wanted(facts, float(row["detectable"]), n, learned_frac=learned_frac, level=level, adopted=adopted)
@@ -75,13 +75,16 @@ def too_small(
     return Finding(status="warn", summary=summary, advice=_advice(bounds, facts.get("asked") or {}), **known)
 
 
-def _one_model(facts: Facts, bounds: SizeBounds) -> Finding:
+def _one_model(facts: Facts, bounds: SizeBounds, min_examples: int) -> Finding:
     """Return what can be said of a set on which no two models were compared."""
     if bounds.reason:
         return Finding(
             code=CODE, status="warn", summary=f"No size does: {bounds.reason}.", evidence=bounds._asdict(),
             advice=_advice(bounds, facts.get("asked") or {}),
         )  # fmt: skip
+    if facts["examples"] < min_examples and not facts.get("is_train"):
+        few = f"{facts['examples']} examples are too few for any comparison of two models to be trusted."
+        return Finding(code=CODE, status="warn", summary=few, evidence=bounds._asdict(), advice=_advice(bounds, {}))
     usual = "no two models with finite values were evaluated on the set, so it is unknown how far they differ by chance"
     summary = f"Not measured: {facts.get('reason') or usual}."
     return Finding(code=CODE, status="not_measured", summary=summary, evidence=bounds._asdict())

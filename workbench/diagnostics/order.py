@@ -53,6 +53,7 @@ def label_order(labels: NDArray[Any]) -> dict[str, Any]:
         correlation from one to the next), "neighbours_p"; "drift_p": chance of classes that are as unevenly spread over
         20 blocks (chi-squared; None for numbers), "examples".
     """
+    labels = labels[np.isfinite(labels)] if labels.dtype.kind == "f" else labels
     n = len(labels)
     values, codes = np.unique(labels, return_inverse=True)
     if n < 2 or len(values) < 2:

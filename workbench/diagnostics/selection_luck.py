@@ -18,6 +18,8 @@ from workbench.record import periodic_rows
 __all__ = ["selection_finding"]
 
 CODE, CLAUSE = "checkpoints.selection", "P4.5"
+FEWEST_DISTINCT = 32
+"""Training rows; with fewer, as in a problem whose loss is no sample of anything, a split may well be all of it (rule of thumb)."""
 _NAN_ADVICE = "Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."
 _NOISE_ADVICE = (
     "Evaluate on more examples, on the same ones every time, in evaluation mode (P3.4).",
@@ -68,6 +70,10 @@ def _not_finite(record: RecordLike, runs: Sequence[SelectedRun]) -> dict[str, di
 def _of_selected(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
     select = str(record.config.get("select", ""))
     known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "luck / learned", "threshold": max_luck_frac}
+    wrong = _wrong_split(record, select)
+    if wrong is not None:
+        said, advice = wrong
+        return Finding(status="fail", summary=said, evidence={"select": select}, advice=[advice], **known)
     if not runs:
         return _without_runs(record, select, known)
     bad = [int((~np.isfinite(run.costs)).sum()) for run in runs]
@@ -101,6 +107,26 @@ def _of_selected(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac:
     if all(run.steps[run.best] == 0 for run in judged):
         return _untrained(record, len(judged), select, evidence, known)
     return _by_luck(judged, select, evidence, known)
+
+
+def _wrong_split(record: RecordLike, select: str) -> tuple[str, str] | None:
+    """Return what is wrong with choosing on this split, and what to do; None where nothing is, or nobody knows the splits."""
+    split = select.split("/", maxsplit=1)[0]
+    overlap = (record.facts.get("data") or {}).get("overlap") or {}
+    distinct = overlap.get("train_rows", 0) - overlap.get("train_duplicates", 0)
+    same = ((overlap.get("splits") or {}).get(split) or {}).get("same", False) and distinct >= FEWEST_DISTINCT
+    if split == "test":
+        return (
+            f"Checkpoints and configs are chosen by {select}: the test split is then no test of what was chosen.",
+            'Write select="validation/...", and look at the test split once, at the end.',
+        )
+    if split == "train" or same:
+        what = "the training split" if split == "train" else "a copy of the training split"
+        return (
+            f"Checkpoints and configs are chosen by {select}, on {what}: the one that memorises most is taken.",
+            'Write select="validation/...", with examples that are never trained on.',
+        )
+    return None
 
 
 def _untrained(record: RecordLike, runs: int, select: str, evidence: dict[str, Any], known: dict[str, Any]) -> Finding:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.class_counts import count_classes
 from workbench.diagnostics.compared_pairs import compared_pairs
-from workbench.diagnostics.skew import class_test, skew_tests
+from workbench.diagnostics.skew import skew_tests
 from workbench.errors import RecordError
 from workbench.record import StudyRecord, TrialRecord
 from workbench.studies.session import Session
@@ -65,7 +65,7 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         ]
     pair = pair_facts(values, metric=metric)
     pair |= {"trials": [list(numbers) for numbers in pairs], "learned": _learned(record, pair, split, metric)}
-    facts |= {"pair": pair, "compared": compared.what, "skew": _split_skew(session, data, split)}
+    facts |= {"pair": pair, "compared": compared.what}
     counted = class_facts(workload, *values[0])
     if small is not workload and "classes" in counted:
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
@@ -218,26 +218,6 @@ def _learned(record: StudyRecord, pair: Mapping[str, Any], split: str, metric: s
         return None
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
     return float(sign * (values[0] - pair["values"][0]))
-
-
-def _split_skew(session: Session, data: Any, split: str) -> dict[str, Any] | None:
-    """Return the test of a split's classes against the training split's, where both were cut from one dataset."""
-    train = session.workload.train_data
-    if (
-        split == "train"
-        or not isinstance(data, Subset)
-        or not isinstance(train, Subset)
-        or data.dataset is not train.dataset
-    ):
-        return None
-    preflight = session.record.facts["preflight"]
-    counts = [preflight[name].get("class_counts") for name in (split, "train") if name in preflight]
-    if len(counts) < 2 or None in counts or sum(counts[0]) != len(data) or sum(counts[1]) != len(train):
-        return None
-    labels = np.concatenate([np.repeat(np.arange(len(c)), c) for c in counts])
-    mask = np.arange(labels.size) < sum(counts[0])
-    what = f", the {split} split beside the training split of the same dataset,"
-    return {"tests": [class_test(mask, labels)], "size": len(data), "of": labels.size, "what": what}
 
 
 def sample_facts(full: ExampleValues, mask: Any, metrics: Sequence[str]) -> dict[str, Any]:

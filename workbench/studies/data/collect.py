@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError, UsageError
 from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.order import loader_order, stream_order, trainer_order
 from workbench.studies.data.overlap import find_overlap
+from workbench.studies.data.repeats import chance_bits
 from workbench.studies.data.rows import Rows, fetch_rows, read_rows
-from workbench.studies.data.scale import collect_scale
+from workbench.studies.data.sample import Sample, split_sample
+from workbench.studies.data.scale import input_scale, model_scale
+from workbench.studies.data.shift import input_shift, target_shift
 from workbench.studies.data.workers import probe_workers
+from workbench.studies.data.yardsticks import measure
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
 __all__ = ["DataAudit", "audit_data", "collect_data"]
 
 MANY_CLASSES = 1000
+LARGEST = 10_000_000
+"""Examples of a dataset whose order is looked up, at most."""
 
 
 class DataAudit(Audit):
@@ -83,21 +90,31 @@ def audit_data(
 
 
 def collect_data(
-    workload: Workload, *, max_examples: int | None = 20_000, near: bool = True, memory_mb: float = 256.0
+    workload: Workload,
+    *,
+    device: torch.device | None = None,
+    max_examples: int | None = 20_000,
+    near: bool = True,
+    memory_mb: float = 256.0,
 ) -> dict[str, Any]:
     """Return JSON facts for `diagnose_data`; the caller's random state is left bit for bit as it was.
 
     Args:
         workload: what to look at.
+        device: where a new model is shown a batch, for what reaches its first layer; None is the CPU.
         max_examples: read of each split, at most.
         near: look for near duplicates too.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
     """
     others = {name: data for name, data in workload.splits.items() if name != "train"}
-    return _facts(
+    found = _facts(
         workload.train_data, others, loader=None, trainer=True, num_workers=workload.num_workers,
         max_examples=max_examples, near=near, memory_mb=memory_mb,
     )  # fmt: skip
+    with isolated_rng():
+        seen = model_scale(workload, device or torch.device("cpu"), most=max_examples)
+    found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
+    return found
 
 
 def _facts(
@@ -116,16 +133,21 @@ def _facts(
         if _is_stream(train):
             order, rows = stream_order(train if loader is None else loader, max_examples=max_examples or 200_000)
             kept: Any = _Read(rows)
-            scale, labels = _one_pass([rows])
+            labels = rows.labels
         else:
             kept = train
-            scale, labels = _one_pass(read_rows(train, memory_mb=memory_mb / 8, first=max_examples))
+            labels = _labels(read_rows(train, memory_mb=memory_mb / 8, first=max_examples))
             if loader is not None:
                 order = loader_order(loader, max_examples=max_examples or 20_000)
             elif trainer:
                 order = trainer_order(train, labels)
         held = {name: _map_style(data, max_examples) for name, data in others.items()}
         changes = len(kept) > 0 and _changes(kept)
+        samples = {
+            name: split_sample(data, split=name, most=max_examples, memory_mb=memory_mb / 8)
+            for name, data in {"train": kept, **held}.items()
+        }
+        sample = samples.pop("train")
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples),
@@ -133,7 +155,12 @@ def _facts(
             "overlap": None if changes or not len(kept) else find_overlap(kept, held, near=near, memory_mb=memory_mb, max_rows=max_examples),
             "order": order,
             "classes": _classes(labels),
-            "scale": scale,
+            "bits": chance_bits(sample),
+            "ids": sample.ids,
+            "stream": _is_stream(train),
+            "scale": input_scale(sample),
+            "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
+            "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
             "workers": _workers(train, loader, num_workers),
         }  # fmt: skip
 
@@ -172,21 +199,26 @@ def _changes(data: Any) -> bool:
     return bool(one[0] != two[0])
 
 
-def _one_pass(blocks: Iterable[Rows]) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """Return the scale of the inputs and all labels, reading each row once."""
-    parts: list[NDArray[Any] | None] = []
-
-    def noted() -> Iterator[Rows]:
-        for rows in blocks:
-            parts.append(rows.labels)
-            yield rows
-
-    passing = noted()
-    scale = collect_scale(passing)
-    for _ in passing:  # labels go on where inputs have no scale
-        pass
+def _labels(blocks: Iterable[Rows]) -> NDArray[Any] | None:
+    """Return the labels of all rows; None where one has none."""
+    parts = [rows.labels for rows in blocks]
     known = [part for part in parts if part is not None]
-    return scale, np.concatenate(known) if known and len(known) == len(parts) else None
+    return np.concatenate(known) if known and len(known) == len(parts) else None
+
+
+def _yardsticks(
+    train: Any, sample: Sample, labels: NDArray[Any] | None, other: Any, held: Sample | None
+) -> dict[str, Any]:
+    """Return what `measure` finds; examples stand next to each other where they do in the dataset that the splits were cut from."""
+    if labels is None or labels.dtype.kind not in "iubf":
+        return measure(sample, held)
+    if type(train) is not Subset or len(train.dataset) > LARGEST:  # type: ignore[arg-type]
+        return measure(sample, held, stored=labels.astype(np.float64))
+    stored = np.full(len(train.dataset), np.nan)  # type: ignore[arg-type]
+    stored[np.asarray(train.indices)[: len(labels)]] = labels
+    if type(other) is Subset and other.dataset is train.dataset and held is not None and held.targets is not None:
+        stored[np.asarray(other.indices)[held.places]] = held.targets[:, 0]
+    return measure(sample._replace(places=np.asarray(train.indices)[sample.places]), held, stored=stored)
 
 
 def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 __all__ = ["NEAR_VALUES", "NearTables", "Numbers", "exact_hashes", "standardised", "text_of"]
 
 Words = NDArray[np.uint64]
+View = Callable[[NDArray[Any]], NDArray[Any]]
 BLOCK_BYTES = (
     2**23
 )  # rule of thumb: smaller blocks stay in the cache, but two threads of a product then wait for each other
@@ -58,9 +60,13 @@ class NearTables:
         tables: hashes of a row.
         directions: projections that one hash is made of.
         width: of a rounding step, in deviations of a row.
+        view: what rows go through first; None leaves them as they are.
     """
 
-    def __init__(self, values: int, *, tables: int = 4, directions: int = 8, width: float = 0.25) -> None:
+    def __init__(
+        self, values: int, *, tables: int = 4, directions: int = 8, width: float = 0.25, view: View | None = None
+    ) -> None:
+        self.view: View = view or np.asarray
         rng = np.random.default_rng(_SEED + 1)
         axes = rng.standard_normal((values, tables * directions)) / np.sqrt(values)
         self._axes = axes.astype(np.float32)
@@ -75,7 +81,7 @@ class NearTables:
         found = np.empty((len(rows), tables), dtype=np.uint64)
         step = max(1, BLOCK_BYTES // max(1, 4 * rows.shape[1]))
         for start in range(0, len(rows), step):
-            block = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
+            block = np.ascontiguousarray(self.view(rows[start : start + step]), dtype=np.float32)
             mean = block.mean(axis=1, keepdims=True)
             spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", block, block)[:, None] / block.shape[1] - mean**2, 0))
             flat = ~(spread > 1e-6 * np.abs(mean)) | ~np.isfinite(spread)

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.studies.data.hashing import NEAR_VALUES, NearTables, Numbers, exact_hashes, standardised, text_of
+from workbench.studies.data.repeats import closer_than_chance, comparable, repeats
 from workbench.studies.data.rows import Rows, as_objects, fetch_rows, read_rows
+from workbench.studies.data.sample import Sample, split_sample
 
 __all__ = ["find_overlap"]
 
@@ -19,6 +21,10 @@ PEEKED = 64
 """Rows that tell whether all are of one size, at most."""
 COMPARED = 4096
 """Pairs of one block that share a near hash and are compared number by number, at most."""
+CONFIRMED = 1000
+"""Near rows that are held against unrelated ones, at most; the others count in proportion."""
+BACKGROUND = 300
+"""Unrelated training rows for that (rule of thumb)."""
 
 
 def find_overlap(
@@ -36,6 +42,7 @@ def find_overlap(
     distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
     without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
     words; near integers (tokens), near rows of different sizes, and of fewer than 16 values, which chance would find as well.
+    Near rows that are no closer than unrelated ones come by chance do not count (`closer_than_chance`).
 
     Args:
         train: the training split, map-style.
@@ -47,9 +54,10 @@ def find_overlap(
         max_rows: of each split, the first ones; None is all.
 
     Returns:
-        "train_rows", "train_duplicates" (rows that were there before), "near" (whether it could be looked for), and under
-        "splits" for each: "rows", "exact", "near" (numbers of rows), "pairs" (the first ones: index there, index in train,
-        distance), "same_label" and "labelled" (of the overlapping rows).
+        "train_rows", "train_duplicates" (rows that were there before), "near" (whether it could be looked for), "repeats" (of
+        `repeats`, for each split), and under "splits" for each: "rows", "exact", "near" (numbers of rows), "by_chance" (share of
+        unrelated rows that would pass for near), "same" (it is the training split, row for row), "pairs" (the first ones: index
+        there, index in train, distance), "same_label" and "labelled" (of the overlapping rows).
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -62,24 +70,32 @@ def find_overlap(
     first, *rest = (_peeked(data, size, max_rows) for data in (train, *others.values()))
     if any(rows.shape[1:] != first.shape[1:] for rows in rest if len(rows)):  # those of objects have one axis
         first = as_objects(first)
-    tables = _tables(first) if near else None
+    sample = split_sample(train, split="train", most=max_rows, memory_mb=size, rows=BACKGROUND)
+    tables = _tables(first, sample) if near else None
     sides = {
         name: _Side(name, data, like=first, tables=tables, size=size, most=max_rows) for name, data in others.items()
     }
     seen: list[NDArray[np.uint64]] = []
+    labels: list[NDArray[Any] | None] = []
     for rows in read_rows(train, memory_mb=size, first=max_rows):
         alike = rows._replace(inputs=_alike(rows.inputs, first))
         hashes = exact_hashes(alike.inputs)
         seen.append(hashes)
+        labels.append(rows.labels)
         close = _near_hashes(alike.inputs, tables) if near else None
         for side in sides.values():
             side.match(alike, hashes, close, tolerance)
     every = np.concatenate(seen) if seen else np.empty(0, dtype=np.uint64)
+    if tables is not None:
+        for side in sides.values():
+            side.confirm(train, sample, len(every))
+    own = repeats(every, _joined(labels))
     return {
-        "train_rows": len(every),
-        "train_duplicates": len(every) - len(np.unique(every)),
+        "train_rows": own["rows"],
+        "train_duplicates": own["repeated"],
         "near": near and (tables is not None or _are_text(first)),
-        "splits": {name: side.facts() for name, side in sides.items()},
+        "repeats": {"train": own} | {name: repeats(side.exact, side.labels) for name, side in sides.items()},
+        "splits": {name: side.facts(every) for name, side in sides.items()},
     }
 
 
@@ -89,7 +105,7 @@ class _Side:
     def __init__(
         self, name: str, data: Any, *, like: NDArray[Any], tables: NearTables | None, size: float, most: int | None
     ) -> None:
-        self.name, self.data = name, data
+        self.name, self.data, self.tables = name, data, tables
         exact, close, labels = [], [], []
         for rows in read_rows(data, memory_mb=size, split=name, first=most):
             inputs = _alike(rows.inputs, like)
@@ -99,8 +115,7 @@ class _Side:
         self.exact = np.concatenate(exact) if exact else np.empty(0, dtype=np.uint64)
         found = [c for c in close if c is not None]
         self.close = np.concatenate(found) if found and len(found) == len(close) else None
-        known = [part for part in labels if part is not None]
-        self.labels = np.concatenate(known) if known and len(known) == len(labels) else None
+        self.labels = _joined(labels)
         self.order = np.argsort(self.exact, kind="stable")
         self.orders = None if self.close is None else np.argsort(self.close, axis=0, kind="stable")
         count = len(self.exact)
@@ -109,6 +124,12 @@ class _Side:
         self.equal = np.zeros(count, dtype=bool)
         self.agrees = np.zeros(count, dtype=bool)
         self.labelled = np.zeros(count, dtype=bool)
+        self.scale, self.by_chance = 1.0, 0.0
+
+    @property
+    def near(self) -> NDArray[np.int64]:
+        """Rows that were found, and are not equal."""
+        return np.flatnonzero((self.found >= 0) & ~self.equal)
 
     def match(self, rows: Rows, exact: NDArray[Any], close: NDArray[Any] | None, tolerance: float) -> None:
         """Note which rows of this split are among these of the training split."""
@@ -127,7 +148,10 @@ class _Side:
             part = slice(start, start + COMPARED // 8)
             i, j = mine[part], theirs[part]
             here, there = fetch_rows(self.data, i.tolist(), split=self.name).inputs, rows.inputs[j]
-            distance = _distances(_alike(here, there), there, exact=tolerance == 0)
+            here = _alike(here, there)
+            if tolerance and self.tables is not None:
+                here, there = self.tables.view(here), self.tables.view(there)
+            distance = _distances(here, there, exact=tolerance == 0)
             better = (distance <= tolerance) & ((distance < self.distance[i]) | (tolerance == 0))
             i, j = i[better], j[better]
             self.equal[i] = tolerance == 0
@@ -135,14 +159,40 @@ class _Side:
             if self.labels is not None and rows.labels is not None:
                 self.agrees[i], self.labelled[i] = self.labels[i] == rows.labels[j], True
 
-    def facts(self) -> dict[str, Any]:
-        """Return what was found as JSON values."""
+    def confirm(self, train: Any, sample: Sample, rows: int) -> None:
+        """Drop the near rows that are no closer than unrelated training rows come by chance.
+
+        Args:
+            train: the training split.
+            sample: unrelated rows of it.
+            rows: of the training split.
+        """
+        near = self.near
+        if not near.size or sample.inputs is None:
+            return
+        checked = near[np.linspace(0, near.size - 1, min(near.size, CONFIRMED)).astype(int)]
+        sides = [
+            np.concatenate([fetch_rows(data, part.tolist()).inputs[:, sample.columns].astype(np.float64) for part in np.array_split(places, -(-len(places) // PEEKED))])
+            for data, places in ((self.data, checked), (train, self.found[checked]))
+        ]  # fmt: skip
+        told = closer_than_chance(sides[0], sides[1], sample.inputs, rows=rows)
+        kept = np.zeros(len(checked), dtype=bool) if told is None else told[0]
+        self.by_chance = 1.0 if told is None else told[1]
+        self.scale = near.size / len(checked)
+        dropped = np.setdiff1d(near, checked[kept])
+        self.found[dropped], self.distance[dropped] = -1, np.inf
+        self.agrees[dropped], self.labelled[dropped] = False, False
+
+    def facts(self, train: NDArray[np.uint64]) -> dict[str, Any]:
+        """Return what was found as JSON values, `train` being the hashes of the training rows."""
         hits = np.flatnonzero(self.found >= 0)
         shown = hits[np.argsort(self.distance[hits], kind="stable")][:SHOWN]
         return {
             "rows": len(self.exact),
             "exact": int(self.equal[hits].sum()),
-            "near": int((~self.equal[hits]).sum()),
+            "near": round(float((~self.equal[hits]).sum()) * self.scale),
+            "by_chance": self.by_chance,
+            "same": bool(len(train) == len(self.exact) > 0 and (train == self.exact).all()),
             "pairs": [[int(i), int(self.found[i]), round(float(self.distance[i]), 4)] for i in shown],
             "same_label": int(self.agrees[hits].sum()),
             "labelled": int(self.labelled[hits].sum()),
@@ -157,11 +207,18 @@ def _peeked(data: Any, size: float, most: int | None) -> NDArray[Any]:
     return fetch_rows(data, range(min(PEEKED, held, len(data), most or len(data)))).inputs
 
 
-def _tables(rows: NDArray[Any]) -> NearTables | None:
-    """Return tables for rows like these; None for text, tokens and rows of few values."""
+def _joined(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None
+
+
+def _tables(rows: NDArray[Any], sample: Sample) -> NearTables | None:
+    """Return tables for rows like these; None for text, tokens and rows of few values. `sample` is of the training split."""
     if rows.dtype == object or (rows.dtype.kind in "iu" and rows.dtype.itemsize > 2) or rows.dtype.kind == "b":
         return None
-    return NearTables(rows.shape[1]) if rows.shape[1] >= NEAR_VALUES else None
+    whole = sample.inputs is not None and sample.inputs.shape[1] == rows.shape[1]
+    view = comparable(sample.inputs) if whole and sample.inputs is not None else None
+    return NearTables(rows.shape[1], view=view) if rows.shape[1] >= NEAR_VALUES else None
 
 
 def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> NDArray[np.uint64] | None:

@@ -26,11 +26,13 @@ class Rows(NamedTuple):
         start: index of the first one.
         inputs: shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ.
         labels: shape (rows,); None where an item has no single label.
+        targets: numbers, shape (rows, values of a target), one or more; None where an item has none, or they differ in number.
     """
 
     start: int
     inputs: NDArray[Any]
     labels: NDArray[Any] | None
+    targets: NDArray[Any] | None = None
 
 
 def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
@@ -60,9 +62,13 @@ def fetch_rows(data: Any, indices: Sequence[int], *, split: str = "train") -> Ro
     if tensors is not None:
         inputs = _flat(tensors[0][where])
         labels = tensors[1][where] if len(tensors) > 1 else None
-        return Rows(indices[0], inputs, None if labels is None else _labels(labels))
+        targets = None if labels is None else _flat(labels)
+        return Rows(indices[0], inputs, _single(targets), targets)
     items = [split_item(item) for item in IndexedDataset(data, split=split).__getitems__(list(indices))]
-    return Rows(indices[0], _stack([x for x, _ in items]), _stack_labels([y for _, y in items]))
+    values, given = [x for x, _ in items], [y for _, y in items]
+    targets = _stack_targets(given)
+    texts = np.array(given) if all(isinstance(y, str) for y in given) else None
+    return Rows(indices[0], _stack(values), texts if targets is None else _single(targets), targets)
 
 
 def split_item(item: Any) -> tuple[Any, Any]:
@@ -95,8 +101,8 @@ def _flat(tensor: Tensor) -> NDArray[Any]:
     return flat
 
 
-def _labels(tensor: Tensor) -> NDArray[Any] | None:
-    return _flat(tensor).ravel() if tensor[0].numel() == 1 else None
+def _single(targets: NDArray[Any] | None) -> NDArray[Any] | None:
+    return targets[:, 0] if targets is not None and targets.shape[1] == 1 else None
 
 
 def _array(value: Any) -> NDArray[Any] | None:
@@ -134,8 +140,7 @@ def as_objects(rows: NDArray[Any]) -> NDArray[Any]:
     return kept
 
 
-def _stack_labels(values: list[Any]) -> NDArray[Any] | None:
+def _stack_targets(values: list[Any]) -> NDArray[Any] | None:
     found = [_array(value) for value in values]
-    if any(a is None or a.size != 1 for a in found):
-        return np.array(values) if all(isinstance(v, str) for v in values) else None
-    return np.array([a[0] for a in found if a is not None])
+    flat = [a for a in found if a is not None and a.size]
+    return np.stack(flat) if len(flat) == len(values) and len({a.size for a in flat}) == 1 else None

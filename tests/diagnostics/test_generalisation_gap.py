@@ -1,0 +1,89 @@
+"""The gap between training and validation has one name: evaluation mode, overfitting, nothing carried over, or none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.diagnostics.audited import Audit
+from workbench.diagnostics.generalisation_gap import diagnose_generalisation_gap, gap_of
+from workbench.studies.generalisation import collect_generalisation
+from workbench.studies.preflight import collect_preflight
+from workbench.studies.session import open_session
+
+CODE = "evaluation.generalisation_gap"
+
+
+def at(train: float, validation: float, step: int = 100) -> dict[str, Any]:
+    sides = {"train": train, "validation": validation}
+    return {"step": step} | {name: {"examples": 400, "loss": loss, "se": 0.01} for name, loss in sides.items()}
+
+
+def said(last: dict[str, Any], selected: dict[str, Any] | None = None, *, mode: float = 0.2, start: float = 2.3) -> Any:
+    found = {"last": last, "selected": selected or last, "training_mode": {"loss": mode, "se": 0.01, "steps": 20}}
+    facts = {"generalisation": found, "preflight": {"train": {"loss": start, "classes": 10}}}
+    return diagnose_generalisation_gap(Audit(facts=facts, workload="x"))[CODE]
+
+
+@pytest.mark.parametrize(
+    ("last", "selected", "mode", "status", "words"),
+    [
+        (at(0.2, 0.25), None, 0.2, "ok", "carry over"),
+        (at(0.2, 0.15), None, 0.6, "ok", "0% of what"),  # dropout: validation below training
+        (at(0.01, 0.6), at(0.3, 0.5), 0.01, "ok", "carry over"),  # the moderate overfitting of small data
+        (at(0.01, 2.1), at(0.9, 1.1), 0.01, "warn", "overfits"),
+        (at(0.01, 2.5), at(2.2, 2.29, 0), 0.01, "fail", "next to nothing"),
+        (at(1.9, 1.9), None, 0.2, "fail", "evaluation mode"),
+        (at(math.nan, 1.0), None, 0.2, "fail", "evaluation mode"),
+        (at(2.29, 2.3), None, 2.29, "ok", "too little"),
+        (at(0.1, math.inf), at(2.2, 2.29, 0), 0.1, "fail", "next to nothing"),
+    ],
+)
+def test_every_gap_has_its_name(last: Any, selected: Any, mode: float, status: str, words: str) -> None:
+    finding = said(last, selected, mode=mode)
+    assert (finding.status, words in finding.summary) == (status, True), finding.summary
+    assert bool(finding.advice) is (status != "ok")
+
+
+def test_without_a_finished_baseline_nothing_is_called_healthy() -> None:
+    for facts in ({}, {"generalisation": {"reason": "the baseline is diverged"}}):
+        assert diagnose_generalisation_gap(Audit(facts=facts, workload="x"))[CODE].status == "not_measured"
+        assert gap_of(facts) is None
+
+
+class Frozen(nn.Module):
+    """Batch norm whose running statistics never hear of the data: evaluation is another model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, momentum=0.0)
+        self.body = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self.norm(x))
+
+
+@pytest.mark.parametrize(("shift", "status"), [(0.0, "ok"), (4.0, "fail")])
+def test_evaluation_mode_that_is_another_model(tmp_path: Any, shift: float, status: str) -> None:
+    x = torch.randn(96, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = TensorDataset(shift + x, x.sum(1))
+    config = {"optimizer": "adam", "peak_lr": 0.02, "total_steps": 300, "batch_size": 24}
+    workload = small_workload(build_model=Frozen, train_data=data, validation_data=data, config=config)
+    with open_session(
+        workload, stem="gap", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
+    ) as session:
+        session.facts(preflight=collect_preflight(workload, session.config, session.device))
+        before = torch.get_rng_state()
+        session.facts(generalisation=collect_generalisation(session))
+        assert torch.equal(before, torch.get_rng_state())
+        found = session.record.facts["generalisation"]
+        assert diagnose_generalisation_gap(session.record)[CODE].status == status
+    assert found["last"]["train"]["examples"] == 96
+    assert found["last"]["train"]["loss"] == pytest.approx(found["last"]["validation"]["loss"])

@@ -1,0 +1,206 @@
+"""Splits that are not alike, targets that do not belong to their inputs, copies and scales: planted faults and their healthy twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_digits, load_iris, load_linnerud, load_wine
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.data import diagnose_data
+from workbench.studies.data.collect import audit_data
+
+Pair = tuple[Tensor, Tensor]
+
+
+def standard(x: Any) -> Tensor:
+    values = torch.tensor(np.asarray(x), dtype=torch.float32)
+    return (values - values.mean(0)) / values.std(0).clamp(min=1e-6)
+
+
+def digits() -> Pair:
+    bunch = load_digits()
+    return torch.tensor(bunch.images).float().unsqueeze(1) / 16, torch.tensor(bunch.target)
+
+
+def wine() -> Pair:
+    return standard(load_wine().data), torch.tensor(load_wine().target)
+
+
+def diabetes() -> Pair:
+    return standard(load_diabetes().data), standard(load_diabetes().target)
+
+
+def tokens(rows: int = 600) -> Pair:
+    g = torch.Generator().manual_seed(3)
+    x = (torch.rand(rows, 20, generator=g) ** 2 * 30).long()
+    return x, ((x < 3).sum(1) > 6).long()
+
+
+def sines(rows: int = 500) -> Pair:
+    g = torch.Generator().manual_seed(4)
+    phase = 6.28 * torch.rand(rows, 1, generator=g)
+    waves = torch.sin(torch.linspace(0, 6, 33) + phase)
+    return waves[:, :32, None], waves[:, 32]
+
+
+def lognormal(rows: int = 400) -> Pair:
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(rows, 20, generator=g)
+    return (x * torch.linspace(0.3, 1.5, 20)).exp(), (x[:, 0] > 0).long()
+
+
+def iris() -> Pair:
+    return torch.tensor(load_iris().data).float(), torch.tensor(load_iris().target)
+
+
+def linnerud() -> Pair:
+    return standard(load_linnerud().data), standard(load_linnerud().target)
+
+
+SOURCES: dict[str, Callable[[], Pair]] = {f.__name__: f for f in (digits, wine, diabetes, tokens, sines, lognormal, iris, linnerud)}  # fmt: skip
+
+
+def split(data: Pair, seed: int = 0, share: float = 0.25) -> tuple[Pair, Pair]:
+    order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(seed))
+    cut = int(share * len(order))
+    return tuple(t[order[cut:]] for t in data), tuple(t[order[:cut]] for t in data)  # type: ignore[return-value]
+
+
+def found(train: Pair, held: Pair) -> Diagnosis:
+    return diagnose_data(audit_data(TensorDataset(*train), validation=TensorDataset(*held)))
+
+
+def alarms(diagnosis: Diagnosis) -> set[str]:
+    return {f.code for f in diagnosis if f.status in ("warn", "fail")}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_splits_raise_no_alarm(name: str, seed: int) -> None:
+    for share in (0.3, 0.1):
+        assert alarms(found(*split(SOURCES[name](), seed, share))) == set()
+
+
+SHIFTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "bytes against [0, 1]": ("digits", lambda x: 255 * x),
+    "standardised against raw": ("digits", lambda x: 3 * x - 1),
+    "pictures on their side": ("digits", lambda x: x.transpose(2, 3)),
+    "other constants": ("wine", lambda x: 0.5 * x + 2),
+    "columns in another order": ("wine", lambda x: x.roll(3, 1)),
+    "columns in another order, regression": ("diabetes", lambda x: x.flip(1)),
+    "tokens that begin at one": ("tokens", lambda x: (x + 1) * 2),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_inputs_that_were_prepared_in_another_way(name: str) -> None:
+    source, change = SHIFTS[name]
+    train, (x, y) = split(SOURCES[source]())
+    assert "data.train_validation_shift" in alarms(found(train, (change(x), y)))
+
+
+LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "numbered from one": ("digits", lambda y: (y + 1) % 10),
+    "two classes the other way round": ("tokens", lambda y: 1 - y),
+    "shuffled on validation alone": ("digits", lambda y: y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]),
+    "numbers in other units": ("diabetes", lambda y: 77 * y + 150),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_targets_that_were_prepared_in_another_way(name: str) -> None:
+    source, change = LABELS[name]
+    train, (x, y) = split(SOURCES[source]())
+    diagnosis = found(train, (x, change(y)))
+    assert diagnosis["data.label_shift"].status == "fail", diagnosis
+    assert diagnosis["data.train_validation_shift"].status == "ok"
+
+
+@pytest.mark.parametrize("source", ["digits", "wine"])
+def test_a_set_that_is_sorted_by_class_and_cut_in_two(source: str) -> None:
+    x, y = SOURCES[source]()
+    order, cut = y.argsort(), int(0.7 * len(y))
+    finding = found((x[order[:cut]], y[order[:cut]]), (x[order[cut:]], y[order[cut:]]))["data.label_shift"]
+    assert finding.status == "fail"
+    assert "training has none of class" in finding.summary
+
+
+def test_a_row_between_inputs_and_targets() -> None:
+    """Seen where nothing of its own target can be told from a row, in whatever part of the data it went."""
+    x, y = digits()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    whole = TensorDataset(x[order], y[order].roll(1))
+    for data in (
+        whole,
+        Subset(whole, torch.randperm(len(y), generator=torch.Generator().manual_seed(1))[:1700].tolist()),
+    ):
+        finding = diagnose_data(audit_data(data))["data.no_signal"]
+        assert finding.status == "fail"
+        assert "of the row after it" in finding.summary
+
+
+def test_targets_without_signal_are_an_alarm_only_where_training_finds_none() -> None:
+    (x, y), held = split(digits())
+    mixed = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+    audited = audit_data(TensorDataset(x, mixed), validation=TensorDataset(*held))
+    assert diagnose_data(audited)["data.no_signal"].status == "ok", "a network may find what simple models do not"
+    by_heart = {
+        "examples": 400,
+        "loss": 0.1,
+        "se": 0.01,
+        "score": 0.99,
+        "chance": 0.1,
+        "classes": 10,
+        "renumbered": 0.99,
+    }
+    for score, status in ((0.11, "fail"), (0.3, "ok")):
+        at = {"step": 9, "train": by_heart, "validation": by_heart | {"score": score, "renumbered": 0.2}}
+        trained = type(audited)(facts=audited.facts | {"generalisation": {"last": at, "selected": at}}, workload="x")
+        assert diagnose_data(trained)["data.no_signal"].status == status
+
+
+def test_inputs_that_never_vary() -> None:
+    assert found((torch.ones(200, 8), torch.arange(200) % 3), (torch.ones(50, 8), torch.arange(50) % 3))["data.no_signal"].status == "fail"  # fmt: skip
+
+
+def test_near_copies_are_told_from_neighbours() -> None:
+    """In one large column, and in waves that differ in their phase alone, all rows are close to each other by nature."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(500, 20, generator=g)
+    x[:, 3] = 50 * x[:, 3] + 3000
+    y = (x[:, 0] > 0).long()
+    assert found(*split((x, y)))["data.leakage"].status == "ok"
+    train, (held, labels) = split((x, y))
+    copied = held.clone()
+    copied[:40] = train[0][:40] + 1e-3 * torch.randn(40, 20, generator=g)
+    finding = found(train, (copied, labels))["data.leakage"]
+    assert finding.status == "fail"
+    assert finding.evidence["splits"]["validation"]["near"] == 40
+
+
+def test_an_empty_input_and_copies() -> None:
+    train, held = split(digits())
+    blank = train[0].clone()
+    blank[::8] = 0
+    finding = found((blank, train[1]), held)["data.duplicates"]
+    assert finding.status == "warn"
+    assert finding.evidence["splits"]["train"]["top"] == [169, 0]
+    many = tuple(t.repeat(6, *[1] * (t.dim() - 1)) for t in train)
+    assert found(many, held)["data.duplicates"].status == "warn"  # type: ignore[arg-type]
+    rare = train[1] == 7
+    over = tuple(torch.cat([t, *[t[rare]] * 20]) for t in train)
+    assert found(over, held)["data.duplicates"].status == "ok"  # type: ignore[arg-type]
+
+
+def test_validation_that_is_the_training_split() -> None:
+    train, _ = split(wine())
+    finding = found(train, train)["data.leakage"]
+    assert finding.status == "fail"
+    assert "row for row" in finding.summary

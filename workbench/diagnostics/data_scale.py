@@ -1,0 +1,78 @@
+"""`data.scale`: are the numbers that a model starts from, and those that it has to reach, of about unit size (F1.1)?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.diagnostics.base import Finding
+from workbench.diagnostics.data_order import data_finding
+
+__all__ = ["scale"]
+
+Facts = Mapping[str, Any]
+_STANDARDISE = (
+    "Standardise the inputs by the mean and deviation of the training split, and every other split by the same two."
+)
+
+
+def scale(
+    facts: Facts, *, largest: float, smallest: float, feature_ratio: float, target: float, output_ratio: float
+) -> Finding:
+    """Judge the size of inputs and targets.
+
+    Args:
+        facts: of the data.
+        largest: size of the inputs (root mean square).
+        smallest: size of the inputs.
+        feature_ratio: the largest feature over a quarter of the features, where these are as good as invisible.
+        target: size of targets, or one over it.
+        output_ratio: of targets to what a new model says, or the other way round, for that to matter.
+    """
+    found = facts["scale"]
+    targets = _targets(found.get("targets"), target, output_ratio)
+    if "size" not in found:
+        if targets is not None:
+            return targets
+        return data_finding("scale", "ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
+    where = f" where they reach {_layer(found['layer'])}" if found["layer"] else ""
+    size, ratio = found["size"], found["largest"] / found["smallest"]
+    numbers: dict[str, Any] = {"value": size, "unit": "input", "threshold": largest, "evidence": dict(found)}
+    if size > largest:
+        far = f"; feature {found['largest_at']} is {found['largest']:.3g}, half of the features less than {found['median']:.3g}" if found["largest"] > feature_ratio**0.5 * found["median"] else ""  # fmt: skip
+        return data_finding("scale", "warn", f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square.", advice=(_STANDARDISE,), **numbers)  # fmt: skip
+    if found["median"] < smallest and size < 100 * smallest:
+        return data_finding("scale", "warn", f"Half of the inputs are smaller than {found['median']:.2g}{where}: the first layer hardly sees them beside its bias.", advice=(_STANDARDISE,), **{**numbers, "value": found["median"], "threshold": smallest})  # fmt: skip
+    if found["quarter"] * feature_ratio < found["largest"]:
+        return data_finding(
+            "scale", "warn", f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and feature {found['largest_at']} "
+            f"is {found['largest']:.3g}: a model sees little but the large ones.", advice=(_STANDARDISE,), **numbers,
+        )  # fmt: skip
+    if targets is not None:
+        return targets
+    return data_finding("scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
+
+
+def _layer(layer: Any) -> str:
+    name, kind = layer
+    return f"the first layer ({name or 'the model'}, {kind})"
+
+
+def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding | None:
+    """Return the finding on targets that are far from unit size and from what the model says before training, if they are."""
+    if not found or "size" not in found:
+        return None
+    size, outputs = found["size"], found["outputs"]
+    large = size > limit and size > output_ratio * outputs
+    if not large and not (size < 1 / limit and outputs > output_ratio * size):
+        return None
+    effect = (
+        "the loss and its gradients start at the square of it"
+        if large
+        else "any error that matters is lost in the loss"
+    )
+    return data_finding(
+        "scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
+        unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
+        advice=("Standardise the targets by their mean and deviation over the training split, and undo it for predictions.",),
+    )  # fmt: skip
