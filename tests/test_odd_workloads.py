@@ -204,6 +204,11 @@ ODD: dict[str, Callable[[], wb.Workload]] = {
     "batch norm, batches of four": lambda: odd(normed, squared, config={"batch_size": 4}),
     "latent noise": lambda: odd(LatentNoise, evidence_bound, config={"peak_lr": 0.005}),
     "contrastive": lambda: odd(Views, in_batch_negatives),
+    "complex inputs": lambda: odd(
+        lambda: nn.Linear(16, 1), squared, forward=lambda model, batch: model(torch.view_as_real(batch[0]).flatten(1)),
+        train_data=TensorDataset(torch.complex(X, 1 - X)[:128], Y[:128]),
+        validation_data=TensorDataset(torch.complex(X, 1 - X)[128:], Y[128:]),
+    ),
     "bfloat16 parameters": lambda: odd(
         lambda: nn.Linear(8, 1).bfloat16(), lambda o, b: (o.squeeze(-1) - b[1].bfloat16()) ** 2,
         forward=lambda model, batch: model(batch[0].bfloat16()),

@@ -106,9 +106,7 @@ class WatchedCall:
     def _note(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
         if tensors:
-            table = (
-                tensors[0].detach().cpu().to(torch.float32).flatten(1)
-                if tensors[0].dim() > 1
-                else tensors[0].detach().cpu().float()[:, None]
-            )
+            first = tensors[0].detach().cpu()
+            first = torch.view_as_real(first) if first.is_complex() else first
+            table = first.float().flatten(1) if first.dim() > 1 else first.float()[:, None]
             self.rows.append([row.tobytes() for row in table.numpy()])

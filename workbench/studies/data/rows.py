@@ -95,6 +95,7 @@ def _tensors(data: Any, indices: Sequence[int]) -> tuple[tuple[Tensor, ...] | No
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
     values = tensor.detach().cpu()
+    values = torch.view_as_real(values) if values.is_complex() else values
     if values.dtype in (torch.bfloat16, torch.float16):
         values = values.float()
     flat: NDArray[Any] = values.reshape(len(values), -1).numpy()
