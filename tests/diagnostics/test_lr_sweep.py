@@ -42,9 +42,10 @@ def test_an_interior_best_far_from_the_edge():
     assert diagnosis["lr.unstable"].value == pytest.approx(np.sqrt(6.4 * 12.8))
     assert diagnosis["lr.unstable"].evidence["lower"] == 6.4
     assert statuses(diagnosis) == {
-        "lr.best": "ok", "lr.grid_edge": "ok", "lr.unstable": "ok", "lr.too_low": "ok", "lr.at_edge": "ok",
-        "lr.probabilistic": "not_measured",
+        "lr.best": "ok", "lr.grid_edge": "ok", "lr.unstable": "ok", "lr.too_high": "ok", "lr.too_low": "ok", "lr.at_edge": "ok",
+        "lr.probabilistic": "ok", "lr.nothing_learns": "ok",
     }  # fmt: skip
+    assert "one seed" in diagnosis["lr.probabilistic"].summary
     assert "harmless" in diagnosis["lr.at_edge"].summary
 
 
@@ -56,30 +57,27 @@ def test_evidence_holds_what_a_figure_needs():
     assert rows[-1]["unstable"]
 
 
-@pytest.mark.parametrize(("baseline", "status"), [(0.1, "warn"), (0.4, "ok"), (0.8, "ok"), (3.2, "ok")])
-def test_baseline_far_below_lr_star(baseline, status):
-    diagnosis = diagnose_lr_sweep(sweep(baseline=baseline, levels={0.1: 1.5, 0.4: 0.6, 0.79: 0.4, 1.6: 0.5, 3.2: 0.9}))
-    assert diagnosis["lr.too_low"].status == status
-    assert diagnosis["lr.too_low"].value == pytest.approx(0.79 / baseline)
-
-
-def test_a_low_baseline_inside_the_flat_region_is_not_too_low():
-    flat = {0.05: 1.4, 0.1: 0.4, 0.2: 0.4, 0.4: 0.3999, 0.8: 0.7}
-    assert diagnose_lr_sweep(sweep(baseline=0.1, levels=flat))["lr.too_low"].status == "ok"
-
-
 @pytest.mark.parametrize(("levels", "word"), [
     ({0.1: 0.3, 0.2: 0.4, 0.4: 0.6}, "smaller"), ({0.1: 0.9, 0.2: 0.8, 0.4: 0.6}, "larger"),
 ])  # fmt: skip
 def test_best_at_the_border_of_the_grid(levels, word):
-    finding = diagnose_lr_sweep(sweep(levels=levels, blown=()))["lr.grid_edge"]
+    given = sweep(levels=levels, blown=())
+    finding = diagnose_lr_sweep(given)["lr.grid_edge"]
     assert finding.status == "warn"
     assert word in finding.advice[0]
+    given.facts["initial_critical_lr"] = 1.0
+    assert diagnose_lr_sweep(given)["lr.grid_edge"].status == "ok", (
+        "a sweep that finds its own range ends where it has to"
+    )
 
 
-def test_unstable_lr_never_found_is_not_measured():
+def test_unstable_lr_never_found_is_not_measured_unless_it_was_looked_for_far_away():
     diagnosis = diagnose_lr_sweep(sweep(blown=()))
-    assert diagnosis["lr.unstable"].status == diagnosis["lr.at_edge"].status == "not_measured"
+    assert (diagnosis["lr.unstable"].status, diagnosis["lr.at_edge"].status) == ("not_measured", "ok"), "up to 8 lr*"
+    near = diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.5}))
+    assert near["lr.at_edge"].status == "not_measured"
+    far = diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 26.0: 0.9}))
+    assert (far["lr.unstable"].status, far["lr.unstable"].value) == ("ok", None)
 
 
 @pytest.mark.parametrize(("fix", "status", "harmful"), [(None, "warn", None), (0.2, "warn", True), (0.4, "ok", False)])
@@ -121,7 +119,9 @@ def test_seeds_that_disagree(lr, status):
 ])  # fmt: skip
 def test_what_cannot_be_known_is_not_measured(trials, reason):
     diagnosis = diagnose_lr_sweep(record(trials, total_steps=TOTAL))
-    assert set(statuses(diagnosis).values()) == {"not_measured"}
+    learned = statuses(diagnosis).pop("lr.nothing_learns") == "ok"
+    assert {f.status for f in diagnosis if f.code != "lr.nothing_learns"} == {"not_measured"}
+    assert learned is (len(trials) == 1), "one lr that learns says that something can be learned"
     assert reason in diagnosis["lr.best"].summary
 
 

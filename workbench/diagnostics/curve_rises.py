@@ -51,6 +51,7 @@ class Curve:
     ignorance: float
     progress: float
     best_end: float
+    reached: float
     total_steps: int
     ended_nonfinite: bool
 
@@ -134,7 +135,7 @@ def _outcome(curve: Curve, first: int, limits: Limits) -> Outcome:
     tail = tail_steps(curve.loss.size, limits)
     end, high = end_level(curve, limits)
     near_best = end <= curve.best_end + limits.rise_frac * curve.progress
-    if end <= curve.back[first] and not high and near_best:
+    if not high and (end <= curve.reached or (end <= curve.back[first] and near_best)):
         return "recovered"
     earlier = [float(np.median(curve.loss[-k * tail : -(k - 1) * tail])) for k in (2, 3) if k * tail <= curve.loss.size]
     floor = min(float(curve.trough[first]), curve.best_end)
@@ -150,9 +151,13 @@ def tail_steps(size: int, limits: Limits) -> int:
 
 
 def end_level(curve: Curve, limits: Limits) -> tuple[float, bool]:
-    """Return the end loss and whether it shows that little was learned: about where the run began, or at chance."""
+    """Return the end loss and whether it shows that little was learned: about where the run began, or at chance.
+
+    A median at 0 between spikes that lift the mean above the loss of knowing nothing is no good end either.
+    """
     if curve.ended_nonfinite:
         return math.inf, True
-    end = float(np.median(curve.loss[-tail_steps(curve.loss.size, limits) :]))
-    reachable = curve.ignorance - curve.best_end
-    return end, end >= curve.ignorance - limits.high_frac * reachable
+    tail = curve.loss[-tail_steps(curve.loss.size, limits) :]
+    end, reachable = float(np.median(tail)), curve.ignorance - curve.best_end
+    high = end >= curve.ignorance - limits.high_frac * reachable
+    return end, bool(high or np.mean(tail) > curve.ignorance + 2 * limits.high_frac * reachable)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.curve_rises import Curve, Limits, end_level, find_rises, tail_steps
 from workbench.diagnostics.curve_verdict import CurveVerdict, Outcome, Rise, When
-from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, smooth
+from workbench.diagnostics.smoothing import MEDIAN_PENALTY, fill_gaps, noise_per_step, smooth
 
 __all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
 
@@ -144,7 +144,9 @@ def _prepare(
     level, spread = ignorance(loss_ref, chance), limits.noise_sds * noise[lowest]
     learned = np.where(trough < level, level, loss_ref) - trough
     progress = float(learned[-1]) if study_progress is None else max(float(study_progress), 0.0)
-    end = float(np.median(loss[-tail_steps(loss.size, limits) :]))
+    tail = tail_steps(loss.size, limits)
+    end, near = float(np.median(loss[-tail:])), limits.recover_frac * progress
+    unsure = min(limits.noise_sds * MEDIAN_PENALTY * float(step_noise[-1]) / math.sqrt(tail), near)
     return Curve(
         loss=loss,
         smoothed=smoothed,
@@ -158,6 +160,7 @@ def _prepare(
         ignorance=level,
         progress=progress,
         best_end=end if study_best_end is None else min(float(study_best_end), level),
+        reached=-math.inf if study_best_end is None else float(study_best_end) + near + unsure,
         total_steps=total_steps,
         ended_nonfinite=ended_nonfinite,
     )

@@ -21,7 +21,7 @@ from workbench.diagnostics.trials import (
     read_curves,
 )
 
-__all__ = ["LRPoint", "SweepTable", "objective", "paired_difference", "sweep_table"]
+__all__ = ["LRPoint", "SweepTable", "mean_and_error", "objective", "paired_difference", "sweep_table"]
 
 FloatArray = NDArray[np.float64]
 
@@ -74,7 +74,8 @@ class SweepTable:
         noise_free: every trial saw the full batch in every step.
         memory: momentum or beta1 of the optimizer.
         loss_ref: loss of the initial model, mean over the seeds.
-        progress: what the best trial learned.
+        chance: loss of the best constant output, None where unknown.
+        progress: what the best trial learned: how far it came below the initial model, or below chance where that is lower.
         learned: some lr learned something: its progress, or its lead over a smaller lr, stands out of the noise.
         total_steps: length of the trials.
     """
@@ -86,6 +87,7 @@ class SweepTable:
     progress: float
     learned: bool
     total_steps: int
+    chance: float | None = None
 
     @property
     def lowest(self) -> int | None:
@@ -102,10 +104,16 @@ class SweepTable:
         return self.lowest if self.learned else None
 
     @property
+    def level(self) -> float:
+        """The loss of knowing nothing: that of the initial model, or chance where that is lower."""
+        return ignorance(self.loss_ref, self.chance)
+
+    @property
     def loss_scale(self) -> float:
         """What relative differences refer to: the best loss, or what was learned where that is smaller."""
         lowest = min((p.loss for p in self.points if math.isfinite(p.loss)), default=math.nan)
-        return min(self.progress, lowest) if lowest > 0 else self.progress
+        fitted = lowest == 0 and not self.noise_free  # to the last example: differences are what they are
+        return min(self.progress, lowest) if lowest > 0 or fitted else self.progress
 
 
 def _mean_over(point: LRPoint, seeds: set[int]) -> float:
@@ -163,6 +171,17 @@ def _mean_se(values: FloatArray, blocks: int) -> float:
     return scale * math.sqrt(float(residual @ residual) / (count - 2) / count)
 
 
+def mean_and_error(parts: Sequence[FloatArray], *, blocks: int = 8) -> tuple[float, float]:
+    """Return the mean of some stretches of training loss, one a seed, and its standard error, free of their trends.
+
+    Args:
+        parts: of one length, shape (steps,) each.
+        blocks: see `paired_difference`.
+    """
+    errors = [_number(_mean_se(part, blocks)) for part in parts]
+    return float(np.mean([np.mean(part) for part in parts])), math.hypot(*errors) / len(errors)
+
+
 def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8, noise_sds: float = 4.0) -> SweepTable:
     """Return the sweep's points: full-length trials of one config, one point a learning rate.
 
@@ -184,13 +203,25 @@ def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8, 
     star = points[best].lr
     points = tuple(_point(group, lr_star=star, tail_frac=tail_frac, blocks=blocks) for group in groups)
     points = _with_differences(points, groups, best, tail_frac=tail_frac, blocks=blocks)
-    return replace(table, points=points, learned=_learned(table, points, best, _start_noise(peers), noise_sds))
+    curves = [item.curve for item in groups[best]]
+    table = replace(table, points=points)
+    return replace(table, learned=_learned(table, best, curves, _start_noise(peers), noise_sds))
 
 
-def _learned(table: SweepTable, points: Sequence[LRPoint], best: int, start_noise: float, noise_sds: float) -> bool:
-    noise = math.hypot(start_noise, _number(points[best].loss_se))
-    worse_below = any(p.above_best > max(noise_sds * _number(p.above_best_se), 0.0) for p in points[:best])
-    return table.progress > noise_sds * noise or (table.progress > 0 and not table.noise_free and worse_below)
+def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float, noise_sds: float) -> bool:
+    """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps.
+
+    Where chance is below the initial loss it is known without noise, and the second half of the run, which sees more
+    examples than its end, tells as well. Else the lead over a smaller lr does, on minibatches.
+    """
+    se = max(_number(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
+    if table.level < table.loss_ref:
+        later, error = mean_and_error([c.loss[c.total_steps // 2 :] for c in curves])
+        below = not table.noise_free and table.level - later > noise_sds * max(error, se / 4)
+        return table.progress > noise_sds * se or below
+    worse_below = any(p.above_best > max(noise_sds * _number(p.above_best_se), 0.0) for p in table.points[:best])
+    lead = table.progress > 0 and not table.noise_free and worse_below
+    return table.progress > noise_sds * math.hypot(start_noise, se) or lead
 
 
 def _first_of_each(curves: Sequence[TrialCurve]) -> list[TrialCurve]:
@@ -266,6 +297,7 @@ def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTab
         progress=ignorance(loss_ref, peers[0].chance) - min(finite) if finite else 0.0,
         learned=False,
         total_steps=peers[0].total_steps if peers else 0,
+        chance=peers[0].chance if peers else None,
     )
 
 

@@ -128,32 +128,41 @@ def climb_round(
         factor: from one lr to the next (rule of thumb).
     """
     if table.best is None:
-        lrs = [point.lr for point in table.points]
-        return _blind_round(lrs, lowest=lowest, highest=highest, lanes=blind_lanes or lanes, factor=factor)
+        return _blind_round(table, lowest=lowest, highest=highest, lanes=blind_lanes or lanes, factor=factor)
     low = table.points[0].lr
     return () if table.best else tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= lowest)
 
 
-def _blind_round(
-    lrs: Sequence[float], *, lowest: float, highest: float, lanes: int, factor: float
-) -> tuple[float, ...]:
+def _blind_round(table: SweepTable, *, lowest: float, highest: float, lanes: int, factor: float) -> tuple[float, ...]:
     """Return where to look when no lr that was tried learned anything: down from the densest part, then up from it.
 
     A single lr far from the others, such as a baseline that is much too low or too high, leaves a gap that nobody has looked into.
+    Below a run that only comes down slowly, and above one that is unstable, there is nothing to look for.
     """
-    groups: list[list[float]] = []
-    for lr in sorted(lrs):
-        if groups and lr / groups[-1][-1] <= factor**1.5:
-            groups[-1].append(lr)
+    groups: list[list[LRPoint]] = []
+    for point in table.points:
+        if groups and point.lr / groups[-1][-1].lr <= factor**1.5:
+            groups[-1].append(point)
         else:
-            groups.append([lr])
+            groups.append([point])
     at = max(range(len(groups)), key=lambda k: (len(groups[k]), -k))
     room = math.sqrt(factor)
-    floor = max(lowest, groups[at - 1][-1] * room) if at else lowest
-    ceiling = min(highest, groups[at + 1][0] / room) if at + 1 < len(groups) else highest
-    low, high = groups[at][0], groups[at][-1]
-    down = tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= floor)
-    return down or tuple(high * factor**k for k in range(1, lanes + 1) if high * factor**k <= ceiling)
+    floor = max(lowest, groups[at - 1][-1].lr * room) if at else lowest
+    ceiling = min(highest, groups[at + 1][0].lr / room) if at + 1 < len(groups) else highest
+    first, last = groups[at][0], groups[at][-1]
+    down = [] if _slow(table, first) else [first.lr / factor**k for k in range(1, lanes + 1)]
+    up = [] if _blown(last) else [last.lr * factor**k for k in range(1, lanes + 1)]
+    return tuple(lr for lr in down if lr >= floor) or tuple(lr for lr in up if lr <= ceiling)
+
+
+def _slow(table: SweepTable, point: LRPoint, *, far_frac: float = 0.25) -> bool:
+    """Tell whether a stable run ends with this share of the way to chance still before it (rule of thumb)."""
+    way = table.loss_ref - table.level
+    return way > 0 and not _blown(point) and point.loss - table.level > far_frac * way
+
+
+def _blown(point: LRPoint) -> bool:
+    return any(outcome in ("lasting", "divergent") for outcome in point.outcomes)
 
 
 def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[float, ...]:

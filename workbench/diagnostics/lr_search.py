@@ -9,10 +9,22 @@ from itertools import pairwise
 
 from workbench.diagnostics.lr_points import LRPoint, SweepTable
 
-__all__ = ["BestLR", "UnstableBracket", "lr_best", "refine_next", "refine_round", "tied", "unstable_bracket"]
+__all__ = [
+    "BestLR",
+    "UnstableBracket",
+    "below_edge",
+    "lr_best",
+    "refine_next",
+    "refine_round",
+    "tied",
+    "unstable_bracket",
+]
 
 DENSE_RATIO = 1.118
 """Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
+
+EDGE_MARGIN = 1.5
+"""How far below the unstable lr a recommended one stays (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,42 +86,51 @@ def tied(
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
     progress_tolerance: float = 1e-3,
+    material_frac: float = 0.05,
 ) -> bool:
     """Tell whether a point is as good as the best, by the paired difference.
 
     Args:
         table: the sweep.
         point: one of its points.
-        noise_sds: standard errors of the paired difference that count as equal.
+        noise_sds: standard errors of the paired difference that count as equal, where they are a small share of what was
+            learned: a run that blew up has so large an error that it would be as good as any.
         loss_tolerance: relative difference that counts as equal (O1).
         progress_tolerance: on minibatches, a difference below this share of what was learned counts as equal too (rule
             of thumb): once a network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5.
+        material_frac: the small share of what was learned (rule of thumb).
     """
     se = point.above_best_se if math.isfinite(point.above_best_se) else 0.0
+    noise = min(noise_sds * se, material_frac * table.progress)
     rounding = 0.0 if table.noise_free else progress_tolerance * table.progress
-    return point.above_best <= max(noise_sds * se, loss_tolerance * table.loss_scale, rounding)
+    return point.above_best <= max(noise, loss_tolerance * table.loss_scale, rounding)
 
 
 def lr_best(
     table: SweepTable,
     *,
+    own: float | None = None,
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
     same_loss: float = 1.04,
     dense_ratio: float = DENSE_RATIO,
+    edge_margin: float = EDGE_MARGIN,
 ) -> BestLR | None:
     """Return lr* with its interval, or None when no lr makes progress.
 
-    With noise lr* is the lr of the lowest objective. Without noise the loss may explode right above lr*, so the lower
-    neighbour is reported where it is as good, or, for a rule without memory, where the grid is dense: with one
+    With noise several lrs may be as good as the one with the lowest objective: lr* is the person's own where it is one of them,
+    else the middle of them, with a margin to where training becomes unstable. Without noise the loss may explode right above
+    lr*, so the lower neighbour is reported where it is as good, or, for a rule without memory, where the grid is dense: with one
     minimum that neighbour cannot lie above the true lr*.
 
     Args:
         table: the sweep.
+        own: the lr that the person trains with today.
         noise_sds: see `tied`.
         loss_tolerance: see `tied`.
         same_loss: without noise, a lower neighbour with a loss up to this many times the lowest is taken.
         dense_ratio: neighbours closer than this make the grid dense.
+        edge_margin: see `below_edge`.
     """
     best = table.best
     if best is None:
@@ -117,7 +138,10 @@ def lr_best(
     points = table.points
     equal = [i for i, p in enumerate(points) if not p.unstable and tied(
         table, p, noise_sds=noise_sds, loss_tolerance=loss_tolerance)]  # fmt: skip
-    chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
+    if table.noise_free:
+        chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
+    else:
+        chosen, reason = _middle(table, equal, own, edge_margin)
     low, high = min([*equal, chosen]), max([*equal, best])
     border = "low" if best == 0 else "high" if best == len(points) - 1 else None
     return BestLR(
@@ -140,9 +164,38 @@ def _upper_end(points: Sequence[LRPoint], high: int) -> float:
     return math.sqrt(points[high].lr * points[high + 1].lr)
 
 
+def below_edge(table: SweepTable, indices: Sequence[int], edge_margin: float = EDGE_MARGIN) -> list[int]:
+    """Return the points that keep a margin to the lr where training becomes unstable; the lowest of them where none does.
+
+    Args:
+        table: the sweep.
+        indices: of points.
+        edge_margin: how many times larger the unstable lr has to be (rule of thumb: another seed moves it by so much).
+    """
+    bracket = unstable_bracket(table)
+    if bracket is None:
+        return list(indices)
+    safe = [i for i in indices if table.points[i].lr * edge_margin <= bracket.middle]
+    return safe or sorted(indices)[:1]
+
+
+def _middle(table: SweepTable, equal: Sequence[int], own: float | None, edge_margin: float) -> tuple[int, str]:
+    """Return one of several points that are as good: the person's own, or the middle one away from the edge."""
+    points = table.points
+    if len(equal) == 1:
+        return equal[0], "the lowest mean loss of the last tenth of the steps"
+    mine = [i for i in equal if own is not None and math.isclose(points[i].lr, own, rel_tol=1e-9)]
+    if mine:
+        return mine[0], "the baseline's own, which is as good as the lowest mean loss of the last tenth of the steps"
+    safe = below_edge(table, equal, edge_margin)
+    middle = math.sqrt(points[safe[0]].lr * points[safe[-1]].lr)
+    chosen = min(safe, key=lambda i: abs(math.log(points[i].lr / middle)))
+    return chosen, "the middle of those that are as good as the lowest mean loss of the last tenth of the steps"
+
+
 def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: float) -> tuple[int, str]:
     points = table.points
-    if not table.noise_free or best == 0 or points[best - 1].unstable:
+    if best == 0 or points[best - 1].unstable:
         return best, "the lowest mean loss of the last tenth of the steps"
     below = points[best - 1]
     if below.above_best <= (same_loss - 1) * table.loss_scale:

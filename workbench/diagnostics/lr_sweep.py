@@ -10,6 +10,8 @@ from workbench.diagnostics.advice import advise
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.fix_runs import is_harmful
 from workbench.diagnostics.judged_runs import judged_runs
+from workbench.diagnostics.lr_learning import nothing_learns
+from workbench.diagnostics.lr_own import own_lr_findings
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, objective, sweep_table
 from workbench.diagnostics.lr_rounds import bisect_next
 from workbench.diagnostics.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
@@ -17,11 +19,11 @@ from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "sweep_table", "unstable_bracket"]
 
-CODES = ("lr.best", "lr.grid_edge", "lr.unstable", "lr.too_low", "lr.at_edge", "lr.probabilistic")
 _CLAUSE = {
-    "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", "lr.too_low": "F1.6", "lr.at_edge": "F1.12",
-    "lr.probabilistic": "F1.4",
+    "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", "lr.too_high": "F2.9", "lr.too_low": "F1.6",
+    "lr.at_edge": "F1.12", "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
 }  # fmt: skip
+CODES = tuple(_CLAUSE)
 
 
 def diagnose_lr_sweep(
@@ -30,8 +32,11 @@ def diagnose_lr_sweep(
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
     edge_ratio: float = 2.0,
-    too_low_ratio: float = 2.0,
-    material_frac: float = 0.01,
+    other_ratio: float = 2.0,
+    material_frac: float = 0.1,
+    little_frac: float = 0.5,
+    fix_frac: float = 0.01,
+    far_ratio: float = 30.0,
     bracket_tolerance: float = 0.05,
     tail_frac: float = 0.1,
 ) -> Diagnosis:
@@ -45,26 +50,35 @@ def diagnose_lr_sweep(
         noise_sds: standard errors of a paired difference that count as equal.
         loss_tolerance: relative difference of the loss that counts as equal (O1).
         edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
-        too_low_ratio: the baseline is too low when lr* is more than this many times its lr (rule of thumb).
-        material_frac: a baseline whose loss is within this share of what lr* learned loses nothing (rule of thumb).
+        other_ratio: lrs closer to the baseline's than this factor are no other lrs (rule of thumb).
+        material_frac: the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by
+            the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and
+            more).
+        little_frac: the share from which on that is a failure (rule of thumb).
+        fix_frac: a fix that gains less than this share of what lr* learned gains nothing (rule of thumb).
+        far_ratio: where every lr up to this many times lr* and the baseline is stable, no unstable one is missing (rule of thumb).
         bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
         tail_frac: share of the steps that the objective averages (O1).
 
     Returns:
-        The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic`, once each.
+        The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_high`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic` and
+        `lr.nothing_learns`, once each.
     """
     table = sweep_table(record, tail_frac=tail_frac)
-    best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    baseline = _number(record.config.get("peak_lr"))
+    best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    learning = nothing_learns(record, table)
     if best is None or len(table.points) < 2:
-        findings = _not_measured(table)
+        findings = [*_not_measured(table), learning]
     else:
         bracket = unstable_bracket(table)
-        baseline = _number(record.config.get("peak_lr"))
         findings = [
             _best(table, best, baseline),
-            _grid_edge(table, best),
-            _unstable(table, best, bracket, bracket_tolerance),
-            _too_low(table, best, baseline, ratio=too_low_ratio, material_frac=material_frac),
+            _grid_edge(record, table, best),
+            _unstable(table, best, bracket, bracket_tolerance, far_ratio * max(best.lr, _known(baseline))),
+            *own_lr_findings(
+                record, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
+            ),
             _at_edge(
                 record,
                 table,
@@ -73,9 +87,10 @@ def diagnose_lr_sweep(
                 edge_ratio=edge_ratio,
                 noise_sds=noise_sds,
                 loss_tolerance=loss_tolerance,
-                material_frac=material_frac,
+                material_frac=fix_frac,
             ),
             _probabilistic(table, best, baseline, edge_ratio),
+            learning,
         ]
     return Diagnosis(
         findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
@@ -84,6 +99,10 @@ def diagnose_lr_sweep(
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _known(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
 
 
 def _rows(table: SweepTable) -> list[dict[str, Any]]:
@@ -111,7 +130,7 @@ def _not_measured(table: SweepTable) -> list[Finding]:
             code=code, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[code],
             evidence={"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref},
         )
-        for code in CODES
+        for code in CODES[:-1]
     ]  # fmt: skip
 
 
@@ -119,7 +138,7 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
     return Finding(
         code="lr.best", status="ok", value=best.lr, unit="lr", clause=_CLAUSE["lr.best"],
-        summary=f"The best learning rate by training loss is {best.lr:.4g}{_interval(best)}{note}.",
+        summary=f"{_said(best, baseline)}{note}.",
         evidence={
             "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
             "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,
@@ -130,28 +149,36 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     )  # fmt: skip
 
 
-def _interval(best: BestLR) -> str:
+def _said(best: BestLR, baseline: float) -> str:
+    alike = f"{best.low:.4g} to {best.high:.4g}"
+    if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
+        return f"The learning rates from {alike} train equally well; the baseline's {best.lr:.4g} is one of them"
     if best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
-        return f", but the bowl is nearly flat: everything from {best.low:.4g} to {best.high:.4g} trains as well"
-    return f" ({best.low:.4g} to {best.high:.4g} are as good)"
+        return f"The learning rates from {alike} train equally well; {best.lr:.4g} lies in their middle"
+    return f"The best learning rate by training loss is {best.lr:.4g} ({alike} are as good)"
 
 
-def _grid_edge(table: SweepTable, best: BestLR) -> Finding:
+def _grid_edge(record: RecordLike, table: SweepTable, best: BestLR) -> Finding:
     lrs = [p.lr for p in table.points]
     evidence = {"border": best.border, "lowest_lr": lrs[0], "highest_lr": lrs[-1]}
+    common: dict[str, Any] = {"code": "lr.grid_edge", "clause": _CLAUSE["lr.grid_edge"], "evidence": evidence}
     if best.border is None:
         summary = f"The lowest loss lies inside the lrs tried ({lrs[0]:.4g} to {lrs[-1]:.4g})."
-        return Finding(code="lr.grid_edge", status="ok", summary=summary, clause="F1.6", evidence=evidence)
-    word = "smaller" if best.border == "low" else "larger"
+        return Finding(status="ok", summary=summary, **common)
+    word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
+    summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
+    if record.facts.get("initial_critical_lr") is not None:
+        summary += f", as far as the sweep goes from the scale of the model ({lrs[0]:.4g} to {lrs[-1]:.4g})."
+        return Finding(status="ok", summary=summary, value=best.measured_lr, unit="lr", **common)
     return Finding(
-        code="lr.grid_edge", status="warn", clause="F1.6", value=best.measured_lr, unit="lr", evidence=evidence,
-        summary=f"The lowest loss is at the {'lowest' if best.border == 'low' else 'highest'} lr tried, "
-        f"{best.measured_lr:.4g}: the true lr* may lie beyond it.",
-        advice=[f"Extend the sweep to {word} learning rates."],
+        status="warn", summary=f"{summary}: the true lr* may lie beyond it.", value=best.measured_lr, unit="lr",
+        advice=[f"Extend the sweep to {word} learning rates."], **common,
     )  # fmt: skip
 
 
-def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, tolerance: float) -> Finding:
+def _unstable(
+    table: SweepTable, best: BestLR, bracket: UnstableBracket | None, tolerance: float, far: float
+) -> Finding:
     rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in ("none", "not_measured") for o in p.outcomes)]  # fmt: skip
     evidence: dict[str, Any] = {
         "first_rise_lr": min(rising, default=None), "total_steps": table.total_steps,
@@ -159,10 +186,11 @@ def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, 
     }  # fmt: skip
     if bracket is None:
         top = table.points[-1].lr
+        seen = top >= far * (1 - 1e-9)
         return Finding(
-            code="lr.unstable", status="not_measured", clause="F1.4", unit="lr", evidence=evidence,
+            code="lr.unstable", status="ok" if seen else "not_measured", clause="F1.4", unit="lr", evidence=evidence,
             summary=f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.",
-            advice=["Extend the sweep to larger learning rates: every workload has an unstable one."],
+            advice=[] if seen else ["Extend the sweep to larger learning rates: every workload has an unstable one."],
         )  # fmt: skip
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
@@ -178,35 +206,6 @@ def _unstable(table: SweepTable, best: BestLR, bracket: UnstableBracket | None, 
     )  # fmt: skip
 
 
-def _too_low(table: SweepTable, best: BestLR, baseline: float, *, ratio: float, material_frac: float) -> Finding:
-    if not math.isfinite(baseline):
-        return Finding(
-            code="lr.too_low", status="not_measured", clause="F1.6", summary="Not measured: the baseline has no lr."
-        )
-    value = best.lr / baseline
-    own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
-    lost = None if own is None else (own.loss - best.point.loss) / table.progress
-    evidence = {"baseline_lr": baseline, "lr_star": best.lr, "low": best.low, "lost_frac": lost}
-    known: dict[str, Any] = {
-        "code": "lr.too_low", "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "clause": "F1.6",
-        "evidence": evidence,
-    }  # fmt: skip
-    if value <= ratio * (1 + 1e-9) or baseline >= best.low:
-        where = "is not far below"
-        if value < 1 / ratio:
-            where = f"is not too low: it lies {1 / value:.3g} times above"
-        elif value > ratio:
-            where = f"is {value:.3g} times below, and as good as,"
-        summary = f"The baseline's lr {baseline:.4g} {where} lr* = {best.lr:.4g}."
-        return Finding(status="ok", summary=summary, **known)
-    times = f"{value:.3g}" if value < 1000 else "more than 1,000"
-    shown = f"The baseline's lr {baseline:.4g} is {times} times below lr* = {best.lr:.4g}"
-    if lost is not None and lost <= material_frac:
-        summary = f"{shown}, but learns all but {100 * max(lost, 0.0):.2g} % of what lr* does: harmless."
-        return Finding(status="ok", summary=summary, **known)
-    return Finding(status="warn", summary=f"{shown}.", advice=[f"Raise peak_lr to {best.lr:.4g}."], **known)
-
-
 def _at_edge(
     record: RecordLike,
     table: SweepTable,
@@ -220,9 +219,9 @@ def _at_edge(
 ) -> Finding:
     code, clause = "lr.at_edge", _CLAUSE["lr.at_edge"]
     if bracket is None:
-        return Finding(
-            code=code, status="not_measured", clause=clause, summary="Not measured: no unstable lr was found."
-        )
+        seen = table.points[-1].lr >= edge_ratio * best.lr
+        summary = f"No lr up to {table.points[-1].lr:.4g}, {table.points[-1].lr / best.lr:.3g} times lr*, is unstable."
+        return Finding(code=code, status="ok" if seen else "not_measured", clause=clause, summary=summary)
     ratio = bracket.middle / best.lr
     at_edge = ratio <= edge_ratio
     trials = judged_runs(record, ["fix"], above=bracket.middle)
@@ -265,10 +264,8 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
     code, clause = "lr.probabilistic", _CLAUSE["lr.probabilistic"]
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
-        return Finding(
-            code=code, status="not_measured", clause=clause,
-            summary="Not measured: every lr was run with one seed, so seeds cannot disagree.",
-        )  # fmt: skip
+        summary = "Does not apply: every lr was run with one seed, so seeds cannot disagree."
+        return Finding(code=code, status="ok", clause=clause, summary=summary)
     disputed = [p for p in repeated if p.disputed]
     evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
     if not disputed:

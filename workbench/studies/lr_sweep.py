@@ -43,11 +43,29 @@ class _Ask(Protocol):
 
 
 class _Limits(NamedTuple):
-    """The lrs that a sweep may try, and the scale it starts from."""
+    """The lrs that a sweep may try: the scale it starts from, and how many times larger or smaller they may be.
 
-    low: float
+    Attributes:
+        critical: the scale.
+        reach: where some lr learns.
+        blind: where none does.
+        far: above the best lr and the baseline's, in search of an unstable one.
+    """
+
     critical: float
-    high: float
+    reach: float
+    blind: float
+    far: float
+
+    def of(self, table: SweepTable) -> tuple[float, float]:
+        """Return the smallest and the largest lr."""
+        reach = self.blind if table.best is None else self.reach
+        return self.critical / reach, self.critical * reach
+
+    def highest(self, table: SweepTable, base: float) -> float:
+        """Return the largest lr at which to look for the onset of instability."""
+        best = base if table.best is None else table.points[table.best].lr
+        return min(self.critical * self.reach, self.far * max(best, base))
 
 
 class _Start(NamedTuple):
@@ -75,6 +93,8 @@ class LRSweep(Study):
         refinements: at most this many further lrs near lr* on minibatches, whose noise hides small differences.
         full_batch_refinements: the same for full batches, where every digit counts.
         decades: how far from the initial model's critical lr the sweep may go, both ways together.
+        blind_decades: the same while no lr learns anything (rule of thumb).
+        far_ratio: how far above lr* and the baseline an unstable lr is looked for (rule of thumb).
     """
 
     stem: ClassVar[str] = "lr_sweep"
@@ -90,6 +110,8 @@ class LRSweep(Study):
     refinements: int = 1
     full_batch_refinements: int = 20
     decades: float = 12.0
+    blind_decades: float = 6.0
+    far_ratio: float = 64.0
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -105,8 +127,9 @@ class LRSweep(Study):
         for name in ("short_frac", "max_short_frac"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0 and at most 1.")
-        if not self.decades > 0:
-            raise ConfigError(f"decades={self.decades!r} must be above 0.")
+        for name in ("decades", "blind_decades", "far_ratio"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0.")
         if self.lrs is not None:
             if isinstance(self.lrs, (str, bytes)) or not isinstance(self.lrs, Iterable):
                 raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
@@ -146,19 +169,22 @@ class LRSweep(Study):
         if self.lrs is not None:
             yield ask([(float(lr), SWEEP_STAGE) for lr in self.lrs])
             return
-        scale, reach = critical(), 10 ** (self.decades / 2)
-        limits = _Limits(scale / reach, scale, scale * reach)
+        limits = _Limits(critical(), 10 ** (self.decades / 2), 10 ** (self.blind_decades / 2), self.far_ratio)
         base, short = config.peak_lr, self._short_steps(config)
         coarse = [on_lattice(limits.critical * 4.0**k, base, 4.0) for k in (1, 0, -1, -2, -3, -4)]
         if short == config.total_steps:
             yield ask([(lr, SWEEP_STAGE) for lr in coarse[:4]])
             yield from self._search(ask, read, base, limits, near=())
             return
-        start = yield from self._range(partial(ask, steps=short), read, limits, coarse)
-        if start is not None:
+        start = yield from self._range(partial(ask, steps=short), read, base, limits, coarse)
+        if start is None:
+            yield ask([(lr, SWEEP_STAGE) for lr in coarse[1:5]])
+            if sweep_table(read()).best is None:
+                return
+        else:
             extra = beside(start.near[0]) if beside is not None and start.near else ()
             yield [*ask(self._first(start, base)), *extra]
-            yield from self._search(ask, read, base, limits, near=start.near)
+        yield from self._search(ask, read, base, limits, near=() if start is None else start.near)
 
     def _critical(self, session: Session) -> float:
         """Return where the scale of the range lies: known from forward passes on the initial model."""
@@ -175,7 +201,7 @@ class LRSweep(Study):
         return steps if steps <= total * self.max_short_frac else total
 
     def _range(
-        self, ask: _Ask, read: Callable[[], RecordLike], limits: _Limits, coarse: Sequence[float]
+        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, coarse: Sequence[float]
     ) -> Generator[list[Asked], None, _Start | None]:
         """Find the best lr of short runs, and where they turn unstable; None where none learns anything.
 
@@ -186,9 +212,10 @@ class LRSweep(Study):
         while asked:
             yield ask([(lr, RANGE_STAGE) for lr in asked])
             table = sweep_table(stage_view(read(), RANGE_STAGE))
+            low, high = limits.of(table)
             asked = (
-                *climb_round(table, lowest=limits.low, highest=limits.high, lanes=2, blind_lanes=self.lanes),
-                *raise_round(table, highest=limits.high),
+                *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=self.lanes),
+                *raise_round(table, highest=limits.highest(table, base)),
                 *edge_round(table, lanes=self.lanes, tolerance=self.tolerance),
             )
         bracket = unstable_bracket(table)
@@ -217,11 +244,12 @@ class LRSweep(Study):
             table = sweep_table(record)
             if table.noise_free and not near:
                 near = around(growth_edge(record), self.tolerance)
-            edge = raise_round(table, highest=limits.high, near=near) or edge_round(
+            edge = raise_round(table, highest=limits.highest(table, base), near=near) or edge_round(
                 table, lanes=self.lanes, tolerance=self.tolerance, near=near
             )
             left = (self.full_batch_refinements if table.noise_free else self.refinements) - refined
-            grid = climb_round(table, lowest=limits.low, highest=limits.high, lanes=1, blind_lanes=self.lanes)
+            low, high = limits.of(table)
+            grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=self.lanes)
             if not grid and not (table.noise_free and left > 0):
                 grid = fill_round(table, base=base)
             sharper = () if grid or left < 1 else _unhindered(table, edge, lanes=min(self.lanes, left))

@@ -35,6 +35,7 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
         unique.setdefault(trial.config, trial.stage)
     if not unique:
         return []
+    session.know_chance()
     sizes = check_lanes(session.workload, list(unique))
     mixed = len(set(unique.values())) > 1
     for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with

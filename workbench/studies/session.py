@@ -11,11 +11,11 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import NOT_COLLECTED
-from workbench.diagnostics.chance import chance_loss
 from workbench.errors import ClusterError, RecordError, UsageError, WorkbenchError, in_one_line
 from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
+from workbench.studies.chance_level import measure_chance
 from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
@@ -96,6 +96,16 @@ class Session:
         )
         self._seen |= {record.number for record in records}
         return records
+
+    def know_chance(self) -> None:
+        """Store the loss of the best constant output, once; None where the person's code does not allow to measure it."""
+        if "chance_loss" in self.record.facts:
+            return
+        try:
+            found = measure_chance(self.workload, self.config, self.device)
+        except Exception:  # a loss of the person's own, given outputs that no model made
+            found = None
+        self.facts(chance_loss=found)
 
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""
@@ -188,8 +198,6 @@ def open_session(
             writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
-            if found.get("classes"):
-                writer.add_facts(chance_loss=chance_loss(found["classes"]))
         with closing(runner), progress_bar(None, workload.name, show=progress) as bar:
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
         writer.finish()

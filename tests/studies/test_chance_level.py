@@ -1,0 +1,128 @@
+"""The best constant output, against entropies and variances that are known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from tests.helpers.workloads import small_workload
+from workbench.studies.chance_level import measure_chance
+from workbench.studies.lr_sweep import LRSweep
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.helpers import classification, language_model, regression
+
+CPU = torch.device("cpu")
+Y = torch.tensor([0] * 30 + [1] * 20 + [2] * 10)
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+ENTROPY = -sum(p * math.log(p) for p in (1 / 2, 1 / 3, 1 / 6))
+
+
+def chance(workload: Workload) -> float | None:
+    return measure_chance(workload, workload.config, CPU)
+
+
+def full_batch(x: Tensor, y: Tensor) -> dict[str, Any]:
+    config = small_workload(config={"batch_size": len(x), "precision": None}).config
+    data = TensorDataset(x, y)
+    return {"name": "w", "train_data": data, "validation_data": data, "config": config}
+
+
+def own(build: Any, loss: Any, **fields: Any) -> Workload:
+    return Workload(build_model=build, loss=loss, **full_batch(X, Y), **fields)
+
+
+def test_frequencies_of_classes_and_tokens() -> None:
+    assert chance(classification(build_model=lambda: nn.Linear(4, 5), **full_batch(X, Y))) == pytest.approx(ENTROPY)
+    weighted = classification(build_model=lambda: nn.Linear(4, 3), **full_batch(X, Y)).replace(
+        weights=lambda batch: torch.tensor([1.0, 1.5, 3.0])[batch[1]]
+    )
+    assert chance(weighted) == pytest.approx(math.log(3)), "weights that level the classes"
+    tokens = torch.tensor([0, 0, 0, 1]).repeat(20, 3)
+    words = language_model(build_model=lambda: nn.Embedding(7, 7), **full_batch(tokens[:, :-1], tokens[:, 1:]))
+    share = float((tokens[:, 1:] == 0).double().mean())
+    assert chance(words) == pytest.approx(-share * math.log(share) - (1 - share) * math.log(1 - share))
+    assert chance(words.replace(loss=type(words.loss)(ignore_index=1))) == pytest.approx(0.0)
+
+
+def test_variance_of_the_targets() -> None:
+    build = lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))  # noqa: E731
+    y = 1e3 + 7 * X[:, 0]
+    assert chance(regression(build_model=build, **full_batch(X, y))) == pytest.approx(float(y.double().var(correction=0)), rel=1e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last", "loss"),
+    [
+        (nn.LogSoftmax(-1), lambda o, b: F.nll_loss(o, b[1], reduction="none")),
+        (nn.Softmax(-1), lambda o, b: F.nll_loss(o.log(), b[1], reduction="none")),
+        (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none")),
+        (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none") - 1000.0),
+    ],
+)
+def test_a_loss_of_ones_own_over_classes(last: nn.Module, loss: Any) -> None:
+    found = chance(own(lambda: nn.Sequential(nn.Linear(4, 3), last), loss))
+    assert found is not None
+    assert found % 1000.0 == pytest.approx(ENTROPY, abs=2e-4)
+
+
+def test_densities_medians_and_labels_that_are_not_exclusive() -> None:
+    def density(o: Tensor, b: Any) -> Tensor:
+        return F.gaussian_nll_loss(o[:, 0], b[0][:, 0], o[:, 1].exp(), reduction="none", full=True)
+
+    spread = float(X[:, 0].double().std(correction=0))
+    assert chance(own(lambda: nn.Linear(4, 2), density)) == pytest.approx(math.log(spread) + 0.5 * math.log(2 * math.pi * math.e), abs=1e-3)  # fmt: skip
+    found = chance(own(lambda: nn.Linear(4, 1), lambda o, b: (o.squeeze(-1) - b[0][:, 0]).abs()))
+    assert found == pytest.approx(float((X[:, 0] - X[:, 0].median()).abs().mean()), rel=1e-3)
+    many = (X > 0.3).float()
+    shares = many.double().mean(0).numpy()
+    entropies = -(shares * np.log(shares) + (1 - shares) * np.log1p(-shares))
+    for last, loss in (
+        (nn.Identity(), F.binary_cross_entropy_with_logits),
+        (nn.Sigmoid(), F.binary_cross_entropy),
+    ):
+        build = lambda last=last: nn.Sequential(nn.Linear(4, 4), last)  # noqa: E731
+        found = chance(own(build, lambda o, b, loss=loss: loss(o, (b[0] > 0.3).float(), reduction="none").mean(1)))
+        assert found == pytest.approx(entropies.mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "forward"),
+    [
+        (lambda o, b: o.squeeze(-1), None),
+        (lambda o, b: -F.softplus(o.squeeze(-1)).log(), None),
+        (lambda o, b: o, lambda m, b: m(b[0]).squeeze(-1) ** 2),
+        (lambda o, b: o[0].squeeze(-1) ** 2, lambda m, b: (m(b[0]), 1)),
+    ],
+    ids=["linear", "without a floor", "the model returns the loss", "no tensor"],
+)
+def test_a_loss_without_a_best_constant_has_no_chance(loss: Any, forward: Any) -> None:
+    assert chance(own(lambda: nn.Linear(4, 1), loss, **({} if forward is None else {"forward": forward}))) is None
+
+
+def test_random_state_is_kept_and_a_study_knows_its_chance(tmp_path: Any) -> None:
+    before = torch.get_rng_state()
+    workload = small_workload()
+    found = chance(workload)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found == pytest.approx(float(workload.train_data.tensors[1].double().var(correction=0)), rel=1e-3)
+    record = LRSweep(lrs=(0.01, 0.1)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
+    assert record.facts["chance_loss"] == found
+
+    def picky(outputs: Tensor, batch: Any) -> Tensor:
+        if not outputs.requires_grad or outputs.grad_fn is None or "Expand" in type(outputs.grad_fn).__name__:
+            raise ValueError("not the outputs of a model")
+        return (outputs.squeeze(-1) - batch[1]) ** 2
+
+    def only_models(outputs: Tensor, batch: Any) -> Tensor:
+        return picky(outputs, batch) if torch.is_grad_enabled() else (outputs.squeeze(-1) - batch[1]) ** 2
+
+    record = LRSweep(lrs=(0.01,)).run(small_workload(loss=only_models), Trainer(device="cpu", gradients="loop"), out=tmp_path / "t")  # fmt: skip
+    assert record.facts["chance_loss"] is None
