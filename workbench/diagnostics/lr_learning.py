@@ -23,7 +23,8 @@ class _End(NamedTuple):
     Attributes:
         loss: mean of its second half, which sees more examples than the last tenth.
         error: standard error of it.
-        falls: it is still falling in its last quarter, towards a level that it has not come near.
+        falls: it is still falling in its last quarter, towards a level that it has not come near, or is too short to say that
+            it is not.
     """
 
     loss: float
@@ -98,6 +99,9 @@ def _curves(record: RecordLike, point: LRPoint) -> list[TrialCurve]:
 
 
 def _end(curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float) -> _End:
+    if table.total_steps < 8:
+        loss, error = mean_and_error([curve.loss for curve in curves])
+        return _End(loss, error, falls=True)
     parts = [np.array_split(curve.loss, 4) for curve in curves]
     loss, error = mean_and_error([np.concatenate(quarters[2:]) for quarters in parts])
     (third, third_error), (last, last_error) = (mean_and_error([q[k] for q in parts]) for k in (2, 3))

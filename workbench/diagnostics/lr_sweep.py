@@ -223,7 +223,8 @@ def _at_edge(
         summary = f"No lr up to {table.points[-1].lr:.4g}, {table.points[-1].lr / best.lr:.3g} times lr*, is unstable."
         return Finding(code=code, status="ok" if seen else "not_measured", clause=clause, summary=summary)
     ratio = bracket.middle / best.lr
-    at_edge = ratio <= edge_ratio
+    lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
+    at_edge = bracket.middle / lowest <= edge_ratio
     trials = judged_runs(record, ["fix"], above=bracket.middle)
     harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance, material_frac=material_frac)
     evidence = {
@@ -235,7 +236,10 @@ def _at_edge(
         "evidence": evidence,
     }  # fmt: skip
     if not at_edge:
-        return Finding(status="ok", summary=f"Instability starts at {ratio:.3g} times lr*: harmless.", **common)
+        as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
+        return Finding(
+            status="ok", summary=f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.", **common
+        )
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
     if harmful is False:
         return Finding(

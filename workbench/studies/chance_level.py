@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ def measure_chance(
 
     For the cross-entropies it is the entropy of the class or token frequencies, for a squared error the variance of the
     targets. For any other loss of one output tensor the constant is fitted, as logits where the model ends in a softmax or a
-    log-softmax. A loss that the fit drives without end, or that does not depend on the output, has no such level. The
+    log-softmax. A loss that the fit drives without end has no such level, nor one that is the same for every example. The
     caller's random state is left as it was.
 
     Args:
@@ -84,9 +85,9 @@ def _entropy(
             known &= targets != loss.ignore_index
         counts.scatter_add_(0, targets[known], each[known])
         seen += int(known.sum())
-    if not counts.sum() > 0:
-        return None
     shares = counts[counts > 0] / counts.sum()
+    if len(shares) < 2:
+        return None
     bias = (len(shares) - 1) / (2 * seen) if sampled else 0.0
     return min(float(-(shares * shares.log()).sum()) + bias, math.log(classes))
 
@@ -107,6 +108,8 @@ def _fitted(
     was at the start (rules of thumb).
     """
     constant, shaped = _parametrised(outputs)
+    if not _compares(workload, [shaped(constant.detach() + torch.randn_like(constant)), outputs[0]], batches[0]):
+        return None
     optimizer = torch.optim.LBFGS([constant], max_iter=30, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -129,6 +132,25 @@ def _fitted(
     flat = slopes[-1] <= 0.1 * slopes[0] or gained <= rounding
     settled = found[-2] - found[-1] <= max(tolerance * gained, rounding)
     return min(found) if math.isfinite(found[-1]) and flat and settled else None
+
+
+def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighted) -> bool:
+    """Tell whether the loss of one and the same output differs between examples: else it is held against nothing in the batch.
+
+    Args:
+        workload: what is trained.
+        constants: outputs to try, in order; a loss may refuse one that no model makes.
+        weighted: a batch.
+    """
+    batch, examples, _ = weighted
+    for constant in constants[:-1]:
+        with contextlib.suppress(RuntimeError, ValueError):
+            return _differs(workload.loss(constant.expand(examples, *constant.shape), batch))
+    return _differs(workload.loss(constants[-1].expand(examples, *constants[-1].shape), batch))
+
+
+def _differs(losses: Tensor) -> bool:
+    return bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
 
 
 def _parametrised(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from workbench.config import TrainConfig
 from workbench.record import TrialRecord
+from workbench.studies.chance_level import measure_chance
 from workbench.studies.session import Session
 from workbench.train.lane_groups import check_lanes
 
@@ -35,7 +36,7 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
         unique.setdefault(trial.config, trial.stage)
     if not unique:
         return []
-    session.know_chance()
+    session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
     sizes = check_lanes(session.workload, list(unique))
     mixed = len(set(unique.values())) > 1
     for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with

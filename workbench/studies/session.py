@@ -15,7 +15,6 @@ from workbench.errors import ClusterError, RecordError, UsageError, WorkbenchErr
 from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
-from workbench.studies.chance_level import measure_chance
 from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
@@ -96,16 +95,6 @@ class Session:
         )
         self._seen |= {record.number for record in records}
         return records
-
-    def know_chance(self) -> None:
-        """Store the loss of the best constant output, once; None where the person's code does not allow to measure it."""
-        if "chance_loss" in self.record.facts:
-            return
-        try:
-            found = measure_chance(self.workload, self.config, self.device)
-        except Exception:  # a loss of the person's own, given outputs that no model made
-            found = None
-        self.facts(chance_loss=found)
 
     def facts(self, **values: Any) -> None:
         """Store what was measured on the live model."""
