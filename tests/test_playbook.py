@@ -31,7 +31,7 @@ ROOT = str(Path(__file__).parents[1])
 STEPS = 200
 CODES = {
     "data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update", *ONE_BATCH,
-    "lr.best", "lr.grid_edge", "lr.unstable", "lr.too_low", "lr.at_edge", "lr.probabilistic",
+    "lr.best", "lr.grid_edge", "lr.unstable", "lr.too_high", "lr.too_low", "lr.at_edge", "lr.probabilistic", "lr.nothing_learns",
     "stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike",
     "stability.headroom",
     "architecture.no_residual", "architecture.no_norm", "architecture.norm_after_add", "architecture.branch_not_zero",

@@ -21,6 +21,7 @@ from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
 from workbench.diagnostics.generalisation_gap import diagnose_generalisation_gap
 from workbench.diagnostics.input_share import diagnose_input_share
 from workbench.diagnostics.instability import diagnose_instability
+from workbench.diagnostics.lr_own import settled_by_proof
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
@@ -282,6 +283,9 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
     recommendation = recommend(record, joined)
+    if recommendation["candidate"] is not None:
+        lr = float(config_of(record, recommendation["recommended"]["trials"][0])["peak_lr"])
+        joined = settled_by_proof(joined, recommendation, lr=lr)
     if "evaluation_sample" in record.facts:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.lr_own import settled_by_proof
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 
 TOTAL, AT = 200, range(0, 201, 20)
@@ -95,3 +96,18 @@ def test_a_flat_bowl_a_baseline_that_was_not_trained_and_none_at_all():
     bare.config = {}
     found = diagnose_lr_sweep(bare)
     assert (found["lr.too_low"].status, found["lr.too_high"].status) == ("not_measured", "not_measured")
+
+
+@pytest.mark.parametrize(("wins", "lr", "status"), [(False, 0.4, "ok"), (True, 0.4, "warn"), (False, 0.8, "warn")])
+def test_a_warning_that_fresh_seeds_do_not_bear_out_is_none(wins, lr, status):
+    found = diagnose_lr_sweep(sweep({0.1: 0.9, 0.4: 0.6, 0.8: 0.62}, baseline=0.1, validation={}))
+    assert found["lr.too_low"].evidence["better_lr"] == 0.4
+    settled = settled_by_proof(found, {"proof": {"wins": wins, "seeds": [1, 2, 3]}}, lr=lr)["lr.too_low"]
+    assert (settled.status, bool(settled.advice)) == (status, status == "warn")
+    assert settled_by_proof(found, {"proof": None}, lr=lr) == found
+
+
+def test_a_failure_stays_whatever_the_proof_says():
+    found = diagnose_lr_sweep(sweep(BOWL, baseline=0.1, validation={}))
+    named = found["lr.too_low"].evidence["better_lr"]
+    assert settled_by_proof(found, {"proof": {"wins": False, "seeds": [1, 2]}}, lr=named) == found

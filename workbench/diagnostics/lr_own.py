@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from workbench.diagnostics.base import Finding, Status
+from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.lr_points import LRPoint, SweepTable
 from workbench.diagnostics.lr_rivals import Rival, best_rival
 from workbench.diagnostics.lr_search import BestLR, UnstableBracket, below_edge
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["own_lr_findings"]
+__all__ = ["own_lr_findings", "settled_by_proof"]
 
 CLAUSE = {"lr.too_high": "F2.9", "lr.too_low": "F1.6"}
 
@@ -142,3 +144,29 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     lr = rival.lr if rival is not None else best.lr
     right = lr < own.lr if word == "Lower" else lr > own.lr
     return (f": use {lr:.4g}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
+
+
+def settled_by_proof(diagnosis: Diagnosis, recommendation: Mapping[str, Any], *, lr: float) -> Diagnosis:
+    """Return the diagnosis without the warning that the proof over fresh seeds does not bear out.
+
+    A warning of `lr.too_high` or `lr.too_low` rests on one seed. Where the lr that it names was trained under fresh seeds and is not
+    better, it is ok and says so. A failure stays.
+
+    Args:
+        diagnosis: of a study.
+        recommendation: what `recommend` returned for it.
+        lr: of the candidate.
+    """
+    proof = recommendation.get("proof")
+    if proof is None or proof["wins"]:
+        return diagnosis
+
+    def settled(finding: Finding) -> Finding:
+        named = finding.evidence.get("better_lr") if finding.code in CLAUSE and finding.status == "warn" else None
+        if named is None or not math.isclose(named, lr, rel_tol=1e-9):
+            return finding
+        count = len(proof["seeds"])
+        said = f"{finding.summary.rstrip('.')}. Not borne out: over {count} fresh seeds lr {lr:.4g} is no better."
+        return replace(finding, status="ok", summary=said, advice=())
+
+    return replace(diagnosis, findings=tuple(map(settled, diagnosis.findings)))
