@@ -283,9 +283,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
     recommendation = recommend(record, joined)
-    if recommendation["candidate"] is not None:
-        lr = float(config_of(record, recommendation["recommended"]["trials"][0])["peak_lr"])
-        joined = settled_by_proof(joined, recommendation, lr=lr)
+    joined = settled_by_proof(record, joined, recommendation)
     if "evaluation_sample" in record.facts:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)

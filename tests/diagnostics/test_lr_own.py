@@ -98,16 +98,23 @@ def test_a_flat_bowl_a_baseline_that_was_not_trained_and_none_at_all():
     assert (found["lr.too_low"].status, found["lr.too_high"].status) == ("not_measured", "not_measured")
 
 
+def proved(lr, *, wins, given):
+    (trial_number,) = given.trials["trial"][given.trials["peak_lr"] == lr]
+    return {"proof": {"wins": wins, "seeds": [1, 2, 3]}, "recommended": {"trials": [trial_number]}}
+
+
 @pytest.mark.parametrize(("wins", "lr", "status"), [(False, 0.4, "ok"), (True, 0.4, "warn"), (False, 0.8, "warn")])
 def test_a_warning_that_fresh_seeds_do_not_bear_out_is_none(wins, lr, status):
-    found = diagnose_lr_sweep(sweep({0.1: 0.9, 0.4: 0.6, 0.8: 0.62}, baseline=0.1, validation={}))
+    given = sweep({0.1: 0.9, 0.4: 0.6, 0.8: 0.62}, baseline=0.1, validation={})
+    found = diagnose_lr_sweep(given)
     assert found["lr.too_low"].evidence["better_lr"] == 0.4
-    settled = settled_by_proof(found, {"proof": {"wins": wins, "seeds": [1, 2, 3]}}, lr=lr)["lr.too_low"]
+    settled = settled_by_proof(given, found, proved(lr, wins=wins, given=given))["lr.too_low"]
     assert (settled.status, bool(settled.advice)) == (status, status == "warn")
-    assert settled_by_proof(found, {"proof": None}, lr=lr) == found
+    assert settled_by_proof(given, found, {"proof": None}) == found
 
 
 def test_a_failure_stays_whatever_the_proof_says():
-    found = diagnose_lr_sweep(sweep(BOWL, baseline=0.1, validation={}))
+    given = sweep(BOWL, baseline=0.1, validation={})
+    found = diagnose_lr_sweep(given)
     named = found["lr.too_low"].evidence["better_lr"]
-    assert settled_by_proof(found, {"proof": {"wins": False, "seeds": [1, 2]}}, lr=named) == found
+    assert settled_by_proof(given, found, proved(named, wins=False, given=given)) == found

@@ -146,20 +146,22 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     return (f": use {lr:.4g}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
 
 
-def settled_by_proof(diagnosis: Diagnosis, recommendation: Mapping[str, Any], *, lr: float) -> Diagnosis:
+def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
     """Return the diagnosis without the warning that the proof over fresh seeds does not bear out.
 
     A warning of `lr.too_high` or `lr.too_low` rests on one seed. Where the lr that it names was trained under fresh seeds and is not
     better, it is ok and says so. A failure stays.
 
     Args:
-        diagnosis: of a study.
+        record: a study.
+        diagnosis: of it.
         recommendation: what `recommend` returned for it.
-        lr: of the candidate.
     """
     proof = recommendation.get("proof")
     if proof is None or proof["wins"]:
         return diagnosis
+    trials = record.trials
+    lr = float(trials["peak_lr"][trials["trial"] == recommendation["recommended"]["trials"][0]].iloc[0])
 
     def settled(finding: Finding) -> Finding:
         named = finding.evidence.get("better_lr") if finding.code in CLAUSE and finding.status == "warn" else None
