@@ -179,6 +179,12 @@ def similarities(module: Any, x: Tensor) -> Tensor:
     return z @ other.T / 0.2
 
 
+def alignment(outputs: Tensor, batch: Any) -> Tensor:
+    lengths = torch.full((len(outputs),), outputs.shape[1])
+    targets = batch[1][:, None] + 1
+    return F.ctc_loss(outputs.transpose(0, 1), targets, lengths, torch.ones_like(lengths), reduction="none")
+
+
 def logits_loss(outputs: Tensor, batch: Any) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), (batch[1] > 0).float(), reduction="none")
 
@@ -216,6 +222,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "broadcast over outputs": ("loss.broadcast", lambda: numbers(lambda: mlp(12, 1), loss=lambda o, b: (o - b[1]).square().mean(0))),
     "sign of an error": ("loss.unbounded", lambda: classes(mlp, loss=lambda o, b: -cross_entropy(o, b))),
     "sign of a likelihood": ("loss.unbounded", lambda: classes(lambda: nn.Sequential(mlp(), nn.LogSoftmax(-1)), loss=lambda o, b: o.gather(1, b[1][:, None])[:, 0])),
+    "sign of a probability's loss": ("loss.unbounded", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Sigmoid())), y=(NUMBER > 0).float(), loss=lambda o, b: -F.binary_cross_entropy(o, b[1], reduction="none"))),
     "metric of another target": ("loss.metric_disagrees", lambda: classes(mlp).replace(metrics={"accuracy": smallest})),
     "ascent": ("loop.overfit_one_batch", lambda: classes(mlp, optimizer=lambda p, lr: torch.optim.SGD(p, lr, maximize=True))),
     "nothing to fit with": ("loop.overfit_one_batch", lambda: classes(lambda: Having(lambda s, x: s.m(x).detach() + s.b.bias, m=mlp(), b=nn.Linear(1, 3)))),
@@ -244,6 +251,7 @@ HEALTHY: dict[str, Callable[[], Workload]] = {
     "softplus head": lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Softplus())), y=NUMBER.abs()),
     "log-softmax before cross-entropy": lambda: classes(lambda: nn.Sequential(mlp(), nn.LogSoftmax(-1))),
     "likelihood of probabilities": lambda: classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)), loss=lambda o, b: -(o.gather(1, b[1][:, None])[:, 0] + 1e-9).log()),
+    "alignment of log-probabilities": lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x)[0]).log_softmax(-1), a=nn.GRU(2, 16, batch_first=True), b=nn.Linear(16, 5)), SERIES, loss=alignment, peak_lr=1e-2),
     "label smoothing": lambda: classes(mlp, loss=lambda o, b: F.cross_entropy(o, b[1], reduction="none", label_smoothing=0.2)),
     "density": lambda: numbers(lambda: mlp(12, 2), loss=density),
     "variational": lambda: numbers(Autoencoder, loss=evidence),

@@ -140,8 +140,9 @@ def _coupling(facts: Facts, limit: float) -> Finding:
             code, "warn", f"{said}: {named(modes['batch_statistics'])} keeps no running statistics.", **numbers,
             advice=["Set track_running_stats=True, or take GroupNorm: otherwise a prediction depends on its batch."],
         )  # fmt: skip
+    loss = part(facts, "loss")
     return finding(
-        code, "fail", f"{said}.", **numbers,
+        code, "warn" if loss is not None and loss["kind"] is None else "fail", f"{said}.", **numbers,
         advice=[
             "Look for a view or reshape that mixes the batch axis with another, and for a mean, softmax or norm over axis 0.",
             "Set batch_first=True where nn.RNN, LSTM, GRU, MultiheadAttention or Transformer get (batch, length, width).",

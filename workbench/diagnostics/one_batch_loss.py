@@ -44,7 +44,7 @@ def _unbounded(loss: Facts, limit: float) -> Finding:
         return finding(
             code,
             "fail",
-            "The loss falls without end as the output of the right class falls: its sign is wrong.",
+            "The loss of every example falls as the output of the right class falls: its sign is wrong.",
             advice=_NEGATE,
         )
     if found is None or not all(isinstance(fall, (int, float)) for fall in found["falls"]):

@@ -16,6 +16,7 @@ from workbench.workloads.losses import next_tokens
 __all__ = ["find_loss"]
 
 INF = math.inf
+Span = tuple[float, float]
 _RANGES = {
     "Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "SafeSoftmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, INF),
     "Softplus": (0.0, INF), "Exp": (0.0, INF), "Abs": (0.0, INF), "Elu": (-1.0, INF), "Silu": (-0.2785, INF),
@@ -42,23 +43,21 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     """
     outputs = one.forward(train=True, grad=True)
     tensors = one.tensors(outputs)
+    out = tensors[0] if len(tensors) == 1 else None
+    head = None if out is None else "Softmax" if _are_probabilities(out) else _head(out)
+    span = _RANGES.get(head or "", (-INF, INF))
     facts: dict[str, Any] = {
-        "kind": None, "head": None, "range": None, "reversed": False, "broadcast": _broadcast(one, outputs), "escape": _escape(one, outputs),
+        "kind": None, "head": head, "range": list(span) if head in _RANGES else None, "reversed": False,
+        "broadcast": _broadcast(one, outputs), "escape": _escape(one, outputs, span),
     }  # fmt: skip
-    if len(tensors) != 1:
-        return facts
-    out = tensors[0]
-    head = _head(out)
-    if _are_probabilities(out):
-        head = "Softmax"
-    facts |= {"head": head, "range": list(_RANGES[head]) if head in _RANGES else None}
-    for kind, ideal in _ideals(one, out):
-        found = _judged(one, outputs, kind, ideal, facts["range"])
+    ideals = [] if out is None else _ideals(one, out)
+    for kind, ideal in ideals:
+        found = _judged(one, outputs, kind, ideal, span=span)
         if found is not None:
             return facts | {"kind": kind, **found}
-        if kind == "classes" and _rises_with_the_right_one(one, outputs, ideal):
-            facts["reversed"] = True
-    return facts
+    return facts | {
+        "reversed": any(_reversed(one, outputs, ideal, span) for kind, ideal in ideals if kind != "regression")
+    }
 
 
 def _head(out: Tensor) -> str | None:
@@ -112,13 +111,12 @@ def _loss_at(one: OneBatch, outputs: Any, values: Tensor) -> Tensor:
     return one.losses(one.with_tensors(outputs, lambda _: values.detach()))
 
 
-def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, span: list[float] | None) -> dict[str, Any] | None:
+def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, *, span: Span) -> dict[str, Any] | None:
     """Return what the loss is at and near its ideal outputs; None where they are not ideal for it."""
 
     def at(values: Tensor) -> Tensor:
         return _loss_at(one, outputs, values)
 
-    low, high = span or (-INF, INF)
     try:
         if kind == "regression":
             floor, constant = at(ideal), at(ideal.mean(0, keepdim=True).expand_as(ideal))
@@ -128,7 +126,7 @@ def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, span: list[fl
                 return None
             return {
                 "floor": float(floor.mean()), "ignorant": float(constant.mean()),
-                "reachable": float(at(ideal.clamp(low, high)).mean()),
+                "reachable": float(at(ideal.clamp(*span)).mean()),
                 "target_mean": float(ideal.float().mean()), "target_spread": spread,
                 "target_low": float(ideal.min()), "target_high": float(ideal.max()),
             }  # fmt: skip
@@ -137,7 +135,7 @@ def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, span: list[fl
         best, wrong = steps.amin(0), at(-ideal * 4)
         if not bool((best <= ignorant).all() & (wrong >= ignorant).all() & (best < wrong).any()):
             return None
-        limited = torch.stack([at((ideal * s).clamp(low, high)) for s in STRETCHES])
+        limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
         ratios = (best / ignorant)[ignorant > 0]
         return {
             "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
@@ -147,13 +145,13 @@ def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, span: list[fl
         return None
 
 
-def _rises_with_the_right_one(one: OneBatch, outputs: Any, ideal: Tensor) -> bool:
-    """Whether the loss of every example falls without end as the output of its class falls: a log-likelihood, not negated."""
+def _reversed(one: OneBatch, outputs: Any, ideal: Tensor, span: Span) -> bool:
+    """Whether the loss of every example falls as far as the outputs go, without end or to the wrong end of their range."""
     try:
-        near, far = (_loss_at(one, outputs, -size * ideal) for size in (10.0, 1000.0))
+        near, far, right = (_loss_at(one, outputs, (size * ideal).clamp(*span)) for size in (-10.0, -1000.0, 1000.0))
     except REFUSED:
         return False
-    return bool((far < near - 100).all())
+    return bool((far < right).all() and (math.isfinite(sum(span)) or (far < near - 100).all()))
 
 
 def _classes(ideal: Tensor) -> int:
@@ -211,8 +209,8 @@ def _broadcast(one: OneBatch, outputs: Any) -> str | None:
     return None
 
 
-def _escape(one: OneBatch, outputs: Any) -> dict[str, Any] | None:
-    """Return how far the loss falls as outputs go 10, 100 and 1,000 times their spread away, both ways along random directions.
+def _escape(one: OneBatch, outputs: Any, span: Span) -> dict[str, Any] | None:
+    """Return how far the loss falls as outputs go 10, 100 and 1,000 times their spread away, both ways, within their range.
 
     A loss that is to be minimised rises on average; one whose sign is wrong falls without end, for every example.
     """
@@ -226,7 +224,10 @@ def _escape(one: OneBatch, outputs: Any) -> dict[str, Any] | None:
                 steps = [
                     torch.randn(t.shape, generator=generator).to(t) * _scale(t) * scale for t in one.tensors(outputs)
                 ]
-                each += [one.losses(_shifted(one, outputs, steps, sign)) for sign in (1, -1)]
+                for sign in (1, -1):
+                    left = iter(steps)
+                    away = one.with_tensors(outputs, lambda t: (t.detach() + sign * next(left)).clamp(*span))  # noqa: B023
+                    each.append(one.losses(away))
             mean = torch.stack(each).mean(0) - start
             mean = torch.where(torch.isnan(mean), INF, mean)
             falls.append(float(mean.mean()))
@@ -234,8 +235,3 @@ def _escape(one: OneBatch, outputs: Any) -> dict[str, Any] | None:
     except REFUSED:
         return None
     return {"start": float(start.abs().mean()), "falls": falls, "share": share}
-
-
-def _shifted(one: OneBatch, outputs: Any, steps: list[Tensor], sign: int) -> Any:
-    left = iter(steps)
-    return one.with_tensors(outputs, lambda t: t.detach() + sign * next(left))
