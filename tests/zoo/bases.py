@@ -131,7 +131,7 @@ def tones_gru() -> Recipe:
 @base
 def sums_lstm() -> Recipe:
     build = lambda: nets.Recurrent(nn.LSTM, 2, 24, 1)  # noqa: E731
-    return recipe("sums_lstm", "numbers", build, tables.sums(), 0.02, 250, 32, optimizer="rmsprop", momentum=0.0, schedule="cosine")  # fmt: skip
+    return recipe("sums_lstm", "numbers", build, tables.sums(), 0.04, 250, 32, optimizer="rmsprop", momentum=0.0, schedule="cosine")  # fmt: skip
 
 
 @base

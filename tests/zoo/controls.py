@@ -271,4 +271,4 @@ def double_precision() -> Recipe:
 @control
 def layer_norm_recurrent() -> Recipe:
     build = lambda: nn.Sequential(nets.Recurrent(nn.GRU, 1, 24, 24), nn.LayerNorm(24), nn.Linear(24, 3))  # noqa: E731
-    return of("tones_gru").but(build=build).tuned(peak_lr=0.02, schedule="cosine", warmup_steps=20, max_grad_norm=5.0)
+    return of("tones_gru").but(build=build).tuned(peak_lr=0.04, schedule="cosine", warmup_steps=20, max_grad_norm=5.0)
