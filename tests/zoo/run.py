@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -93,6 +94,14 @@ def _keep(path: Path, said: Mapping[str, Any]) -> None:
 def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 1800.0) -> None:
     """Diagnose the cases that `folder` has no result of, `workers` at a time, a fresh process each."""
     folder.mkdir(parents=True, exist_ok=True)
+    for heavy in (
+        "workbench.playbook",
+        "workbench.report",
+        "workbench.ledger_storage",
+        "optuna.storages",
+        "sklearn.datasets",
+    ):
+        importlib.import_module(heavy)  # once, and not in every process
     waiting = [case for case in cases if not place(folder, case).exists()]
     waiting.sort(key=lambda case: hashlib.sha256(case.name.encode()).digest()[1:])  # a part of them is a fair sample
     running: dict[str, tuple[Any, Case, float]] = {}
