@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.utils.data import Dataset, TensorDataset
 
 import workbench as wb
@@ -209,6 +211,16 @@ ODD: dict[str, Callable[[], wb.Workload]] = {
         train_data=TensorDataset(torch.complex(X, 1 - X)[:128], Y[:128]),
         validation_data=TensorDataset(torch.complex(X, 1 - X)[128:], Y[128:]),
     ),
+    "outputs of a type of their own": lambda: odd(
+        lambda: nn.Linear(8, 1), lambda o, b: squared(o.value, b), forward=lambda m, b: SimpleNamespace(value=m(b[0]))
+    ),
+    "a distribution": lambda: odd(
+        lambda: nn.Linear(8, 2), lambda o, b: -o.log_prob(b[1]),
+        forward=lambda m, b: Normal(*(m(b[0]) * torch.tensor([1.0, 0.1])).exp().unbind(1)),
+    ),
+    "complex outputs": lambda: odd(
+        lambda: nn.Linear(8, 2), lambda o, b: (o.abs() - b[1]).square(), forward=lambda m, b: torch.view_as_complex(m(b[0]))
+    ),
     "bfloat16 parameters": lambda: odd(
         lambda: nn.Linear(8, 1).bfloat16(), lambda o, b: (o.squeeze(-1) - b[1].bfloat16()) ** 2,
         forward=lambda model, batch: model(batch[0].bfloat16()),
@@ -224,6 +236,9 @@ def test_a_legal_workload_is_diagnosed_to_the_end(tmp_path: Path, case: str) -> 
     looked = ("evaluation.weighting", "evaluation.coverage", "evaluation.too_small")
     assert [f"{code}: {found[code].summary}" for code in looked if found[code].status not in ("ok", "warn")] == []
     assert found["evaluation.weighting"].status == found["evaluation.coverage"].status == "ok"
+    assert [
+        code for code, f in found.items() if f.status == "fail" and code.startswith(("loop.", "loss.", "init."))
+    ] == []
     if "batch" in case:
         assert "noise scale is about" in found["batch_size.noise_scale"].summary
     evals = wb.open(tmp_path / "s").evals

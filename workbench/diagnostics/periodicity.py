@@ -109,7 +109,7 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
     if periodic:
         strongest = min(periodic, key=lambda s: s.found.p)
         return _of_validation(record, strongest, epoch, evidence)
-    if training is not None and training.found.period is not None:
+    if training is not None and training.found.period is not None and epoch is not None:  # full batches have no order
         finding = _of_training(record, training, epoch, evidence)
         if finding is not None:
             return finding

@@ -130,8 +130,14 @@ def _mean(values: Tensor, weights: Tensor | None) -> float:
 
 
 def _pairs_matter(one: OneBatch) -> bool:
-    """Whether the loss tells apart which outputs belong to which example: not where all targets are one, or none is read."""
-    noisy = one.unlike(one.forward(train=True))
+    """Whether the loss tells apart which outputs belong to which example: not where all targets are one, or none is read.
+
+    Outputs of a type that nobody can look into, or of complex numbers, cannot be exchanged.
+    """
+    outputs = one.forward(train=True)
+    if not one.tensors(outputs):
+        return False
+    noisy = one.unlike(outputs)
     there, apart = one.losses(noisy), one.losses(one.rolled(noisy, 1))
     return one.examples > 1 and bool(((there.roll(1) - apart).abs() > 1e-6 * (1 + there.abs().max())).any())
 
