@@ -125,7 +125,7 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
     if overlap is None:
         why = "items change from one reading to the next" if facts["changes"] else "no rows were read"
         return data_finding("duplicates", "not_measured", f"Not measured: {why}.")
-    known = {name: each for name, each in overlap["repeats"].items() if each["rows"] > 1}
+    known = {name: each for name, each in (overlap.get("repeats") or {}).items() if each["rows"] > 1}
     if not known or facts.get("stream"):
         why = "a stream may pass its examples more than once" if known else "there are too few rows"
         return data_finding("duplicates", "ok", f"Does not apply: {why}.")
