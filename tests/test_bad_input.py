@@ -117,7 +117,11 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WORKLOADS)
+FOUND = {"target too large", "target negative"}
+"""What `diagnose` makes a finding of: `data.labels`."""
+
+
+@pytest.mark.parametrize("case", sorted(WORKLOADS.keys() - FOUND))
 def test_diagnose_refuses_it_and_leaves_no_folder(tmp_path: Path, case: str) -> None:
     workload, error, message = WORKLOADS[case]
     with pytest.raises(error, match=message):

@@ -21,6 +21,7 @@ __all__ = [
     "NotebookError",
     "RecordError",
     "StudyInterrupted",
+    "TargetError",
     "UnknownNameError",
     "UsageError",
     "WorkbenchError",
@@ -60,6 +61,10 @@ class UnknownNameError(UsageError, LookupError):
 
 class WorkloadError(WorkbenchError):
     """The workload itself is broken: model, data, loss or the module it lives in."""
+
+
+class TargetError(WorkloadError):
+    """A target is no class that the model has an output for."""
 
 
 class DataError(WorkloadError):

@@ -29,7 +29,7 @@ from workbench.diagnostics.not_minimised import judged_without_loss, selects_by_
 from workbench.diagnostics.one_batch import diagnose_one_batch
 from workbench.diagnostics.parameter_server import diagnose_parameter_server
 from workbench.diagnostics.periodicity import diagnose_periodicity
-from workbench.diagnostics.preflight import diagnose_preflight
+from workbench.diagnostics.preflight import diagnose_preflight, misnumbered
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.diagnostics.schedule import diagnose_schedule
 from workbench.diagnostics.warmup import diagnose_warmup
@@ -90,6 +90,8 @@ class _Walk:
         session.collect("data", lambda: collect_data(session.workload, device=session.device))
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
+            return
+        if misnumbered(session.record.facts["preflight"]):
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
@@ -278,8 +280,8 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     if "clipping_lr" in record.facts:
         clipping = diagnose_clipping(record)
         after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
-    if not len(record.trials) and before["data.nonfinite"].status == "fail":
-        reason = "Not measured: the data holds values that are not finite, so nothing was trained."
+    reason = _nothing_trained(record, before)
+    if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
     recommendation = recommend(record, joined)
@@ -297,3 +299,14 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     )
     left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
     return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})
+
+
+def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
+    """Return why nothing could be trained on the data; None where something was."""
+    if len(record.trials):
+        return None
+    if before["data.nonfinite"].status == "fail":
+        return "Not measured: the data holds values that are not finite, so nothing was trained."
+    if misnumbered(record.facts.get("preflight") or {}):
+        return "Not measured: targets are no classes of the model, so nothing was trained."
+    return None

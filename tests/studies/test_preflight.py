@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.preflight import spoilt_splits
+from workbench.diagnostics.preflight import diagnose_preflight, spoilt_splits
 from workbench.errors import WorkloadError
+from workbench.studies.data.collect import collect_data
 from workbench.studies.preflight import collect_preflight
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification
@@ -121,7 +124,6 @@ def test_the_callers_random_state_is_untouched() -> None:
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
-        (lambda: classes(X, Y + 1), r"batch of the train split that begins with example 0: target 4 is out of range"),
         (
             lambda: small_workload(forward=lambda m, b: m(b[0][:, :2])),
             r"begins with example 0: forward or loss raised Run",
@@ -134,6 +136,37 @@ def test_the_callers_random_state_is_untouched() -> None:
 def test_what_cannot_be_trained_is_explained(workload: Any, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         collected(workload())
+
+
+def test_targets_that_are_no_class_are_a_finding_and_train_nothing(tmp_path: Any) -> None:
+    def own_loss(outputs: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+
+    for k, workload in enumerate((classes(X, Y + 1), classes(X, Y + 1).replace(loss=own_loss))):
+        diagnosis = wb.diagnose(workload, tmp_path / str(k), device="cpu")
+        assert diagnosis["data.labels"].status == "fail"
+        assert diagnosis.findings[0].code == "data.labels"
+        assert diagnosis.cost["steps"] == 0
+    assert "begins with example 0" in diagnosis["data.labels"].summary
+
+
+def test_labels_that_are_partly_wrong_and_ones_of_one_class(tmp_path: Any) -> None:
+    from sklearn.datasets import load_digits
+
+    x, y = torch.tensor(load_digits().data).float() / 16, torch.tensor(load_digits().target)
+    g = torch.Generator().manual_seed(0)
+    flipped = torch.where(
+        torch.rand(len(y), generator=g) < 0.3, (y + torch.randint(1, 10, y.shape, generator=g)) % 10, y
+    )
+
+    def said(labels: torch.Tensor) -> Any:
+        base = wb.load_workload("digits_mlp")
+        workload = base.replace(train_data=TensorDataset(x, labels))
+        facts = {"preflight": collected(workload), "data": collect_data(workload)}
+        return diagnose_preflight(SimpleNamespace(facts=facts, workload="x", command=None, path=None))["data.labels"]
+
+    assert [said(labels).status for labels in (y, flipped, torch.zeros_like(y))] == ["ok", "warn", "fail"]
+    assert said(flipped).value == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -14,6 +14,8 @@ from workbench.diagnostics.data_order import data_finding
 __all__ = ["no_signal", "wrong_labels"]
 
 Facts = Mapping[str, Any]
+_FEWEST_CLASSES = 5
+"""With fewer, classes that overlap have as even a tail as wrong labels."""
 
 
 def no_signal(
@@ -108,7 +110,7 @@ def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest:
         fewest: labels in the lower half.
     """
     ranks = (facts.get("yardsticks") or {}).get("ranks")
-    if not ranks or len(ranks) < 3:
+    if not ranks or len(ranks) < _FEWEST_CLASSES:
         return None
     counts = np.array(ranks, dtype=np.float64)
     half = (len(counts) - 1) // 2
@@ -116,4 +118,4 @@ def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest:
     wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
     if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
         return None
-    return {"share": wrong, "right": float(counts[0] / counts.sum())}
+    return {"share": float(wrong), "right": float(counts[0] / counts.sum())}

@@ -9,9 +9,10 @@ from typing import Any
 
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.chance import chance_loss
+from workbench.diagnostics.data_signal import wrong_labels
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["diagnose_preflight", "spoilt_splits"]
+__all__ = ["diagnose_preflight", "misnumbered", "spoilt_splits"]
 
 _CLAUSE = {
     "data.nonfinite": "F1.1",
@@ -57,7 +58,7 @@ def diagnose_preflight(
         one_batch = record.facts.get("one_batch") or {}
         findings = (
             _nonfinite(facts),
-            _labels(facts, min_class_frac),
+            _labels(facts, record.facts.get("data") or {}, min_class_frac),
             _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
             _no_gradient(facts, one_batch, cut_share, unused_share),
             _no_update(facts, cut_share),
@@ -76,6 +77,11 @@ def spoilt_splits(facts: Mapping[str, Any]) -> dict[str, int]:
         for split in ("train", "validation")
         if facts[split]["nonfinite_values"] and not math.isfinite(facts[split]["loss"] or math.nan)
     }
+
+
+def misnumbered(facts: Mapping[str, Any]) -> list[str]:
+    """Return what is said of targets that the model has no output for, split by split."""
+    return [said for split in ("train", "validation") if (said := (facts.get(split) or {}).get("misnumbered"))]
 
 
 def _nonfinite(facts: Mapping[str, Any]) -> Finding:
@@ -104,8 +110,14 @@ def _nonfinite(facts: Mapping[str, Any]) -> Finding:
     )  # fmt: skip
 
 
-def _labels(facts: Mapping[str, Any], min_class_frac: float) -> Finding:
+def _labels(facts: Mapping[str, Any], data: Mapping[str, Any], min_class_frac: float) -> Finding:
     counts = facts["train"]["class_counts"]
+    wrong = misnumbered(facts)
+    if wrong:
+        return Finding(
+            code="data.labels", status="fail", evidence={"misnumbered": wrong}, summary=f"Targets are no classes of the model: {wrong[0]}",
+            advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
+        )  # fmt: skip
     if counts is None:
         return Finding(
             code="data.labels", status="ok",
@@ -114,7 +126,21 @@ def _labels(facts: Mapping[str, Any], min_class_frac: float) -> Finding:
     total = sum(counts)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
     evidence = {"class_counts": counts}
-    if len(counts) > 50 or not rare:
+    tokens = total != facts["train"]["read"]  # a vocabulary may well have symbols that a text has not
+    if len(counts) > 1 and max(counts) == total > 0 and not tokens:
+        return Finding(
+            code="data.labels", status="fail", evidence=evidence, summary=f"All {total:,} training examples are of class {counts.index(total)}.",
+            advice=["Look at how the targets are made, and at what was filtered or cut off."],
+        )  # fmt: skip
+    flipped = wrong_labels(data)
+    if flipped is not None:
+        return Finding(
+            code="data.labels", status="warn", value=flipped["share"], unit="share", evidence=evidence | flipped,
+            summary=f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
+            f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
+            advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
+        )  # fmt: skip
+    if len(counts) > 50 or tokens or not rare:
         summary = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return Finding(
             code="data.labels",

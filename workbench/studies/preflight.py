@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.preflight import spoilt_splits
-from workbench.errors import WorkloadError
+from workbench.diagnostics.preflight import misnumbered, spoilt_splits
+from workbench.errors import TargetError, WorkloadError
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.example_values import float_tensors
 from workbench.train.explain import explained
@@ -57,7 +57,7 @@ def collect_preflight(
         facts: dict[str, Any] = {"examples": sizes}
         for split in ("train", "validation"):
             facts[split] = _scan(workload, stack, split, config=config, device=device, max_examples=max_examples)
-        if spoilt_splits(facts):
+        if spoilt_splits(facts) or misnumbered(facts):
             return facts | _NO_STEP  # nobody trains on that
         return facts | _first_step(workload, stack, config, device)
 
@@ -71,6 +71,7 @@ def _scan(
     losses_seen: list[Tensor] = []
     counts: Tensor | None = None
     classes: int | None = None
+    wrong: str | None = None
     stack.models[0].eval()
     with torch.no_grad():
         for batch, examples in eval_batches(workload, split, config.evaluation_batch, device, config.precision):
@@ -82,6 +83,9 @@ def _scan(
             try:
                 with explained(workload, where), autocast(device, config.precision):
                     outputs, losses, weights = per_example(workload, stack.models[0], batch, examples)
+            except TargetError as error:
+                wrong = str(error).removeprefix(f"workload {workload.name!r}, ")
+                losses = torch.full((examples,), math.nan)
             except WorkloadError:
                 if not bad:
                     raise
@@ -93,7 +97,7 @@ def _scan(
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and classes is not None:
                 counts = _add_counts(counts, workload.loss.targets(batch), classes)
             seen += examples
-            if seen >= max_examples:
+            if seen >= max_examples or wrong is not None:
                 break
     finite = torch.cat(losses_seen)
     return {
@@ -102,6 +106,7 @@ def _scan(
         "nonfinite_from_example": first_bad,
         "loss": float(finite.mean()),
         "classes": classes,
+        "misnumbered": wrong,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
     }
 

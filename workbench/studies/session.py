@@ -11,7 +11,7 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.audited import NOT_COLLECTED
-from workbench.errors import ClusterError, RecordError, UsageError, WorkbenchError, in_one_line
+from workbench.errors import ClusterError, RecordError, TargetError, UsageError, WorkbenchError, in_one_line
 from workbench.hosts.process_group import check_alone
 from workbench.record import StudyRecord, TrialRecord
 from workbench.record_writer import StudyWriter
@@ -201,6 +201,8 @@ def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) 
     """Return the workload's fingerprint; None where its code raises, which the first look at it explains better."""
     try:
         return fingerprint(workload, config, device)
+    except TargetError:  # the pre-flight makes a finding of it
+        return None
     except WorkbenchError:
         raise
     except Exception:

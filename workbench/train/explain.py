@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 
-from workbench.errors import WorkbenchError, WorkloadError, callers_line, in_one_line
+from workbench.errors import TargetError, WorkbenchError, WorkloadError, callers_line, in_one_line
 from workbench.train.forward import DIFFERENTIATES
 from workbench.workloads.base import Workload
 
@@ -55,4 +56,5 @@ class explained:
         advice = next((advice for part, advice in _ADVICE.items() if part in str(error)), _USUAL)
         if DIFFERENTIATES in str(error) and callers_line(error):
             advice = "Let what autograd.grad differentiates by require a gradient: x.requires_grad_() before x is used."
-        raise WorkloadError(f"{known}, {self._where}: forward or loss raised {in_one_line(error)}. {advice}") from error
+        sort = TargetError if re.match(r"Target -?\d+ is out of bounds", str(error)) else WorkloadError
+        raise sort(f"{known}, {self._where}: forward or loss raised {in_one_line(error)}. {advice}") from error

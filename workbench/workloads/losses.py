@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.errors import WorkloadError
+from workbench.errors import TargetError, WorkloadError
 from workbench.workloads.base import second_of_batch
 
 __all__ = [
@@ -185,7 +185,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tenso
             try:
                 return F.cross_entropy(outputs, targets, reduction="none", ignore_index=ignore_index)
             except (IndexError, RuntimeError) as error:
-                raise WorkloadError(_explain(outputs, targets, ignore_index, error)) from error
+                raise _explain(outputs, targets, ignore_index, error) from error
     raise WorkloadError(
         f"outputs of shape {tuple(outputs.shape)} against targets of shape {tuple(targets.shape)} and type "
         f"{targets.dtype}: cross-entropy takes logits (batch, classes) and integer classes (batch,). For targets "
@@ -193,7 +193,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tenso
     )
 
 
-def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Exception) -> str:
+def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Exception) -> WorkloadError:
     classes = outputs.shape[-1]
     try:
         bad = targets[((targets < 0) | (targets >= classes)) & (targets != ignore_index)]
@@ -201,8 +201,8 @@ def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Excepti
     except (RuntimeError, IndexError):  # under vmap, or after a device-side assert, no value can be read
         value = None
     if value is None:
-        return f"cross-entropy failed on outputs of shape {tuple(outputs.shape)}: {error}"
-    return (
+        return WorkloadError(f"cross-entropy failed on outputs of shape {tuple(outputs.shape)}: {error}")
+    return TargetError(
         f"target {value} is out of range: the model has {classes} outputs, so classes are 0 to {classes - 1}. Give the "
         "model as many outputs as there are classes, and number the classes from 0."
     )
