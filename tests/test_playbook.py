@@ -437,7 +437,7 @@ def test_what_13_examples_say_is_not_adopted(tmp_path: Path) -> None:
     found = wb.diagnose(workload, out=tmp_path / "s", instability=QUICK["instability"])
     assert found.recommendation is not None
     assert found.recommendation["adopted"] is False
-    assert "13 examples are too few to choose a config by" in found.recommendation["reason"]
+    assert "13 validation examples are too few to choose a config by" in found.recommendation["reason"]
     assert found["evaluation.too_small"].status == "warn"
 
 

@@ -18,72 +18,93 @@ from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.warmup import WarmupStudy
 
-QUIET = ("stability.early", "stability.early_recovers", "stability.mid", "stability.spike", "lr.probabilistic")
+QUIET = (
+    "lr.too_high",
+    "lr.nothing_learns",
+    "stability.early",
+    "stability.early_recovers",
+    "stability.mid",
+    "stability.spike",
+    "lr.probabilistic",
+)
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=1000, batch_size=8)
 
 
-def tried(
-    monkeypatch: pytest.MonkeyPatch, *, wrong: str = "", status: str = "warn", harmful: bool | None = None,
-    unstable: float | None = 1.0, config: TrainConfig = CONFIG,
-) -> list[Any]:  # fmt: skip
-    """Plant the findings of a walk, and return what its cures ask for."""
-    calls: list[Any] = []
+def planted(
+    *, wrong: str = "", status: str = "warn", harmful: bool | None = None, unstable: float | None = 1.0,
+    star: float | None = 0.1,
+) -> Diagnosis:  # fmt: skip
+    """The findings of a walk as far as its cures."""
     codes = dict.fromkeys((*QUIET, "init.loss"), "ok") | ({wrong: status} if wrong else {})
-    findings = tuple(Finding(code=code, status=s, summary="planted") for code, s in codes.items())  # type: ignore[arg-type]
-    findings += (
-        Finding(code="lr.at_edge", status="warn", summary="planted", evidence={"harmful": harmful}),
-        Finding(code="lr.unstable", status="ok", summary="planted", value=unstable),
-    )
-    nothing = Diagnosis(findings=())
-    monkeypatch.setattr(playbook, "diagnose_lr_sweep", lambda record: Diagnosis(findings=findings))
-    monkeypatch.setattr(playbook, "diagnose_instability", lambda record: nothing)
-    monkeypatch.setattr(playbook, "diagnose_preflight", lambda record: nothing)
+    found = {code: Finding(code=code, status=s, summary="planted") for code, s in codes.items()}  # type: ignore[arg-type]
+    found["lr.at_edge"] = Finding(code="lr.at_edge", status="warn", summary="planted", evidence={"harmful": harmful})
+    found["lr.unstable"] = Finding(code="lr.unstable", status="ok", summary="planted", value=unstable)
+    found["lr.best"] = Finding(code="lr.best", status="ok", summary="", value=star, evidence={"measured_lr": star})
+    return Diagnosis(findings=tuple(found.values()))
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, known: Diagnosis, *, config: TrainConfig = CONFIG) -> list[Any]:
+    """What the cures ask for, given what is known."""
+    calls: list[Any] = []
     monkeypatch.setattr(playbook, "run_round", lambda session, asked: calls.extend(("fix", a.config) for a in asked))
     monkeypatch.setattr(WarmupStudy, "extend", lambda self, session: calls.append("warmup"))
-    monkeypatch.setattr(ClippingStudy, "extend", lambda self, session: calls.append(("clipping", self.peak_lr)))
-    playbook._cure(SimpleNamespace(record=None, config=config))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        ClippingStudy, "extend", lambda self, session: calls.append(("clipping", self.peak_lr, self.reference_lr))
+    )
+    playbook._cure(SimpleNamespace(record=None, config=config), known)  # type: ignore[arg-type]
     return calls
 
 
 WARMED = ("fix", CONFIG.replace(warmup_steps=100, total_steps=1100))
+AT_OWN = [WARMED, ("clipping", 0.1, 0.1)]
+BEYOND = [("clipping", None, None)]
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ("stability.early", [WARMED, ("clipping", None)]),
-        ("init.loss", [WARMED, ("clipping", None)]),
-        ("lr.probabilistic", [WARMED, ("clipping", None)]),
-        ("stability.mid", [("clipping", None)]),
-        ("stability.spike", [("clipping", None)]),
+        ("stability.early", AT_OWN),
+        ("init.loss", AT_OWN),
+        ("lr.probabilistic", AT_OWN),
+        ("lr.too_high", AT_OWN),
+        ("stability.mid", BEYOND),
+        ("stability.spike", BEYOND),
         ("stability.early_recovers", []),
         ("", []),
     ],
 )
 def test_a_sign_and_its_cures(monkeypatch: pytest.MonkeyPatch, wrong: str, status: str, expected: list[Any]) -> None:
-    assert tried(monkeypatch, wrong=wrong, status=status) == expected
+    assert tried(monkeypatch, planted(wrong=wrong, status=status)) == expected
+
+
+def test_the_threshold_is_that_of_a_smaller_lr_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = planted(wrong="lr.too_high", status="fail", star=0.02)
+    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, 0.02)]
+    known = planted(wrong="lr.nothing_learns", status="fail", star=None)
+    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, None)]
 
 
 @pytest.mark.parametrize(("harmful", "expected"), [(True, ["warmup"]), (False, []), (None, [])])
 def test_the_warmup_study_is_for_an_edge_that_costs_something(
     monkeypatch: pytest.MonkeyPatch, harmful: bool | None, expected: list[Any]
 ) -> None:
-    assert tried(monkeypatch, harmful=harmful) == expected
+    assert tried(monkeypatch, planted(harmful=harmful)) == expected
 
 
 def test_without_an_edge_there_is_no_lr_to_clip_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tried(monkeypatch, wrong="stability.mid", unstable=None) == []
+    assert tried(monkeypatch, planted(wrong="stability.mid", unstable=None)) == []
 
 
 def test_a_baseline_that_clips_is_held_against_itself_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its own lr, whatever the signs: clipping may be what hides them (F4.11)."""
-    assert tried(monkeypatch, config=CONFIG.replace(max_grad_norm=1.0)) == [("clipping", 0.1)]
+    clipped = CONFIG.replace(max_grad_norm=1.0)
+    assert tried(monkeypatch, planted(), config=clipped) == [("clipping", 0.1, None)]
 
 
 def test_a_run_too_short_for_a_warmup_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     short = CONFIG.replace(total_steps=9)
-    assert tried(monkeypatch, wrong="init.loss", config=short) == [("clipping", None)]
+    assert tried(monkeypatch, planted(wrong="init.loss"), config=short) == [("clipping", 0.1, 0.1)]
 
 
 def restarting(progress: float) -> float:

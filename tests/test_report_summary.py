@@ -40,9 +40,7 @@ def test_the_chance_of_the_proof_is_said_and_the_worst_arm_counts() -> None:
     arms = [{**found["proof"]["arms"][0], "chance": 0.002}, {**found["proof"]["arms"][1], "chance": 0.041}]
     found["proof"] = {**found["proof"], "arms": arms, "level": 0.05}
     said = rows(study(), replace(diagnosis(), recommendation=found))["How sure"]
-    assert said.startswith(
-        "By chance alone the candidate would look this good in 4.1% of cases; at most 5.0% was allowed"
-    )
+    assert said.startswith("p = 0.041 over n = 3 seeds (limit 0.05).")
 
 
 def test_a_candidate_that_was_not_adopted_changes_nothing_and_gains_nothing() -> None:

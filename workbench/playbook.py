@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
+from workbench.diagnostics.adoption import by_faults
 from workbench.diagnostics.architecture import diagnose_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
@@ -22,6 +23,7 @@ from workbench.diagnostics.generalisation_gap import diagnose_generalisation_gap
 from workbench.diagnostics.input_share import diagnose_input_share
 from workbench.diagnostics.instability import diagnose_instability
 from workbench.diagnostics.lr_own import settled_by_proof
+from workbench.diagnostics.lr_search import EDGE_MARGIN
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.diagnostics.next_steps import next_steps
 from workbench.diagnostics.noise_scale import diagnose_noise_scale
@@ -67,12 +69,13 @@ _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
 _GRID = (0.25, 0.5, 2.0, 4.0)
 """Learning rates over the own one that are compared where no loss says which way to search (rule of thumb)."""
-_BAD_START = ("init.loss", "lr.probabilistic", "stability.early")
-"""Codes that speak of the first steps: the model begins confidently wrong, or some seeds do not survive them.
-
-A rise that comes back by itself is none of them: what it costs is a few steps.
+_BAD_START = ("init.loss", "lr.probabilistic", "stability.early", "lr.too_high", "lr.nothing_learns")
+"""Codes of a training that does not get going as it could: it begins confidently wrong, some seeds do not survive the first steps, it is
+stuck, or it rises early and a smaller lr does better. An early rise that comes back and costs nothing is none of them.
 """
 _MID = ("stability.mid", "stability.spike")
+_MARGINS = 3
+"""Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +110,10 @@ class _Walk:
         run_round(session, self.proof.baselines(session.config))
         if session.workload.minimised:
             self.instability.extend(session)
-            _cure(session)
-        found = screen(session.record, diagnose_lr_sweep(session.record))
-        candidate = _candidate(session, found)
+        known = diagnose_record(session.record)
+        if session.workload.minimised and not by_faults(known):
+            _cure(session, known)
+        found, candidate = _candidate(session, known)
         if candidate is not None:
             self.proof.extend(session, candidate)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
@@ -119,24 +123,30 @@ class _Walk:
         return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
 
 
-def _cure(session: Session) -> None:
+def _cure(session: Session, known: Diagnosis) -> None:
     """Try what the signs call for (F2.10).
 
-    Warmup where the best lr sits at an edge that costs something; a warmup at the baseline's own lr, and clipping, where
-    training starts badly; clipping where the loss rises later.
+    A warmup study where the best lr sits at an edge that costs something. Where training starts badly, a warmup and clipping at the
+    baseline's own lr, instead of a smaller one. Clipping where the loss rises later. A baseline that clips is held against itself
+    without.
+
+    Args:
+        session: the study.
+        known: what is known of it.
     """
-    found = (
-        diagnose_lr_sweep(session.record) + diagnose_instability(session.record) + diagnose_preflight(session.record)
-    )
-    if found["lr.at_edge"].evidence.get("harmful") is True:
+    if known["lr.at_edge"].evidence.get("harmful") is True:
         _WARMUP.extend(session)
-    starts_badly = _any_wrong(found, _BAD_START)
-    longest = cap_steps(session.config.total_steps, _WARMUP.cap_frac)
-    if starts_badly and longest:
-        run_round(session, [Asked("fix", prepend_warmup(session.config, longest))])
-    if session.config.max_grad_norm is not None:  # does it cure, or hide that the lr is too high (F4.10, F4.11)?
-        replace(_CLIPPING, peak_lr=session.config.peak_lr).extend(session)
-    elif found["lr.unstable"].value is not None and (starts_badly or _any_wrong(found, _MID)):
+    config, star = session.config, known["lr.best"]
+    bad = _any_wrong(known, _BAD_START)
+    longest = cap_steps(config.total_steps, _WARMUP.cap_frac)
+    if bad and longest:
+        run_round(session, [Asked("fix", prepend_warmup(config, longest))])
+    if bad or config.max_grad_norm is not None:  # does clipping cure, or hide that the lr is too high (F4.10, F4.11)?
+        stable = star.evidence.get("measured_lr") if config.max_grad_norm is None else None
+        replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=1 if bad else _CLIPPING.tries).extend(
+            session
+        )
+    elif known["lr.unstable"].value is not None and _any_wrong(known, _MID):
         _CLIPPING.extend(session)
 
 
@@ -144,12 +154,21 @@ def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
     return any(diagnosis[code].status in ("warn", "fail") for code in codes)
 
 
-def _candidate(session: Session, found: Mapping[str, Any]) -> TrainConfig | None:
-    """Return the config that looks better than the baseline by more than its noise, if there is one."""
-    if not found["promising"]:
-        return None
-    changed = config_of(session.record, found["recommended"]["trials"][0])
-    return session.config.replace(**{name: changed[name] for name in CHANGEABLE})
+def _candidate(session: Session, known: Diagnosis) -> tuple[Mapping[str, Any], TrainConfig | None]:
+    """Return what `screen` says, and the config that looks better than the baseline, if there is one.
+
+    A candidate of which nothing shows how far it is from the edge of stability is trained beyond its lr first.
+    """
+    for _ in range(_MARGINS):
+        found = screen(session.record, known)
+        if not found["promising"]:
+            break
+        changed = config_of(session.record, found["recommended"]["trials"][0])
+        config = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
+        if not found["untried"]:
+            return found, config
+        run_round(session, [Asked("margin", config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+    return found, None
 
 
 def diagnose(

@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
 from workbench.diagnostics.causes import listed
+from workbench.diagnostics.proof import p_words
 from workbench.report_html import counted, number_text, redact, text
 
 __all__ = ["summarise", "summary"]
@@ -136,11 +137,8 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
     lines = []
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
     if chances:
-        level = proof.get("level")
-        allowed = f"; at most {_percent(float(level))} was allowed for adopting it" if level else ""
-        lines.append(
-            f"By chance alone the candidate would look this good in {_percent(max(chances))} of cases{allowed}."
-        )
+        level = f" (limit {proof['level']:g})" if proof.get("level") else ""
+        lines.append(f"{p_words(max(chances))} over n = {counted(len(proof['seeds']), 'seed')}{level}.")
     elif "seed" in record.trials and not record.trials.empty:
         seeds = record.trials["seed"].nunique()
         lines.append("One seed: no proof." if seeds == 1 else f"{seeds} seeds.")
@@ -160,10 +158,6 @@ def _trouble(diagnosis: Diagnosis) -> list[Finding]:
 
 def _first_advice(diagnosis: Diagnosis) -> str:
     return next((str(f.advice[0]) for f in _trouble(diagnosis) if f.advice), "")
-
-
-def _percent(share: float) -> str:
-    return "less than 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
 def _value(value: Any) -> str:

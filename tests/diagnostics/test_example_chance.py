@@ -51,7 +51,7 @@ def test_a_gain_within_the_luck_of_the_examples_is_refused(sd: float | None, ado
         assert found["reason"].count("dopted") == 1
     else:
         assert found["examples"]["refused"] is True
-        assert "on these 100 examples" in found["reason"]
+        assert "Not adopted: p = 0.16 over these 100 validation examples (limit 0.1)." in found["reason"]
         assert " Adopted" not in found["reason"]
 
 

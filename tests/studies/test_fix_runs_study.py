@@ -85,7 +85,7 @@ def diagnosed(out: Path, *, curved: bool, **settings: Any) -> tuple[Diagnosis, S
 @pytest.fixture(autouse=True)
 def fix_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tried after a fix run has helped has its own tests."""
-    monkeypatch.setattr(playbook, "_cure", lambda session: None)
+    monkeypatch.setattr(playbook, "_cure", lambda session, known: None)
 
 
 def fixes_of(record: StudyRecord) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Code -> alarms that follow from it; `prefix.*` holds for the codes of a prefix that have no entry."""
 
-STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained)
+STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained) | {"schedule.collapse"}
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
 
 _ALARMS = ("fail", "warn")

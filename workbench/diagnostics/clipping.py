@@ -38,6 +38,7 @@ class _Study:
     why: str
     unstable_lr: float | None
     aggressive_frac: float
+    costs: float
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def diagnose_clipping(
     drift_ratio: float = 2.0,
     parked_frac: float = 0.5,
     skip_frac: float = 0.1,
+    material_frac: float = 0.02,
 ) -> Diagnosis:
     """Propose a clipping threshold, and say what the clipped runs of a record show.
 
@@ -67,13 +69,16 @@ def diagnose_clipping(
         drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
         parked_frac: see `clipped_runs`.
         skip_frac: see `steady_stretch`.
+        material_frac: a baseline that clips most of its steps loses nothing by it where its loss ends within this share of what
+            was learned of that without clipping (O1).
 
     Returns:
         The codes `clipping.threshold`, `.cures`, `.aggressive`, `.masks_lr` and `.nonfinite`, once each.
     """
     reference = reference_norms(record, skip_frac=skip_frac)
     rows = clipped_runs(record, parked_frac=parked_frac)
-    bracket = unstable_bracket(sweep_table(record))
+    table = sweep_table(record)
+    bracket = unstable_bracket(table)
     unstable_lr = None if bracket is None else bracket.middle
     lead, why = leading(record, rows, aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)
     study = _Study(
@@ -86,6 +91,7 @@ def diagnose_clipping(
         why=why,
         unstable_lr=unstable_lr,
         aggressive_frac=aggressive_frac,
+        costs=material_frac * table.progress,
     )
     findings = (
         _threshold(study, drift_ratio),
@@ -193,11 +199,19 @@ def _aggressive(study: _Study) -> Finding:
     shown = f"{lead.clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
     if lead.clip_frac < study.aggressive_frac:
         return Finding(status="ok", summary=f"{shown}.", **common)
+    twins = [row for row in lead.rows if row["twin"] is not None]
+    if study.why == "own" and twins and all(_costs_nothing(row, study.costs) for row in twins):
+        return Finding(status="ok", summary=f"{shown}; without clipping the loss ends no lower: harmless.", **common)
     several = len(study.ladder) > 1
     needed = {"own": "", "passes": ", and no larger threshold tried lets it train" if several else "",
               "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
     summary = f"{shown}{needed[study.why]}: an odd way to lower the learning rate."
     return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
+
+
+def _costs_nothing(row: Mapping[str, Any], least: float) -> bool:
+    """Whether the same run without clipping trains, and ends no lower by more than `least`."""
+    return not row["twin_lasting"] and not row["lasting"] and row["loss"] - row["twin_loss"] <= least
 
 
 def _masks(study: _Study) -> Finding:

@@ -12,7 +12,9 @@ __all__ = ["nonfinite_norms"]
 
 
 def nonfinite_norms(record: RecordLike) -> Finding:
-    """Return the finding `clipping.nonfinite`: a failure in a run of the baseline's config; without one, a warning in runs that stay finite.
+    """Return the finding `clipping.nonfinite`: a failure where the loss of a run of the baseline's config stays finite and its gradients do not.
+
+    Where the loss ends non-finite, too, it is what a run that diverges looks like. Without such a run a warning in any that stays finite.
 
     Args:
         record: a study, or a single trial.
@@ -26,16 +28,16 @@ def nonfinite_norms(record: RecordLike) -> Finding:
     counts = [(c, _count(c)) for c in curves]
     hits = [(c, n) for c, n in counts if n]
     mine = own_trials(record)
-    own = [n for c, n in hits if c.stage == "baseline" or c.trial in mine]
-    whole = [] if mine else [n for c, n in hits if not c.diverged]
+    own = [c for c, _ in hits if c.stage == "baseline" or c.trial in mine]
+    whole = [c for c, _ in hits if not c.diverged and (c in own or not mine)]
+    status: Status = "ok" if not whole else "fail" if own else "warn"
     rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]
     total = sum(n for _, n in counts)
-    status: Status = "fail" if own else "warn" if whole else "ok"
     if not hits:
         summary = f"All gradient norms of {len(curves)} trial(s) are finite."
     else:
         finite = "in runs whose loss stays finite" if whole else "where runs ended non-finite"
-        where = "with the baseline's config" if own else finite
+        where = f"{'with the baseline config, ' if own else ''}{finite}"
         counted = f"{total} gradient norm(s) in {len(hits)} of {len(curves)} trial(s) are not finite"
         summary = f"{counted}, {where}; they are counted, not averaged."
     advice = [

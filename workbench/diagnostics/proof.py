@@ -7,21 +7,25 @@ Losses are compared by their ratio: they differ by factors, and one seed that bl
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from workbench.diagnostics.adoption import by_size
 from workbench.diagnostics.same_config import trials_with
-from workbench.diagnostics.selection import selected_by_seed
+from workbench.diagnostics.selection import selected_by_seed, spacing, starts_by_seed
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["LOOK_FRAC", "prove", "worth_more_seeds"]
+__all__ = ["LIMIT", "p_value", "p_words", "prove", "worth_more_seeds"]
 
-LOOK_FRAC = 0.89
-"""Two looks at this share of a level err together as often as one look at the level (simulated: 9.9 % of 10 % for 3 and 5 seeds)."""
+LIMIT = 0.05
+"""Largest p of one look at the seeds (rule of thumb). The two looks of `worth_more_seeds` adopt 7 % of what is no better (simulated)."""
+MOST_FLIPPED = 10
+"""Seeds up to which all signs are tried: 2 ** 10 sums."""
 
 
 def prove(
@@ -29,60 +33,67 @@ def prove(
     *,
     baseline: Mapping[str, Any],
     candidate: Mapping[str, Any],
-    false_adoption: float = 0.1,
+    limit: float = LIMIT,
     min_seeds: int = 2,
-    looks: int = 1,
 ) -> dict[str, Any] | None:
     """Compare a candidate with the baseline over the seeds that both were trained with.
 
     The baseline's own seed is left out: the candidate was chosen under it, and luck that was chosen is no evidence.
 
     A candidate that trains longer than the baseline has to win against a baseline of its own length as well, which must
-    not lose by its length alone; where that was not trained, nothing is proved.
+    not lose by its length alone; where that was not trained, nothing is proved. What diverges under every seed has lost to a
+    candidate that diverges under none.
 
     Args:
         record: a study.
         baseline: config fields of the baseline.
         candidate: config fields of the candidate.
-        false_adoption: a candidate wins where its mean gain would come by chance less often than this (rule of thumb: what
-            is adopted by mistake is about as good as the baseline).
+        limit: a candidate wins where p is below this.
         min_seeds: fewer prove nothing (the fewest that have a spread).
-        looks: 2 where more seeds are trained if these do not decide (`worth_more_seeds`); each look then has to be surer.
 
     Returns:
-        select, seeds, arms (each with name, total_steps, values, gains, gain, se, ratios, chance), level (of one look), wins and reason; None where
-        fewer than `min_seeds` seeds were trained. ratios, of a seed's loss to that of the arm, are None for other metrics.
+        select, seeds, candidate (its values), arms (each with name, total_steps, values, gains, gain, se, ratios, chance (p), None where it
+        diverges under every seed and the candidate under none),
+        learned (what the better of candidate and baseline gained on the untrained model, None where that was not evaluated), level
+        (the limit), wins, said (the numbers) and verdict; None where fewer than `min_seeds` seeds were trained. ratios, of a seed's
+        loss to that of the arm, are None for other metrics.
     """
     arms = {"baseline": dict(baseline)}
     if candidate["total_steps"] > baseline["total_steps"]:
         arms["baseline of the same length"] = dict(baseline) | {"total_steps": candidate["total_steps"]}
-    ours = selected_by_seed(record, trials_with(record, candidate))
-    theirs = {name: selected_by_seed(record, trials_with(record, fields)) for name, fields in arms.items()}
+    chosen, numbers = trials_with(record, candidate), {name: trials_with(record, arms[name]) for name in arms}
+    every = spacing(record, [*chosen, *itertools.chain(*numbers.values())])
+    ours = selected_by_seed(record, chosen, every=every)
+    theirs = {name: selected_by_seed(record, found, every=every) for name, found in numbers.items()}
     seeds = sorted(set(ours).intersection(*theirs.values()) - {int(record.config["shared_seed"])})
     if len(seeds) < min_seeds:
         return None
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    sign, select = 1.0 if record.config["select_mode"] == "min" else -1.0, str(record.config["select"])
     values = [ours[seed] for seed in seeds]
-    every = {name: [found[seed] for seed in seeds] for name, found in theirs.items()}
-    by_ratio = sign > 0 and min(values + [value for found in every.values() for value in found]) > 0
-    rows = [_arm(name, int(arms[name]["total_steps"]), every[name], values, sign, by_ratio=by_ratio) for name in arms]
-    level = false_adoption * (LOOK_FRAC if looks > 1 else 1.0)
-    lost = [row for row in rows if not row["chance"] < level]
-    select = str(record.config["select"])
+    held = {name: [found[seed] for seed in seeds] for name, found in theirs.items()}
+    by_ratio = sign > 0 and min(itertools.chain(values, *held.values())) > 0
+    rows = [_arm(name, int(arms[name]["total_steps"]), held[name], values, sign, by_ratio=by_ratio) for name in arms]
+    if not any(_diverged(record, chosen, seeds)):
+        rows = [row | {"chance": None} if all(_diverged(record, numbers[row["name"]], seeds)) else row for row in rows]
+    starts = [start for seed, start in starts_by_seed(record, chosen).items() if seed in seeds]
+    best = min(float(np.mean([sign * v for v in found])) for found in (values, held["baseline"]))
+    worst = max(rows, key=lambda row: row["chance"] or 0.0)
+    wins = (worst["chance"] or 0.0) < limit
     return {
         "select": select,
         "seeds": seeds,
         "candidate": values,
         "arms": rows,
-        "false_adoption": false_adoption,
-        "level": level,
-        "wins": not lost,
-        "reason": _reason(select, values, rows, lost, level),
+        "learned": sign * float(np.mean(starts)) - best if starts else None,
+        "level": limit,
+        "wins": wins,
+        "said": _said(select, values, rows),
+        "verdict": _verdict(worst, len(seeds), limit, several=len(rows) > 1),
     }
 
 
 def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> bool:
-    """Return whether a candidate that was not adopted gained under every seed: then the spread hides it, not the sign.
+    """Return whether a candidate that was not adopted gained under every seed, and enough: then the spread hides it, not the sign.
 
     One seed under which the baseline dies is the usual cause: the larger its gain, the larger the spread.
 
@@ -92,7 +103,42 @@ def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> 
     """
     if proof is None or proof["wins"] or len(proof["seeds"]) < min_seeds:
         return False
-    return all(gain > 0 for arm in proof["arms"] for gain in arm["gains"])
+    small = by_size(min(arm["gain"] for arm in proof["arms"]), proof["learned"])
+    return not small and all(gain > 0 for arm in proof["arms"] for gain in arm["gains"])
+
+
+def p_value(gains: Sequence[float], *, flip_from: int = 5) -> float:
+    """Return how likely a mean gain of this size is where nothing is gained.
+
+    The smaller of Student's t, one-sided, and, from `flip_from` values on, the share of all choices of their signs that give as
+    large a mean: exact whatever the spread.
+
+    Args:
+        gains: one a seed.
+        flip_from: fewer than 5 values cannot come below 5 % by their signs.
+    """
+    mean, se = _mean_and_se(gains)
+    if se == 0:  # seeds that all gain the same leave nothing to chance
+        return float(mean <= 0)
+    chance = float(stats.t.sf(mean / se, df=len(gains) - 1))
+    if not flip_from <= len(gains) <= MOST_FLIPPED:
+        return chance
+    sums = np.array(list(itertools.product((1.0, -1.0), repeat=len(gains)))) @ np.asarray(gains)
+    return min(chance, float((sums >= sum(gains) * (1 - 1e-12)).mean()))
+
+
+def _diverged(record: RecordLike, numbers: Sequence[int], seeds: Sequence[int]) -> list[bool]:
+    """Return for each trial under one of `seeds` whether it ended non-finite."""
+    rows = record.trials[record.trials["trial"].isin(numbers) & record.trials["seed"].isin(seeds)]
+    return (rows["state"] == "diverged").tolist()
+
+
+def _verdict(worst: Mapping[str, Any], seeds: int, limit: float, *, several: bool) -> str:
+    """Return p of the arm that is hardest to beat, or that it diverges."""
+    if worst["chance"] is None:
+        return f"the {worst['name']} diverges under each of n = {seeds} seeds, the candidate under none"
+    against = f", against the {worst['name']}" if several and worst["chance"] >= limit else ""
+    return f"{p_words(worst['chance'])} over n = {seeds} seeds (limit {limit:g}){against}"
 
 
 def _arm(
@@ -101,8 +147,6 @@ def _arm(
     gains = [sign * (their - our) for their, our in zip(theirs, ours, strict=True)]
     gain, se = _mean_and_se(gains)
     ratios = [our / their for their, our in zip(theirs, ours, strict=True)] if by_ratio else None
-    tested, tested_se = _mean_and_se([-math.log(ratio) for ratio in ratios]) if ratios else (gain, se)
-    alike = float(tested <= 0)  # seeds that all gain the same leave nothing to chance
     return {
         "name": name,
         "total_steps": total_steps,
@@ -111,12 +155,22 @@ def _arm(
         "gain": gain,
         "se": se,
         "ratios": ratios,
-        "chance": float(stats.t.sf(tested / tested_se, df=len(gains) - 1)) if tested_se > 0 else alike,
+        "chance": p_value([-math.log(ratio) for ratio in ratios] if ratios else gains),
     }
 
 
-def _mean_and_se(values: list[float]) -> tuple[float, float]:
+def p_words(p: float) -> str:
+    """Return p as it is written, with two digits."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _mean_and_se(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def _said(select: str, values: list[float], rows: list[dict[str, Any]]) -> str:
+    said = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
+    return f"{select} of the selected checkpoints, mean over {len(values)} fresh seeds: {np.mean(values):.4g} against {said}."
 
 
 def _difference(row: dict[str, Any]) -> str:
@@ -124,17 +178,3 @@ def _difference(row: dict[str, Any]) -> str:
     if row["ratios"] is None:
         return f"{'better' if row['gain'] >= 0 else 'worse'} by {abs(row['gain']):.2g} +- {row['se']:.2g}"
     return f"seed by seed {', '.join(f'{ratio - 1:+.0%}' for ratio in row['ratios'])}"
-
-
-def _reason(
-    select: str, values: list[float], rows: list[dict[str, Any]], lost: list[dict[str, Any]], level: float
-) -> str:
-    said = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
-    head = f"{select} of the selected checkpoints, mean over {len(values)} fresh seeds: {np.mean(values):.4g} against {said}."
-    chance = max(row["chance"] for row in rows)
-    if not lost:
-        return f"{head} Adopted: by chance alone such a gain comes in {chance:.1%} of cases."
-    return (
-        f"{head} Not adopted: against the {lost[0]['name']} that may be chance ({lost[0]['chance']:.0%}, allowed are "
-        f"{level:.0%})."
-    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
+from workbench.diagnostics.adoption import by_examples, by_faults, by_metrics, by_size, by_spread, by_values
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clip_ladder import masks
+from workbench.diagnostics.clip_reference import SHORT_STAGES
 from workbench.diagnostics.clipped_runs import clipped_runs
-from workbench.diagnostics.example_chance import MIN_EXAMPLES, example_chance
+from workbench.diagnostics.example_chance import example_chance
 from workbench.diagnostics.judged_runs import judged_runs
-from workbench.diagnostics.not_minimised import selects_by_loss, without_loss
-from workbench.diagnostics.proof import prove
+from workbench.diagnostics.lr_search import EDGE_MARGIN
+from workbench.diagnostics.not_minimised import judged_without_loss, selects_by_loss, without_loss
+from workbench.diagnostics.proof import LIMIT, prove
 from workbench.diagnostics.same_config import equal, plain_cell, trials_with
 from workbench.diagnostics.selection import compare_selected, selected
 from workbench.diagnostics.trials import RecordLike
@@ -54,39 +57,26 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     }
 
 
-def recommend(record: RecordLike, diagnosis: Diagnosis, *, false_adoption: float = 0.1) -> dict[str, Any]:
+def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
     """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, proof and examples.
 
-    The best candidate of `screen` is adopted where it wins over seeds (`prove`); where it was trained with a single seed, where
-    it is better by more than its noise; in both cases only where other examples would hardly take the gain back
-    (`example_chance`, as far as the two were compared example by example). What training with it gives, under the seed that
+    The best candidate of `screen` is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
+    by more than its noise, and where nothing in `adoption` speaks against it. What training with it gives, under the seed that
     chose it, is `chosen`. The config has the length of the workload's own; a study of shorter trials says so, because short
     runs prefer larger learning rates.
 
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
-        diagnosis: with `lr.best`.
-        false_adoption: a gain that chance gives as often as this, by the seeds or by the examples, is none (rule of thumb).
+        diagnosis: of the study, with `lr.best`.
+        limit: see `prove`; over the examples twice as much is allowed (rule of thumb).
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
     comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
     if comparison["candidate"] is not None:
-        chosen = comparison["recommended"]
-        candidate = config_of(record, chosen["trials"][0])
-        comparison["chosen"] = {"trial": chosen["trials"][0], str(fields["select"]): chosen[str(fields["select"])]}
-        comparison["proof"] = proof = prove(
-            record, baseline=fields, candidate=candidate, false_adoption=false_adoption, looks=2
-        )
-        if proof is not None:
-            comparison |= {
-                "baseline": selected(record, trials_with(record, fields, seeds=proof["seeds"])),
-                "recommended": selected(record, trials_with(record, candidate, seeds=proof["seeds"])),
-                "adopted": proof["wins"],
-                "reason": f"Candidate: {comparison['candidate']}. {proof['reason']}",
-            }
-        comparison |= _held_by_examples(record, comparison, false_adoption)
+        candidate = config_of(record, comparison["recommended"]["trials"][0])
+        comparison |= _judged(record, comparison, candidate, limit)
         if comparison["adopted"]:
             changes = _changes(candidate, fields, own)
     elif without_loss(record) and selects_by_loss(record):
@@ -105,79 +95,150 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, false_adoption: float
     return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
 
 
-def _held_by_examples(record: RecordLike, comparison: Mapping[str, Any], allowed: float) -> dict[str, Any]:
-    """Return examples, and what follows: a gain that these examples may give by chance is refused."""
-    proof = comparison["proof"]
-    gain = comparison["gain"] if proof is None else min(arm["gain"] for arm in proof["arms"])
-    found = example_chance(record, candidate=comparison["recommended"]["trials"], gain=gain)
-    if found is None:
-        return {"examples": None}
-    if not comparison["adopted"] or (found["enough"] and found["chance"] < allowed):
-        return {"examples": found | {"refused": False}}
-    unadopted = comparison["reason"].split(" Adopted")[0]
-    count = found["examples"]
-    if found["enough"]:
-        share = f"{found['chance']:.0%}, allowed are {allowed:.0%}"
-        why = f"better on these {count} examples, and with others of the same kind that may be chance ({share})"
-    else:
-        why = f"{count} examples are too few to choose a config by; keep {MIN_EXAMPLES} or more for validation"
-    return {
-        "examples": found | {"refused": True},
-        "adopted": False,
-        "reason": f"{unadopted} Not adopted: {why}.",
+def _judged(
+    record: RecordLike, comparison: Mapping[str, Any], candidate: Mapping[str, Any], limit: float
+) -> dict[str, Any]:
+    """Return what follows for the candidate of a comparison: chosen, proof, examples, adopted, reason, and results over the seeds."""
+    select, chosen = str(record.config["select"]), comparison["recommended"]
+    found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
+    found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
+    said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
+    if proof is not None:
+        before, after = (
+            selected(record, trials_with(record, c, seeds=proof["seeds"])) for c in (record.config, candidate)
+        )
+        found |= {"baseline": before, "recommended": after}
+        said, verdict = f"Candidate: {comparison['candidate']}. {proof['said']}", proof["verdict"]
+        gain, why = min(arm["gain"] for arm in proof["arms"]), "" if proof["wins"] else verdict
+        why = (
+            why
+            or by_values(record, before["trials"], after["trials"])
+            or by_size(gain, proof["learned"])
+            or by_spread(proof)
+            or by_metrics(record, before["trials"], after["trials"])
+        )
+    examples = example_chance(record, candidate=found.get("recommended", chosen)["trials"], gain=gain)
+    why = comparison["against"] or why
+    refused = "" if why else by_examples(examples, 2 * limit)
+    why = why or refused
+    return found | {
+        "examples": None if examples is None else examples | {"refused": bool(refused)},
+        "adopted": not why,
+        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
     }
 
 
-def screen(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Compare the baseline with everything that trained stably: lr*, and what was tried against instability.
+def screen(record: RecordLike, diagnosis: Diagnosis, *, margin: float = EDGE_MARGIN) -> dict[str, Any]:
+    """Compare the baseline with everything that trained stably: the best lr, and what was tried against instability.
 
     The baseline counts with all its seeds. A candidate's trials of a proof do not: they would pull the one that was chosen
-    towards its mean, and another one, whose luck nobody tested, would take its place.
+    towards its mean, and another one, whose luck nobody tested, would take its place. A peak lr has to keep a distance from the
+    edge: with the baseline's warmup and clipping, or more of both, that of the sweep; else what runs at larger lrs show.
 
     Args:
         record: a study.
-        diagnosis: with `lr.best`.
+        diagnosis: of the study, with `lr.best`.
+        margin: see `EDGE_MARGIN`.
 
     Returns:
-        What `compare_selected` does.
+        What `compare_selected` does, and against: why the candidate is not worth a proof, or "", and untried: the candidate has to
+        be trained at `margin` times its lr, as nothing shows yet how far it is from the edge.
     """
+    candidates, keeps = _candidates(record, diagnosis, margin)
+    compared = compare_selected(record, baseline=trials_with(record, record.config), candidates=candidates)
+    if compared["candidate"] is None:
+        return compared
+    ours, theirs = compared["baseline"]["trials"], compared["recommended"]["trials"]
+    against = by_faults(judged_without_loss(record, diagnosis)) or by_values(record, ours, theirs)
+    if not against and compared["promising"]:
+        against = by_size(compared["gain"], compared["learned"])
+    worth = compared["promising"] and not against
+    untried = keeps.get(compared["candidate"], True) is None
+    if untried and not against:
+        against = f"not trained at {margin:g} times its lr, so how far it is from the edge is not known"
+    return compared | {"promising": worth, "untried": untried, "against": against}
+
+
+def _candidates(
+    record: RecordLike, diagnosis: Diagnosis, margin: float
+) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
+    """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge: True, or None where unknown."""
     fields = record.config
     proved = set(record.trials["trial"][record.trials["stage"] == "proof"]) if len(record.trials) else set()
 
     def trained(config: Mapping[str, Any]) -> list[int]:
         return [number for number in trials_with(record, config) if number not in proved]
 
-    candidates: dict[str, list[int]] = {}
     if without_loss(record):
         swept = record.trials["peak_lr"][record.trials["stage"] == "lr_sweep"].astype(float)
-        lrs = {lr for lr in swept if not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9)}
-        if not selects_by_loss(record):
-            candidates = {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}
-        return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
-    lr = diagnosis["lr.best"].value
-    if lr is not None and not math.isclose(lr, fields["peak_lr"], rel_tol=1e-9):
+        lrs = set() if selects_by_loss(record) else {lr for lr in swept if not equal(lr, fields["peak_lr"])}
+        return {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}, {}
+    edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
+    highest = math.inf if edge is None else edge / margin * (1 + 1e-9)
+    candidates: dict[str, list[int]] = {}
+    keeps: dict[str, bool | None] = {}
+    clipped = clipped_runs(record) if "grad_norm" in record.steps else []
+    lr = _best_lr(diagnosis, highest)
+    raised = lr is not None and lr > fields["peak_lr"]
+    if lr is not None and not equal(lr, fields["peak_lr"]) and not (raised and _held_back(record, clipped)):
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
     own = plain_cell(fields["max_grad_norm"])
-    disguised = _disguised(record, diagnosis)
-    for run in judged_runs(record, REMEDIES):
+    disguised = _disguised(clipped, edge)
+    runs = judged_runs(record, set(record.trials["stage"]) - SHORT_STAGES) if len(record.trials) else []
+    full = [run for run in runs if run["total_steps"] >= fields["total_steps"]]
+    for run in full:
         config = config_of(record, run["trial"])
-        if run["trial"] in disguised and not equal(run["max_grad_norm"], own):
+        cure = run["stage"] in REMEDIES or (own is not None and config == fields | {"max_grad_norm": None})
+        if not cure or run["lasting"] or (run["trial"] in disguised and not equal(run["max_grad_norm"], own)):
             continue
-        if not run["lasting"] and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
-            candidates[_named(run)] = trained(config)
-    return compare_selected(record, baseline=trials_with(record, fields), candidates=candidates)
+        kept = (run["lr"] <= highest and _protects(run, fields)) or _tried_beyond(run, full, margin)
+        if kept is not False and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
+            name = _named(run, own)
+            candidates[name], keeps[name] = trained(config), kept
+    return candidates, keeps
 
 
-def _disguised(record: RecordLike, diagnosis: Diagnosis, *, aggressive_frac: float = 0.5) -> set[int]:
+def _best_lr(diagnosis: Diagnosis, highest: float) -> float | None:
+    """Return the lr that is better than the own one, at a distance from the edge; None where the own one is as good.
+
+    It is the one that `lr.too_high` or `lr.too_low` name, else the best of the sweep that is far enough from the edge.
+    """
+    own = [diagnosis[code] for code in ("lr.too_high", "lr.too_low") if code in diagnosis]
+    wrong = [f for f in own if f.status in ("warn", "fail")]
+    if own and not wrong:
+        return None
+    best = diagnosis["lr.best"]
+    lrs = [lr for lr in (*(f.evidence.get("better_lr") for f in wrong), best.value) if lr is not None]
+    if not lrs or lrs[0] <= highest:
+        return lrs[0] if lrs else None
+    points = [p for p in best.evidence.get("points", ()) if p["lr"] <= highest and not p["unstable"]]
+    return min(points, key=lambda p: float(p["loss"]))["lr"] if points else None
+
+
+def _held_back(record: RecordLike, clipped: Sequence[Mapping[str, Any]], *, frac: float = 0.9) -> bool:
+    """Whether the baseline clips nearly every step (rule of thumb): a larger lr would only make up for the threshold."""
+    own = trials_with(record, record.config)
+    return any(row["trial"] in own and (row["clip_frac"] or 0.0) >= frac for row in clipped)
+
+
+def _protects(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a run warms up as long as another config at least, and clips at its threshold or below."""
+    clips = math.inf if (own := plain_cell(other["max_grad_norm"])) is None else own * (1 + 1e-9)
+    return run["warmup_steps"] >= other["warmup_steps"] and (run["max_grad_norm"] or math.inf) <= clips
+
+
+def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], margin: float) -> bool | None:
+    """Whether training is stable with a run's warmup and clipping, or less of them, at `margin` times its lr; None where unknown."""
+    top = margin * run["lr"]
+    if any(_protects(run, other) and other["lr"] >= top * (1 - 1e-6) and not other["lasting"] for other in runs):
+        return True
+    near = [other for other in runs if run["lr"] < other["lr"] <= top * (1 + 1e-6)]
+    return False if any(_protects(other, run) and other["lasting"] for other in near) else None
+
+
+def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None, *, aggressive_frac: float = 0.5) -> set[int]:
     """Return the clipped runs that hide an lr which is too high, or are a smaller one in disguise (F4.11, F4.12)."""
-    if "grad_norm" not in record.steps:
-        return set()
-    edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
-    return {
-        row["trial"]
-        for row in clipped_runs(record)
-        if masks(row, edge) or (row["clip_frac"] is not None and row["clip_frac"] >= aggressive_frac)
-    }
+    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= aggressive_frac}
 
 
 def tried_remedies(record: RecordLike) -> set[str]:
@@ -202,12 +263,14 @@ def config_of(record: RecordLike, trial: int) -> dict[str, Any]:
     return config | {name: record.config[name] for name in ("shared_seed", "per_host_seed")}
 
 
-def _named(run: Mapping[str, Any]) -> str:
+def _named(run: Mapping[str, Any], own_clip: float | None) -> str:
     said = [f"lr {run['lr']:.4g}"]
     if run["warmup_steps"]:
         said.append(f"warmup {run['warmup_steps']}")
     if run["max_grad_norm"] is not None:
         said.append(f"clipping at {run['max_grad_norm']:.3g}")
+    elif own_clip is not None:
+        said.append("no clipping")
     return ", ".join(said)
 
 

@@ -75,7 +75,7 @@ def contest(
     arms = {found.optimizer: _fields(record, found) for found in (own, other)}
     fresh = prove(
         record, baseline=arms[own.optimizer], candidate=arms[other.optimizer],
-        false_adoption=false_adoption,
+        limit=false_adoption,
     )  # fmt: skip
     learned = _learned(record, own, other)
     if fresh is not None:

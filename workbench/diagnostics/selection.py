@@ -1,4 +1,8 @@
-"""`compare_selected`: runs held against each other by their selected checkpoints, not their last (P4.7, F3.12)."""
+"""`compare_selected`: runs held against each other by their selected checkpoints, not their last (P4.7, F3.12).
+
+The best of many evaluations is better than the best of few, so runs that were evaluated more densely are thinned to the spacing
+of the others, as a share of the run.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from workbench.diagnostics.chance import ignorance
 from workbench.diagnostics.luck import FEWEST_TO_SEE_NOISE, wobble
 from workbench.diagnostics.trials import RecordLike
 from workbench.record import periodic_rows
 
-__all__ = ["compare_selected", "selected", "selected_by_seed"]
+__all__ = ["compare_selected", "selectable", "selected", "selected_by_seed", "spacing", "starts_by_seed"]
 
 
 def compare_selected(
@@ -33,12 +39,14 @@ def compare_selected(
 
     Returns:
         baseline and recommended results (best_step, the selected metric, noise, seeds, trials), candidate (its name or
-        None), gain, noise, promising (better by more than the noise as far as that is known), adopted, reason.
+        None), gain, noise, learned (what the better of the two gained on the untrained model, None where that was not
+        evaluated), promising (better by more than the noise as far as that is known), adopted, said (the numbers), why (it is not, or ""), reason (both).
     """
     select = str(record.config["select"])
     sign = _sign(record)
-    ours = selected(record, baseline)
-    found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers))}
+    every = spacing(record, [*baseline, *(number for numbers in candidates.values() for number in numbers)])
+    ours = selected(record, baseline, every=every)
+    found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers, every=every))}
     if not ours or not found:
         reason = (
             "there is no finite value of the baseline"
@@ -51,6 +59,8 @@ def compare_selected(
             "candidate": None,
             "promising": False,
             "adopted": False,
+            "said": "",
+            "why": reason,
             "reason": f"Not adopted: {reason}.",
         }
     name = min(found, key=lambda n: sign * found[n][select] + noise_sds * found[n]["noise"])
@@ -58,22 +68,27 @@ def compare_selected(
     gain = sign * (ours[select] - theirs[select])
     noise = noise_sds * theirs["noise"]
     adopted = bool(gain > noise) and theirs["noise_known"]
-    end = "Adopted." if adopted else "Not adopted: not better by more than the noise."
+    why = "" if adopted else "not better by more than the noise"
     if gain > noise and not adopted:
-        end = "Not adopted: a single run with too few evaluations does not show its noise."
-    reason = (
+        why = "a single run with too few evaluations does not show its noise"
+    said = (
         f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
-        f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}. {end}"
+        f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}."
     )
+    starts = list(starts_by_seed(record, [*ours["trials"], *theirs["trials"]]).values())
+    best = sign * min(sign * ours[select], sign * theirs[select])
     return {
         "baseline": ours,
         "recommended": theirs,
         "candidate": name,
         "gain": gain,
         "noise": noise,
+        "learned": sign * (float(np.mean(starts)) - best) if starts else None,
         "promising": bool(gain > noise),
         "adopted": adopted,
-        "reason": reason,
+        "said": said,
+        "why": why,
+        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted.",
     }
 
 
@@ -85,33 +100,67 @@ def _by(gain: float, noise: float) -> str:
     return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
 
 
-def selected_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
+def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[int, float]:
     """Return for each seed the selected metric of its trial's best checkpoint; seeds without a finite value are left out.
 
     Args:
         record: a study.
         numbers: of trials with the same config, one a seed.
+        every: see `spacing`; 0 takes every evaluation.
     """
-    seeds = dict(zip(record.trials["trial"].tolist(), record.trials["seed"].tolist(), strict=True))
-    found = {int(seeds[n]): _selectable(record, n)[0] for n in numbers}
+    found = {seed: selectable(record, n, every)[0] for seed, n in _seeds(record, numbers).items()}
     sign = _sign(record)
     return {seed: float((sign * values).min() * sign) for seed, values in found.items() if values.size}
+
+
+def starts_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
+    """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better.
+
+    Args:
+        record: a study; its facts may hold "chance_loss".
+        numbers: of trials, one a seed; those without a finite evaluation at step 0 are left out.
+    """
+    chance = record.facts.get("chance_loss") if str(record.config["select"]).endswith("/loss") else None
+    first = {seed: selectable(record, n) for seed, n in _seeds(record, numbers).items()}
+    return {seed: ignorance(float(v[0]), chance) for seed, (v, steps) in first.items() if steps.size and not steps[0]}
+
+
+def spacing(record: RecordLike, numbers: Sequence[int]) -> float:
+    """Return the largest mean distance between evaluations among some trials, as a share of the run; 0.0 where none has two."""
+    found = [_shares(record, number)[0] for number in numbers]
+    return max((float(np.mean(np.diff(shares))) for shares in found if shares.size > 1), default=0.0)
+
+
+def _seeds(record: RecordLike, numbers: Sequence[int]) -> dict[int, int]:
+    seeds = dict(zip(record.trials["trial"].tolist(), record.trials["seed"].tolist(), strict=True))
+    return {int(seeds[number]): int(number) for number in numbers}
 
 
 def _sign(record: RecordLike) -> float:
     return 1.0 if record.config["select_mode"] == "min" else -1.0
 
 
-def _selectable(record: RecordLike, number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the finite values that selection compares for one trial, and their steps."""
+def _shares(record: RecordLike, number: int) -> tuple[NDArray[np.float64], pd.DataFrame]:
+    """Return where in its run a trial was evaluated by the selected metric, from 0 to 1, and the rows."""
     split, metric = str(record.config["select"]).split("/", 1)
-    evals = periodic_rows(record.evals)
+    evals, trials = periodic_rows(record.evals), record.trials
     rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
+    total = float(trials.loc[trials["trial"] == number, "total_steps"].iloc[0])
+    return rows["step"].to_numpy(dtype=np.float64) / total, rows
+
+
+def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the finite values that selection compares for one trial, and their steps, thinned to the spacing `every`."""
+    shares, rows = _shares(record, number)
+    if every > 0 and shares.size > 1 and np.mean(np.diff(shares)) < every * (1 - 1e-3):
+        marks = np.append(np.arange(0.0, 1.0 - every / 2, every), 1.0)
+        nearest = np.abs(shares[:, None] - marks).argmin(0)
+        rows = rows.iloc[np.unique(nearest[np.abs(shares[nearest] - marks) <= every / 2])]
     rows = rows[np.isfinite(rows["value"].to_numpy(dtype=np.float64))]
     return rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)
 
 
-def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
+def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[str, Any]:
     """Return best_step, the selected metric, noise (and whether it is known), seeds and trials of a config.
 
     Empty if no trial has a finite value.
@@ -119,13 +168,14 @@ def selected(record: RecordLike, numbers: Sequence[int]) -> dict[str, Any]:
     Args:
         record: a study.
         numbers: of trials with the same config, one a seed; the metric is their mean.
+        every: see `spacing`; 0 takes every evaluation.
     """
     select, sign = str(record.config["select"]), _sign(record)
     best: list[tuple[float, int]] = []
     noise: list[float] = []
     counts: list[int] = []
     for number in numbers:
-        values, steps = _selectable(record, number)
+        values, steps = selectable(record, number, every)
         if values.size:
             at = int(np.argmin(sign * values))
             best.append((float(values[at]), int(steps[at])))

@@ -58,6 +58,7 @@ OTHER_STAGES = frozenset(
         "evaluation_pause",
         "clipping",
         "clipping_control",
+        "margin",
         "proof",
         "optimizers",
         "optimizers_range",

@@ -72,8 +72,9 @@ def _title(recommendation: Mapping[str, Any], proof: Mapping[str, Any]) -> str:
     if not proof.get("wins"):
         return "Not better beyond chance"
     examples = recommendation.get("examples") or {}
-    refused = f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"
-    return refused if examples.get("refused") else "Better over seeds"
+    if examples.get("refused"):
+        return f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"
+    return "Better over seeds" if recommendation.get("adopted") else "Better over seeds, and not adopted"
 
 
 def _recommendation(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ class Proof:
         if candidate.total_steps > session.config.total_steps:
             arms.append(session.config.replace(total_steps=candidate.total_steps))
         _train(session, arms, self.seeds)
-        first = prove(session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict(), looks=2)
+        first = prove(session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict())
         if worth_more_seeds(first):
             _train(session, arms, self.seeds + self.more_seeds)
 
