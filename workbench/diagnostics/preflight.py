@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,7 +74,7 @@ def spoilt_splits(facts: Mapping[str, Any]) -> dict[str, int]:
     return {
         split: facts[split]["nonfinite_values"]
         for split in ("train", "validation")
-        if facts[split]["nonfinite_values"] and not math.isfinite(facts[split]["loss"] or math.nan)
+        if facts[split]["nonfinite_values"] and facts[split]["loss"] is None
     }
 
 

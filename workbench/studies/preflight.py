@@ -104,7 +104,7 @@ def _scan(
         "read": seen,
         "nonfinite_values": nonfinite,
         "nonfinite_from_example": first_bad,
-        "loss": float(finite.mean()),
+        "loss": float(finite.mean()) if finite.isfinite().all() else None,
         "classes": classes,
         "misnumbered": wrong,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
