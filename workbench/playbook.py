@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,11 @@ from workbench.diagnostics.noise_scale import diagnose_noise_scale
 from workbench.diagnostics.not_minimised import judged_without_loss, selects_by_loss
 from workbench.diagnostics.one_batch import diagnose_one_batch
 from workbench.diagnostics.parameter_server import diagnose_parameter_server
+from workbench.diagnostics.parameters import diagnose_parameters
 from workbench.diagnostics.periodicity import diagnose_periodicity
 from workbench.diagnostics.preflight import diagnose_preflight, misnumbered
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
+from workbench.diagnostics.replaced import diagnose_replaced
 from workbench.diagnostics.schedule import diagnose_schedule
 from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.diagnostics.warmup_search import cap_steps
@@ -50,8 +52,10 @@ from workbench.studies.generalisation import collect_generalisation
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.one_batch.collect import collect_one_batch
+from workbench.studies.parameters import collect_parameters
 from workbench.studies.preflight import collect_preflight
 from workbench.studies.proof import Proof
+from workbench.studies.replaced import collect_replaced
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session, open_session
 from workbench.studies.validation_set import collect_validation_set
@@ -78,6 +82,13 @@ _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
 
 
+_ELSEWHERE = (
+    "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
+    "evaluation.batch_size",
+)  # fmt: skip
+"""Codes that cannot warn here: they need several processes or a resumed run, or `TrainConfig` refuses what they warn of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Walk:
     """The studies of one diagnosis, in the playbook's order."""
@@ -89,6 +100,7 @@ class _Walk:
     def run(self, session: Session) -> None:
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
+        session.collect("parameters", lambda: collect_parameters(session.workload, session.config, session.device))
         session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
         session.collect("data", lambda: collect_data(session.workload, device=session.device))
         session.facts(own_config=session.workload.config.to_dict())
@@ -101,6 +113,8 @@ class _Walk:
         session.trial(session.config, stage="baseline")
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
+        if session.workload.minimised:
+            collect_replaced(session)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         if session.workload.minimised:
             self.sweep.extend(session, beside=partial(self._beside, session.config))
@@ -270,32 +284,39 @@ def _tried(found: Diagnosis) -> Diagnosis:
     )
 
 
+_BEFORE: dict[str, Callable[[StudyRecord], Diagnosis]] = {
+    "one_batch": diagnose_one_batch,
+    "parameters": diagnose_parameters,
+    "architecture": diagnose_architecture,
+    "data": diagnose_data,
+}
+_AFTER: dict[str, Callable[[StudyRecord], Diagnosis]] = {
+    "replaced": diagnose_replaced,
+    "noise_scale": diagnose_noise_scale,
+    "batch_norm": diagnose_batch_norm,
+    "parameter_server": diagnose_parameter_server,
+    "generalisation": diagnose_generalisation_gap,
+    "evaluation": diagnose_evaluation,
+}
+"""Facts -> what judges them, where somebody looked."""
+
+
+def _looked_at(
+    record: StudyRecord, found: Diagnosis, judges: Mapping[str, Callable[[StudyRecord], Diagnosis]]
+) -> Diagnosis:
+    return sum((judge(record) for name, judge in judges.items() if name in record.facts), start=found)
+
+
 def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
     before = diagnose_preflight(record)
-    if "one_batch" in record.facts:
-        before += diagnose_one_batch(record)
-    if "architecture" in record.facts:
-        before += diagnose_architecture(record)
-    if "data" in record.facts:
-        before += diagnose_data(record)
+    before = _looked_at(record, before, _BEFORE)
     before += diagnose_input_share(record)
     after = diagnose_lr_sweep(record) + diagnose_instability(record) + diagnose_periodicity(record)
     after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
-    if "noise_scale" in record.facts:
-        after += diagnose_noise_scale(record)
-    if "batch_norm" in record.facts:
-        after += diagnose_batch_norm(record)
-    if "parameter_server" in record.facts:
-        after += diagnose_parameter_server(record)
-    if "generalisation" in record.facts:
-        after += diagnose_generalisation_gap(record)
-    checkpoints = diagnose_checkpoints(record)  # resuming is an audit of its own, which nobody asked for here
-    after += replace(checkpoints, findings=tuple(f for f in checkpoints if f.code != "checkpoints.resume_jump"))
-    if "evaluation" in record.facts:
-        after += diagnose_evaluation(record)
-    if "warmup" in record.facts:
-        after += diagnose_warmup(record)
+    after = _looked_at(record, after + diagnose_checkpoints(record), _AFTER)
+    warmup = diagnose_warmup(record)
+    after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
     if "clipping_lr" in record.facts:
         clipping = diagnose_clipping(record)
         after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
@@ -303,6 +324,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = before + after
+    joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
     recommendation = recommend(record, joined)
     joined = settled_by_proof(record, joined, recommendation)
     if "evaluation_sample" in record.facts:

@@ -210,3 +210,31 @@ def test_the_scale_of_the_loss_changes_nothing():
     plain, scaled = study(*GOOD), study(*GOOD)
     scaled.steps["loss"] = 1e4 * scaled.steps["loss"] - 1000
     assert statuses(diagnose_warmup(plain)) == statuses(diagnose_warmup(scaled))
+
+
+def own_warmup(share, *, lost):
+    """The baseline's own ramp, and the same run with a tenth, which ends lower by what is lost."""
+    steps, total = round(share * 200), 200
+    trials = [
+        trial(falling(total, 0.5 + lost), 0.02, stage="baseline", warmup_steps=steps),
+        trial(falling(total), 0.02, stage="replaced"),
+    ]
+    row = {"code": "warmup.over_cap", "field": "warmup_steps", "own": steps, "usual": 20, "baseline": 0, "trial": 1}
+    facts = {"replaced": {"constants": {}, "rows": [row]}}
+    return record(trials, facts=facts, total_steps=total, peak_lr=0.02, warmup_steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("share", "lost", "status"), [(0.25, 0.0, "ok"), (0.25, 0.3, "warn"), (0.9, 0.0, "warn"), (0.9, 0.3, "warn")]
+)
+def test_what_the_baselines_own_warmup_costs_decides_unless_it_is_most_of_the_run(share, lost, status):
+    assert diagnose_warmup(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
+
+
+@pytest.mark.parametrize(("rise", "status"), [(1.0, "warn"), (0.3, "ok")])
+def test_a_schedule_that_rises_all_the_way_is_a_warmup(rise, status):
+    """One cycle, which rises for three tenths of the run, is none."""
+    lr = 0.02 * np.minimum(np.arange(200) / (200 * rise), 1.0)
+    r = record([trial(falling(200), 0.02, stage="baseline", columns={"lr": lr})], total_steps=200, peak_lr=0.02)
+    r.config["schedule"] = "mine:ramp#00000000"
+    assert diagnose_warmup(r)["warmup.over_cap"].status == status

@@ -96,10 +96,12 @@ def test_identical_examples_have_no_noise() -> None:
 
 
 def test_too_few_examples_and_nan_give_a_reason_and_no_number() -> None:
-    few = regression(100)
+    few = regression(15)
     assert measure_noise_scale(few, few.config, CPU) == (
-        "the training data have 6 micro-batches of 16, and the noise scale takes 16"
+        "the training data have 15 micro-batches of 1, and the noise scale takes 16"
     )
+    enough = regression(100)
+    assert not isinstance(measure_noise_scale(enough, enough.config, CPU), str), "a batch of 64 is no reason for fewer"
     x = torch.full((1_000, DIM), math.nan)
     broken = regression().replace(train_data=TensorDataset(x, torch.zeros(1_000)))
     assert measure_noise_scale(broken, broken.config, CPU) == "a gradient is not finite"

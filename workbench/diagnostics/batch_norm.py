@@ -21,8 +21,8 @@ def diagnose_batch_norm(
     record: Audited,
     *,
     few_examples: int = 16,
-    warm: float = 0.99,
-    shift: float = 0.25,
+    warm: float = 0.9,
+    shift: float = 0.5,
     harm: float = 0.05,
     missing_share: float = 0.05,
     large_shift: float = 1.0,
@@ -37,7 +37,8 @@ def diagnose_batch_norm(
         warm: share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb).
         shift: root mean square over channels, in standard deviations, by which stored statistics may differ from those of the
             training data now (rule of thumb).
-        harm: share by which a loss may depend on whose statistics are used (rule of thumb).
+        harm: share of a loss that may depend on whose statistics are used, and of what training learned, that stored statistics
+            may cost (rule of thumb).
         missing_share: of a variance that averaging may leave out (rule of thumb).
         large_shift: distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for
             granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb).
@@ -60,24 +61,45 @@ def diagnose_batch_norm(
             rank_local(facts, devices, harm=harm, large_shift=large_shift),
             first_device_ema(facts, harm=harm, large_shift=large_shift),
             variance_of_means(facts, devices, missing_share),
-            *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift),
+            *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift, harm=harm),
         )
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
 
 
 def _of_use(
-    record: Any, facts: Mapping[str, Any], *, alpha: float, few_examples: int, warm: float, shift: float
+    record: Any, facts: Mapping[str, Any], *, alpha: float, few_examples: int, warm: float, shift: float, harm: float
 ) -> tuple[Finding, ...]:
     """Judge the layers that training uses, where there are any."""
     if facts.get("unused", 0) >= facts["layers"]:
         reason = f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached."
-        return tuple(finding(name, "ok", reason) for name in ("ghost_size", "small_batch", "cold_ema", "stale"))
+        rest = {name: finding(name, "ok", reason) for name in ("ghost_size", "small_batch", "cold_ema", "stale")}
+        return tuple((rest | ({"cold_ema": _frozen_new(facts)} if facts.get("frozen_new") else {})).values())
     return (
         _ghost_size(record, facts, alpha),
         _small_batch(record, facts, few_examples),
-        _cold_ema(facts, warm),
-        _stale(facts, shift),
+        _frozen_new(facts) if facts.get("frozen_new") else _cold_ema(facts, warm, harm),
+        _stale(facts, shift, warm, harm),
     )
+
+
+def _cost(facts: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return what stored statistics cost, as a share of what training learned, and that in words; None where it is not known."""
+    loss = facts.get("loss")
+    if not loss or not all(value is not None and math.isfinite(float(value)) for value in loss.values()):
+        return None
+    start, stored, anew = (float(loss[name]) for name in ("start", "stored", "anew"))
+    share = (stored - anew) / max(start - anew, 0.1 * abs(start), 1e-12)
+    return share, f" The validation loss is {stored:.4g} with them and {anew:.4g} with those of training batches now."
+
+
+def _frozen_new(facts: Mapping[str, Any]) -> Finding:
+    names = facts["frozen_new"]
+    return finding(
+        "cold_ema", "warn", f"{len(names)} of {facts['layers']} batch norm layers are in evaluation mode while the model trains, with the "
+        f"statistics that they were made with, mean 0 and variance 1: they normalise nothing ({', '.join(names[:4])}).",
+        value=0.0, unit="share", evidence={"layers": list(names)},
+        advice=["Let them train: call .train() on them too, or load the statistics that were to be frozen."],
+    )  # fmt: skip
 
 
 def _arms(record: Any, stage: str) -> list[NormArm]:
@@ -191,7 +213,7 @@ def _swap(rows: Sequence[Mapping[str, Any]], *, sign: float) -> str:
     return f" Norm by norm at equal budgets, by batch size: {'; '.join(told)}."
 
 
-def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
+def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
     layers = facts["ema"]
     if facts.get("reason"):
         return finding("cold_ema", "not_measured", f"Not measured: {facts['reason']}.")
@@ -213,8 +235,9 @@ def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
             "cold_ema", "not_measured", "Not measured: the momentum is not a number.", evidence={"layers": layers}
         )
     said = f"After {batches:,} batches at momentum {_told(momentum)}, running statistics hold {value:.1%} of what they average"
-    if value >= warm:
-        return finding("cold_ema", "ok", f"{said}.", **numbers)
+    cost = _cost(facts)
+    if value >= warm or (cost is not None and cost[0] < harm):
+        return finding("cold_ema", "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
     if momentum is not None and 0 < momentum < 1:
         needed = math.ceil(math.log(1 - warm) / math.log1p(-momentum))
         fix = f"Train for at least {needed:,} batches before evaluating, or raise the momentum"
@@ -222,7 +245,7 @@ def _cold_ema(facts: Mapping[str, Any], warm: float) -> Finding:
         fix = "Let them see training batches in training mode (a momentum of 0 never does)"
     return finding(
         "cold_ema", "warn" if value > 0.5 else "fail",
-        f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.",
+        f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.{cost[1] if cost else ''}",
         advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
     )  # fmt: skip
 
@@ -231,11 +254,15 @@ def _told(momentum: float | None) -> str:
     return str(momentum) if momentum is None else f"{momentum:.3g}"
 
 
-def _stale(facts: Mapping[str, Any], limit: float) -> Finding:
+def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> Finding:
     estimate = facts.get("estimate")
     if not estimate:
         if not facts["ema"]:
             return finding("stale", "ok", "Does not apply: no layer keeps running statistics.")
+        if facts.get("loss"):
+            return finding(
+                "stale", "ok", "Does not apply: running statistics are cold, which batch_norm.cold_ema judges."
+            )
         return finding(
             "stale", "not_measured", "Not measured: there are no statistics of training data to compare with, or the stored ones are still cold.",
         )  # fmt: skip
@@ -250,20 +277,18 @@ def _stale(facts: Mapping[str, Any], limit: float) -> Finding:
     }
     if not math.isfinite(value):
         return finding("stale", "not_measured", "Not measured: statistics are not finite.", evidence=dict(estimate))
-    loss = estimate.get("loss")
-    cost = (
-        ""
-        if not loss
-        else f" The validation loss is {loss['stored']:.4g} with the stored ones and {loss['anew']:.4g} with those."
-    )
+    cost = _cost(facts)
     said = (
         f"Stored running statistics lie {value:.3g} standard deviations from those of {estimate['batches']} training batches now "
         f"(layer {worst['layer']!r}; noise explains {noise:.2g})"
     )
-    if value <= limit or value <= 3 * noise:
-        return finding("stale", "ok", f"{said}.{cost}", **numbers)
+    cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
+    far = value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not cold))
+    told = cost[1] if cost else ""
+    if not far:
+        return finding("stale", "ok", f"{said}.{told}", **numbers)
     return finding(
-        "stale", "warn", f"{said}: evaluation normalises with those of other weights or other data.{cost}",
+        "stale", "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
         advice=["Estimate them anew before evaluating: reset the running statistics, set momentum=None, and run training batches through "
                 "the model in training mode without updates.",
                 "Look for layers whose input differs between training and evaluation, and for weights changed after training (averaged, fine-tuned "

@@ -126,6 +126,9 @@ def leading(
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     own = [r for r in rows if r["max_grad_norm"] == limit and r["lr"] == lr] if limit is not None else []
+    own = [
+        row for row in own if row["twin"] is not None
+    ] or own  # a proof trains more seeds, and those with clipping only
     if own:
         return _rung(own[0]["lr"], own[0]["max_grad_norm"], own), "own"
     ladder = read_ladder(record, rows)

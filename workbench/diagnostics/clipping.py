@@ -16,7 +16,8 @@ from workbench.diagnostics.clipped_runs import clipped_runs
 from workbench.diagnostics.lr_points import objective, sweep_table
 from workbench.diagnostics.lr_search import unstable_bracket
 from workbench.diagnostics.nonfinite_norms import nonfinite_norms
-from workbench.diagnostics.trials import RecordLike
+from workbench.diagnostics.replaced import LOST_FRAC, lost_by
+from workbench.diagnostics.trials import RecordLike, read_curves
 
 __all__ = ["CODES", "diagnose_clipping"]
 
@@ -38,7 +39,7 @@ class _Study:
     why: str
     unstable_lr: float | None
     aggressive_frac: float
-    costs: float
+    lost_frac: float
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def diagnose_clipping(
     drift_ratio: float = 2.0,
     parked_frac: float = 0.5,
     skip_frac: float = 0.1,
-    material_frac: float = 0.02,
+    lost_frac: float = LOST_FRAC,
 ) -> Diagnosis:
     """Propose a clipping threshold, and say what the clipped runs of a record show.
 
@@ -69,16 +70,15 @@ def diagnose_clipping(
         drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
         parked_frac: see `clipped_runs`.
         skip_frac: see `steady_stretch`.
-        material_frac: a baseline that clips most of its steps loses nothing by it where its loss ends within this share of what
-            was learned of that without clipping (O1).
+        lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
+            without (rule of thumb).
 
     Returns:
         The codes `clipping.threshold`, `.cures`, `.aggressive`, `.masks_lr` and `.nonfinite`, once each.
     """
     reference = reference_norms(record, skip_frac=skip_frac)
     rows = clipped_runs(record, parked_frac=parked_frac)
-    table = sweep_table(record)
-    bracket = unstable_bracket(table)
+    bracket = unstable_bracket(sweep_table(record))
     unstable_lr = None if bracket is None else bracket.middle
     lead, why = leading(record, rows, aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)
     study = _Study(
@@ -91,7 +91,7 @@ def diagnose_clipping(
         why=why,
         unstable_lr=unstable_lr,
         aggressive_frac=aggressive_frac,
-        costs=material_frac * table.progress,
+        lost_frac=lost_frac,
     )
     findings = (
         _threshold(study, drift_ratio),
@@ -199,9 +199,8 @@ def _aggressive(study: _Study) -> Finding:
     shown = f"{lead.clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
     if lead.clip_frac < study.aggressive_frac:
         return Finding(status="ok", summary=f"{shown}.", **common)
-    twins = [row for row in lead.rows if row["twin"] is not None]
-    if study.why == "own" and twins and all(_costs_nothing(row, study.costs) for row in twins):
-        return Finding(status="ok", summary=f"{shown}; without clipping the loss ends no lower: harmless.", **common)
+    if study.why == "own" and all(row["twin_lasting"] is False for row in lead.rows):
+        return _slowed(study, lead, shown, common)
     several = len(study.ladder) > 1
     needed = {"own": "", "passes": ", and no larger threshold tried lets it train" if several else "",
               "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
@@ -209,9 +208,23 @@ def _aggressive(study: _Study) -> Finding:
     return Finding(status="warn", advice=[_lower(study, lead)], summary=summary, **common)
 
 
-def _costs_nothing(row: Mapping[str, Any], least: float) -> bool:
-    """Whether the same run without clipping trains, and ends no lower by more than `least`."""
-    return not row["twin_lasting"] and not row["lasting"] and row["loss"] - row["twin_loss"] <= least
+def _slowed(study: _Study, lead: Rung, shown: str, common: Mapping[str, Any]) -> Finding:
+    """Say what a clipping that training does not need takes from it; an adaptive rule hardly feels one that is always on."""
+    curves = {c.trial: c for c in read_curves(study.record)}
+    lost = min(lost_by(study.record, curves[row["trial"]], curves[row["twin"]])[0] for row in lead.rows)
+    ends = [float(np.mean([row[name] for row in lead.rows])) for name in ("twin_loss", "loss")]
+    told = f"{shown}, and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
+    if lost < study.lost_frac:
+        return Finding(status="ok", summary=f"{told}: harmless.", **common)
+    to = (
+        ""
+        if study.threshold.threshold is None
+        else f" to about {study.threshold.threshold:.3g}, the 90th percentile of the norms,"
+    )
+    return Finding(
+        status="warn", summary=f"{told}.", **common,
+        advice=[f"Raise max_grad_norm{to} or leave it out: what it does now is to shorten every step."],
+    )  # fmt: skip
 
 
 def _masks(study: _Study) -> Finding:

@@ -9,6 +9,7 @@ import numpy as np
 
 from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.replaced import replaced
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["diagnose_noise_scale", "noise_scale_finding"]
@@ -49,27 +50,33 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     own = int(record.config["batch_size"])
     evidence: dict[str, Any] = {"rows": rows, "batch_size": own}
     moments = [(int(row["step"]), _number(row["value"]), _number(row["low"])) for row in rows]
-    if not any(math.isfinite(value) for _, value, _ in moments):
-        least = max(low for _, _, low in moments)
-        return Finding(
-            code=code, status="not_measured", clause="F6.5", evidence=evidence | {"at_least": least}, unit="examples",
-            summary=f"Not measured: the mean gradient drowns in its noise; the noise scale is at least {least:,.3g} examples.",
-        )  # fmt: skip
+    known = any(math.isfinite(value) for _, value, _ in moments)
     value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
+    shown = f"{'about' if known else 'at least'} {value:,.3g} examples"
     span = ", ".join(
         f"{f'{value:,.3g}' if math.isfinite(value) else f'at least {low:,.3g}'} at step {step:,}"
         for step, value, low in ([moments[0], moments[-1]] if len(moments) > 1 else moments)
     )
-    if value > 2 * own:
+    evidence |= {} if known else {"at_least": value}
+    numbers: dict[str, Any] = {"code": code, "clause": "F6.5", "value": value if known else None, "unit": "examples"}
+    cost = next(iter(replaced(record).get(code, ())), None)
+    if cost is not None and cost.costs:
+        return Finding(
+            status="warn", evidence=evidence | {"replaced": cost.to_dict()}, **numbers,
+            summary=f"Gradients of {own} examples drown in their noise, whose scale is {shown} ({span}): {cost.told}.",
+            advice=[f"Train with larger batches, {cost.usual:g} for a start; where memory is short, accumulate_steps splits them."],
+        )  # fmt: skip
+    if not known:
+        means = "the mean gradient drowns in its noise"
+    elif value > 2 * own:
         means = f"batches larger than {own} should save steps"
     elif value < own / 2:
         means = f"batches smaller than {own} should need fewer examples and hardly more steps"
     else:
         means = f"{own} is near where steps and examples cost alike"
     return Finding(
-        code=code, status="ok", clause="F6.5", value=value, unit="examples", evidence=evidence,
-        summary=f"The gradient noise scale is about {value:,.3g} examples ({span}): {means}.",
-    )  # fmt: skip
+        status="ok", evidence=evidence, summary=f"The gradient noise scale is {shown} ({span}): {means}.", **numbers
+    )
 
 
 def _number(value: Any) -> float:

@@ -60,7 +60,7 @@ def diagnose_preflight(
             _labels(facts, record.facts.get("data") or {}, min_class_frac),
             _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
             _no_gradient(facts, one_batch, cut_share, unused_share),
-            _no_update(facts, cut_share),
+            _no_update(facts | {"no_update": [n for n in facts["no_update"] if n not in _unowned(record)]}, cut_share),
         )
     findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
     return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
@@ -213,6 +213,11 @@ def _init_scale(loss: float, one_batch: Mapping[str, Any], spread_limit: float, 
         code="init.loss", status="warn", summary=f"{said}: training has to find their mean first.", **numbers,
         advice=["Standardise the targets, or begin the last layer's bias at their mean."],
     )  # fmt: skip
+
+
+def _unowned(record: RecordLike) -> set[str]:
+    """Return the parameters that the optimizer was not given: another finding's business (`diagnostics.parameters`)."""
+    return {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
 
 
 _NO_STEP = "Not measured: the data holds values that are not finite, so no step was taken."

@@ -35,6 +35,8 @@ def diagnose_schedule(
     decay_frac: float = 0.01,
     collapse_frac: float = 1e-3,
     tail_frac: float = 0.2,
+    low_frac: float = 0.01,
+    low_share: float = 0.5,
     min_steps: int = 10,
 ) -> Diagnosis:
     """Say whether the learning rate did what a schedule should, from the recorded trace of the baseline's longest trial.
@@ -52,6 +54,8 @@ def diagnose_schedule(
         decay_frac: a fall by more than this share of the peak is a decay (rule of thumb).
         collapse_frac: at or below this share of the peak the lr counts as gone (rule of thumb).
         tail_frac: the lr may be gone in this last share of the steps, where decays end (rule of thumb).
+        low_frac: at or below this share of the peak next to nothing is learned (rule of thumb),
+        low_share: which may take this share of the steps (rule of thumb: a staircase by tenths spends a third there).
         min_steps: below this many recorded steps nothing can be said (rule of thumb).
 
     Returns:
@@ -80,7 +84,7 @@ def diagnose_schedule(
         findings = (
             _discontinuity(jumps, evidence),
             _restarts(climbs, climbs if restarts_planned else matched, evidence),
-            _collapse(trace, curve.total_steps, collapse_frac, tail_frac, evidence),
+            _collapse(trace, curve.total_steps, (collapse_frac, tail_frac), (low_frac, low_share), evidence),
         )
     return Diagnosis(
         findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
@@ -228,15 +232,19 @@ def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evide
 def _collapse(
     trace: tuple[IntArray, FloatArray],
     total_steps: int,
-    collapse_frac: float,
-    tail_frac: float,
+    gone_at: tuple[float, float],
+    low: tuple[float, float],
     evidence: dict[str, Any],
 ) -> Finding:
-    steps, lr = trace
+    (steps, lr), (collapse_frac, tail_frac) = trace, gone_at
+    every = float(np.median(np.diff(steps))) if steps.size > 1 else 1.0
+    idle = min(
+        float(np.sum(lr <= low[0] * lr.max())) * every / max(total_steps, 1), 1.0
+    )  # what a gap hides is not known
     alive = np.flatnonzero((lr > collapse_frac * lr.max()) & (lr > 0))
     gone = steps[alive[-1] + 1 :] if alive.size else steps
     from_step, total = int(gone[0]) if gone.size else None, max(total_steps, int(steps[-1]) + 1)
-    evidence = evidence | {"gone_from": from_step, "total_steps": total}
+    evidence = evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
     if not alive.size:
         return Finding(
             code="schedule.collapse",
@@ -253,6 +261,13 @@ def _collapse(
             ),
         )
     if from_step is None or from_step >= math.floor((1 - tail_frac) * total):
+        if idle >= low[1]:
+            return Finding(
+                code="schedule.collapse", status="warn", clause="F3.5", evidence=evidence, value=idle, unit="share of the steps",
+                threshold=low[1],
+                summary=f"The learning rate is at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there.",
+                advice=("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",),
+            )  # fmt: skip
         return Finding(
             code="schedule.collapse", status="ok", clause="F3.5", evidence=evidence,
             summary="The learning rate lasts until the end of training.",

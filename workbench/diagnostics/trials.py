@@ -59,6 +59,7 @@ OTHER_STAGES = frozenset(
         "clipping",
         "clipping_control",
         "margin",
+        "replaced",
         "proof",
         "optimizers",
         "optimizers_range",

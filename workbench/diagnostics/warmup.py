@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from workbench.config import is_callable_name
 from workbench.diagnostics.advice import ADVICE
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.replaced import replaced
+from workbench.diagnostics.schedule import read_trace
 from workbench.diagnostics.selection import compare_selected
 from workbench.diagnostics.trials import RecordLike, full_length, read_curves
 from workbench.diagnostics.warmup_search import Length, WarmupSearch, read_searches
@@ -106,12 +111,27 @@ def _read(record: RecordLike, min_multiple: float) -> _Study:
         record=record,
         facts=facts,
         total=int(record.config.get("total_steps") or 0),
-        own=int(record.config.get("warmup_steps") or 0),
+        own=max(int(record.config.get("warmup_steps") or 0), _climb(record)),
         signs=signs,
         unstable_lr=unstable,
         searches=searches,
         lead=lead,
     )
+
+
+def _climb(record: RecordLike, *, most: float = 0.5, near: float = 0.95) -> int:
+    """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup by a schedule of one's own.
+
+    A schedule that rises for a smaller part of the run, such as that of one cycle, is not called a warmup.
+    """
+    if not is_callable_name(record.config.get("schedule")):
+        return 0
+    curve = next((c for c in read_curves(record) if c.stage == "baseline"), None)
+    trace = None if curve is None else read_trace(curve)
+    if curve is None or trace is None:
+        return 0
+    first = int(trace[0][np.flatnonzero(trace[1] >= near * trace[1].max())[0]])
+    return first if first >= most * curve.total_steps else 0
 
 
 def _unmeasured(code: str, summary: str, **more: Any) -> Finding:
@@ -202,10 +222,19 @@ def _compared(study: _Study) -> dict[str, Any] | None:
     return compare_selected(record, baseline=baseline, candidates=candidates)
 
 
-def _over_cap(study: _Study, cap_frac: float) -> Finding:
+def _over_cap(study: _Study, cap_frac: float, half: float = 0.5) -> Finding:
     code = "warmup.over_cap"
     steps = study.own + (study.lead[1].steps if study.lead else 0)
+    cost = next(iter(replaced(study.record).get(code, ())), None)
     evidence = {"total_steps": study.total, "dropped": list(study.facts.get("dropped") or ()), "warmup_steps": steps}
+    if study.total and not steps and not study.facts:
+        return Finding(
+            code=code,
+            status="ok",
+            clause=_CLAUSE[code],
+            summary="No warmup is planned, so none is too long.",
+            evidence=evidence,
+        )
     if not study.total or (study.lead is None and not study.own):
         return _unmeasured(code, study.unknown, evidence=evidence)
     share, whose = steps / study.total, "The warmup" if study.lead else "The baseline's own warmup"
@@ -214,10 +243,16 @@ def _over_cap(study: _Study, cap_frac: float) -> Finding:
         "threshold": cap_frac, "evidence": evidence,
     }  # fmt: skip
     text = f"{whose} of {steps:,} steps takes {share:.3g} of the baseline's {study.total:,}"
+    if study.lead is None and share < half and cost is not None and not cost.costs:
+        return Finding(status="ok", summary=f"{text}, and costs little: {cost.told}.", **known)
     if share > cap_frac * (1 + 1e-9):
         advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
+        told = "" if study.lead or cost is None else f": {cost.told}"
         return Finding(
-            status="warn", summary=f"{text}, more than the cap of {cap_frac:g}.{study.dropped}", advice=advice, **known
+            status="warn",
+            summary=f"{text}, more than the cap of {cap_frac:g}{told}.{study.dropped}",
+            advice=advice,
+            **known,
         )
     return Finding(status="ok", summary=f"{text}.{study.dropped}", **known)
 

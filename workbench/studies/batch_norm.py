@@ -16,7 +16,7 @@ from workbench.errors import ConfigError, UsageError
 from workbench.record import TrialRecord
 from workbench.studies.base import Study
 from workbench.studies.batch_norm_devices import Shards, measure_devices
-from workbench.studies.batch_norm_facts import collect_batch_norm, selected_norm_model
+from workbench.studies.batch_norm_facts import collect_batch_norm, norm_model
 from workbench.studies.executors.local import LocalExecutor
 from workbench.studies.lr_sweep import seeded
 from workbench.studies.rounds import Asked, run_round
@@ -112,7 +112,7 @@ class BatchNormStudy(Study):
             session.facts(**{stage: [done[stage, one].number for one in configs]})
         session.facts(batch_norm=collect_batch_norm(session, total))
         if self.devices:
-            model, _ = selected_norm_model(session, total)
+            model, _ = norm_model(session, total)
             session.facts(batch_norm_devices=self._measured(session, model, total))
         if self.norms:
             session.facts(**{SWAP: self._swapped(session, arms[SWAP], [done[SWAP, one] for one in arms[SWAP]])})

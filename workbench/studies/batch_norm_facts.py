@@ -50,7 +50,7 @@ __all__ = [
     "forward_of",
     "held_out",
     "model_facts",
-    "selected_norm_model",
+    "norm_model",
     "validation_loss",
 ]
 
@@ -149,47 +149,51 @@ def _inputs(model: nn.Module, batch: Any) -> Any:
 
 
 def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_batch_norm` from a run's selected checkpoint; {"layers": 0} without batch norm.
+    """Return JSON facts for `diagnose_batch_norm` from a run's last checkpoint; {"layers": 0} without batch norm.
 
-    The price is 20 forward passes over training batches and two evaluations of at most 2,000 examples.
+    The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over training batches and two evaluations of at most 2,000 examples.
 
     Args:
         session: a study.
         config: of the run; None is the baseline. It is trained where it is not there yet.
     """
     workload, config = session.workload, config or session.config
-    model, step = selected_norm_model(session, config)
+    model, step = norm_model(session, config, last=True)
     if not batch_norm_layers(model):
         return {"layers": 0}
     known = {"asked": config.bn_stat_examples}
     if step is None:
-        return model_facts(model, None) | known | {"reason": "the run has no selected checkpoint"}
+        return model_facts(model, None) | known | {"reason": "the run has no checkpoint"}
     refused: list[int] = []
     with isolated_rng():
         seed_all(config.shared_seed, config.per_host_seed)  # asked again, the same digits
         batches = _training_batches(session, config, BATCHES)
         seen = batch_statistics(model, batches, forward_of(session), refused=refused)
     facts = model_facts(model, seen, refused=len(refused)) | known | {"step": step}
-    if facts["estimate"] is not None:
+    anew = {name: each.together for name, each in seen.items() if name in tracking_layers(model)}
+    if anew:
         held = held_out(workload)
-        anew = {name: each.together for name, each in seen.items() if name in tracking_layers(model)}
-        losses = {"stored": validation_loss(held, model, session)}
+        with isolated_rng():
+            fresh = build_model(workload, config, session.device)
+        losses = {"start": validation_loss(held, fresh, session), "stored": validation_loss(held, model, session)}
         with statistics_set(model, anew):
-            losses["anew"] = validation_loss(held, model, session)
-        facts["estimate"]["loss"] = losses
+            facts["loss"] = losses | {"anew": validation_loss(held, model, session)}
     return facts
 
 
-def selected_norm_model(session: Session, config: TrainConfig) -> tuple[nn.Module, int | None]:
-    """Return the model of a run's selected checkpoint and its step; untrained, and None, without batch norm or checkpoint."""
+def norm_model(session: Session, config: TrainConfig, *, last: bool = False) -> tuple[nn.Module, int | None]:
+    """Return the model of a run's selected or last checkpoint and its step; untrained, and None, without batch norm or checkpoint."""
     with isolated_rng():
         model = build_model(session.workload, config, session.device)
     if not batch_norm_layers(model):
         return model, None
-    best = session.trial(config, stage="baseline").best()
-    if best.checkpoint is None:
+    trial = session.trial(config, stage="baseline")
+    kept = sorted((trial.folder / "checkpoints").glob("step-*"))
+    best = trial.best()
+    found = (int(kept[-1].name.partition("-")[2]), kept[-1]) if last and kept else (best.step, best.checkpoint)
+    if found[1] is None:
         return model, None
-    return load_model(model, best.checkpoint).train(), int(best.step)  # as the trainer trains it
+    return load_model(model, found[1]).train(), int(found[0])  # as the trainer trains it
 
 
 def _training_batches(session: Session, config: TrainConfig, count: int) -> Iterator[Any]:
@@ -219,6 +223,7 @@ def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *,
         refused: batches that had a single value per channel.
     """
     layers = batch_norm_layers(model)
+    frozen = [name for name, layer in layers.items() if is_frozen(model, layer)]
     blind = seen is None or (refused > 0 and not seen)
     seen = seen or {}
     used = {n: layer for n, layer in layers.items() if not is_frozen(model, layer) and (blind or n in seen)}
@@ -227,6 +232,7 @@ def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *,
     facts: dict[str, Any] = {
         "layers": len(layers),
         "unused": len(layers) - len(used),
+        "frozen_new": [name for name in frozen if _is_new(layers[name])],
         "refused": refused,
         "synchronised": sum(isinstance(m, (SynchronisedBatchNorm, nn.SyncBatchNorm)) for m in layers.values()),
         "asked": max(asked, default=None),
@@ -242,9 +248,16 @@ def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *,
         facts["estimate"] = {
             "batches": min(len(set(seen[row["layer"]].batch)) for row in known),
             "layers": known,
-            "loss": None,
         }
     return facts
+
+
+def _is_new(layer: Any) -> bool:
+    """Return whether running statistics are those that a layer is made with."""
+    if layer.running_mean is None:
+        return False
+    mean, variance, _ = running_statistics(layer)
+    return not mean.any() and bool((variance == 1).all())
 
 
 def _usual(counts: Any) -> int:

@@ -76,7 +76,8 @@ def measure_noise_scale(
         device: where.
         checkpoint: weights to load; None is the model at its initialisation.
         micro_batches: how many gradients, at most; fewer where the training data do not last.
-        micro_batch: examples in each; None is a quarter of the batch, at least one, or two where there is batch norm.
+        micro_batch: examples in each; None is a quarter of the batch, or less where the training data are few, at least one, or two
+            where there is batch norm.
         max_bytes: that eight sums of gradients may take: 32 bytes a parameter in float32, 64 in float64.
 
     Returns:
@@ -85,12 +86,15 @@ def measure_noise_scale(
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1.
     """
+    data: Any = workload.train_data
+    there = len(data) if hasattr(data, "__len__") else math.inf
     with isolated_rng():
         stack = LaneStack(workload, [config], device)
         model = stack.models[0].train()
-        size = max(2 if batch_norm_layers(model) else 1, config.batch_size // 4) if micro_batch is None else micro_batch
-        data: Any = workload.train_data
-        count = min(micro_batches, (len(data) if hasattr(data, "__len__") else micro_batches * size) // size)
+        size = micro_batch or max(
+            2 if batch_norm_layers(model) else 1, int(min(config.batch_size // 4, there // (2 * GROUPS)))
+        )
+        count = int(min(micro_batches, there // size))
         per_group = count // GROUPS
         if per_group < 2:
             return f"the training data have {count} micro-batches of {size}, and the noise scale takes {2 * GROUPS}"
