@@ -197,7 +197,8 @@ def in_batch_negatives(outputs: Any, batch: Any) -> Tensor:
 
 ODD: dict[str, Callable[[], wb.Workload]] = {
     "a force": lambda: odd(
-        Force, lambda o, b: (o - b[0]).square().mean(1), metrics={"mae": lambda o, b: (o - b[0]).abs().mean(1)}
+        Force, lambda o, b: (o - b[0]).square().mean(1), metrics={"mae": lambda o, b: (o - b[0]).abs().mean(1)},
+        config={"peak_lr": 0.2, "total_steps": 150},
     ),
     "ragged": lambda: odd(
         lambda: nn.Sequential(nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 12)), token_loss,

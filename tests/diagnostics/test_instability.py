@@ -203,7 +203,10 @@ def test_headroom():
     finding = diagnose_instability(study(trial(early(), 1.6), trial(run(0.9), 1.55)))["stability.headroom"]
     assert finding.value == pytest.approx(np.sqrt(1.55 * 1.6) / 0.15)
     assert diagnose_instability(study(facts={"critical_lr": 1.5}))["stability.headroom"].value == pytest.approx(10.0)
-    assert diagnose_instability(study())["stability.headroom"].status == "not_measured"
+    stable = diagnose_instability(study())["stability.headroom"]
+    assert (stable.status, stable.value) == ("ok", pytest.approx(max(LEVELS) / 0.15)), "at least that much"
+    far = diagnose_instability(study(baseline=max(LEVELS)))["stability.headroom"]
+    assert far.status == "not_measured", "nothing above the baseline was tried"
 
 
 @pytest.mark.parametrize("trials", [

@@ -73,12 +73,16 @@ def decay_dominates(r: Recipe) -> Recipe:
     return r.tuned(weight_decay=10.0 if r.config.optimizer == "adamw" else 1.0)
 
 
-@fault("optimizer", "lr.too_low", on="wine digits_cnn friedman")
+@fault("optimizer", "optimizers.constants lr.too_low", on="wine digits_cnn friedman")
 def eps_of_one(r: Recipe) -> Recipe:
     return r.tuned(eps=1.0)
 
 
-@fault("optimizer", TOO_HIGH + " stability.spike stability.early_recovers", on="digits_mlp moons digits_cnn_bn")
+@fault(
+    "optimizer",
+    "optimizers.constants " + TOO_HIGH + " stability.spike stability.early_recovers",
+    on="digits_mlp moons digits_cnn_bn",
+)
 def momentum_999(r: Recipe) -> Recipe:
     return r.tuned(momentum=0.999)
 

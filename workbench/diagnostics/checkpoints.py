@@ -40,8 +40,7 @@ def diagnose_checkpoints(
 
     Args:
         record: a study of any kind; runs that are judged are those of the stage "checkpoints", or of the study's own config.
-        min_gain_frac: smaller gains, as a share of what training learned or of the selected value, whichever is smaller, do not
-            matter (rule of thumb).
+        min_gain_frac: smaller gains, as a share of what training learned, do not matter (rule of thumb).
         false_alarm: chance at which a gain on the test split is believed, one-sided (rule of thumb).
         noise_sds: without a test split, standard deviations beyond the expected luck; the noise itself is estimated from a
             few evaluations, so this is larger than for a known one (rule of thumb, measured: on plateaus of white noise at most
@@ -82,9 +81,7 @@ def _best_not_last(
     enough = len(tested) >= FEWEST_TESTED
     judge = _on_test(tested, false_alarm) if enough else _on_validation(judged, noise_sds)
     evidence |= judge
-    scale = min(
-        float(np.mean(sizes)) for sizes in zip(*((r.learned, abs(r.costs[r.best])) for r in judged), strict=True)
-    )
+    scale = float(np.mean([r.learned for r in judged]))
     evidence["matters_from"] = judge["matters_from"] = min_gain_frac * scale
     real = judge["gain"] > max(judge["threshold"], judge["matters_from"])
     finding: dict[str, Any] = {"value": judge["gain"], "threshold": judge["threshold"], **known}

@@ -391,6 +391,14 @@ def _headroom(study: _Study, near: float) -> Finding:
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
     evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": study.baseline}
+    top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
+    if lr is None and study.best is not None and top > near * study.baseline > 0:
+        return Finding(
+            code="stability.headroom", status="ok", value=top / study.baseline, threshold=near, clause="F1.4",
+            unit="unstable lr / baseline lr",
+            summary=f"No instability up to {top / study.baseline:.3g} times the baseline's lr, the largest that was tried.",
+            evidence=evidence | {"lower": top, "upper": None},
+        )  # fmt: skip
     if lr is None or study.baseline <= 0:
         return Finding(
             code="stability.headroom", status="not_measured", clause="F1.4", evidence=evidence,

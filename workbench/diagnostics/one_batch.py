@@ -247,6 +247,10 @@ def _left_in_evaluation(modes: Facts) -> Finding:
 def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
     code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
     evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
+    if not all(isinstance(number, (int, float)) for number in (change, size)):
+        return finding(
+            code, "not_measured", "Not measured: the outputs of the untrained model are not finite.", evidence=evidence
+        )
     ratio = change / size if size else float(change > 0)
     numbers: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
     if ratio <= limit:

@@ -171,6 +171,11 @@ def _of_training(record: RecordLike, series: Series, epoch: float | None, eviden
             "ok", f"{said}: it falls where an epoch begins, as a model does that remembers examples. That is healthy.",
             evidence=evidence | {"cause": "memorisation"}, **numbers,
         )  # fmt: skip
+    if order["data.unshuffled"].status == order["data.weak_shuffle"].status == "ok":
+        return _finding(
+            "ok", f"{said}; batches come in another order each epoch, so it is what the model remembers of the last one.",
+            evidence=evidence | {"cause": "memorisation"}, **numbers,
+        )  # fmt: skip
     return _finding(
         "warn", f"{said}, and it is no drop at the start of an epoch: do batches come in the same order each time?",
         evidence=evidence | {"cause": "unknown"},

@@ -21,6 +21,15 @@ from workbench.workloads.base import Workload
 
 __all__ = ["collect_architecture"]
 
+_WEIGHT_LAYERS = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.Embedding,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
 SHOWN = 200  # rule of thumb: more joins or norms than this are counted, not listed
 
 
@@ -59,7 +68,7 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
         except Exception as error:
             message = (str(error).splitlines() or ["no message"])[0]
             return found | {"reason": f"the forward pass cannot be traced ({type(error).__name__}: {message[:200]})"}
-    return found | _facts(flow, joins, matrices=any(p.dim() > 1 for p in model.parameters()))
+    return found | _facts(flow, joins, matrices=any(isinstance(m, _WEIGHT_LAYERS) for m in model.modules()))
 
 
 def _forward(

@@ -232,11 +232,11 @@ def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:
 
 
 def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> dict[str, Any] | None:
-    """Return what `probe_workers` finds; None for a stream, of which nobody can ask for one example twice."""
+    """Return what `probe_workers` finds; None for a stream in workers, of which nobody can ask for one example twice."""
     count = loader.num_workers if loader is not None else num_workers
-    if _is_stream(train):
+    if _is_stream(train) and count > 0:
         return None
-    if loader is None:
+    if loader is None or count < 1:
         return probe_workers(train, num_workers=count)
     return probe_workers(
         train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,
