@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,13 @@ def best_rival(
         return _by_training(table, own, indices)
     _, point, mine, theirs = min(found, key=lambda item: item[0])
     lost = (own.loss - point.loss) / table.progress
-    common = {"lr": point.lr, "select": select, "value": theirs[select], "noise": theirs["noise"], "lost": lost}
+    common: dict[str, Any] = {
+        "lr": point.lr,
+        "select": select,
+        "value": theirs[select],
+        "noise": theirs["noise"],
+        "lost": lost,
+    }
     if mine is None:
         return Rival(own=np.nan, gain=np.inf, share=np.inf, **common)
     gain, learned = sign * (mine - theirs[select]), _start(record, table, point, select, sign) - sign * theirs[select]

@@ -59,7 +59,7 @@ def measure_chance(
             outputs, _, _ = per_example(workload, model, first, examples)
         weighted = (_weighted(workload, *pair) for pair in itertools.chain([(first, examples)], stream))
         classes = classes_of(workload.loss, outputs)
-        if classes is not None:
+        if classes is not None and isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)):
             return _entropy(workload.loss, weighted, classes, sampled=len(workload.train_data) > max_examples)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > max_outputs:
             return None
