@@ -81,7 +81,12 @@ def test_what_is_recommended_for_them_wins_on_seeds_that_the_diagnosis_has_not_s
 def fresh(workload: wb.Workload, config: wb.TrainConfig, out: Path, *, seeds: int = 5) -> list[float]:
     """The selected validation loss under seeds that no diagnosis has seen."""
     again = [config.replace(shared_seed=1000 + k, per_host_seed=1000 + k) for k in range(seeds)]
-    runs = [wb.Trainer(device="cpu").run(workload, c, out=out / f"{c.peak_lr}-{c.shared_seed}") for c in again]
+    runs = [
+        wb.Trainer(device="cpu").run(
+            workload, c, out=out / f"{c.peak_lr}-{c.max_grad_norm}-{c.warmup_steps}-{c.shared_seed}"
+        )
+        for c in again
+    ]
     return [run.best().value for run in runs]
 
 
