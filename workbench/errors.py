@@ -21,7 +21,6 @@ __all__ = [
     "NotebookError",
     "RecordError",
     "StudyInterrupted",
-    "TargetError",
     "UnknownNameError",
     "UsageError",
     "WorkbenchError",
