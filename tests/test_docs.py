@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.records import empty
 from workbench import cli
+from workbench.diagnostics.base import Finding
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -18,6 +24,15 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "notebooks" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 MADE_BY_THE_READER = ("runs/", ".venv/")
+PACKAGE = ROOT / "workbench"
+DIAGNOSES = sorted((PACKAGE / "diagnostics").glob("*.py"))
+CLAUSE = re.compile(r"\b(?:[FP]\d\.\d+|T\d+\.\d+)\b")
+CODES_PAGE = (ROOT / "docs" / "codes.md").read_text()
+CLAUSES_PAGE = (ROOT / "docs" / "playbook.md").read_text()
+NO_CODES = {"diagnosis.json", "workload.config"}
+ORDER_ONLY = "causes.py"
+"""Has places for codes that nothing emits."""
+NEEDS_A_FOLDER = {"diagnose_tracking", "diagnose_evaluation_cases"}
 
 
 def code(path: Path) -> str:
@@ -104,3 +119,90 @@ def test_every_decision_names_its_source() -> None:
 def test_commands_are_found_in_a_page() -> None:
     text = "$ workbench list\nworkbench run x -p a=1  # now\nworkbench diagnose ...\nimport workbench as wb"
     assert commands(text) == [["list"], ["run", "x", "-p", "a=1"]]
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """Every string of a module that is no docstring, pieces of f-strings included."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+def codes_in(tree: ast.AST) -> set[str]:
+    """The codes of a module: those written out, and the keys of its table of clauses behind `code=f"area.{name}"`."""
+    found = {text for text in strings(tree) if re.fullmatch(r"[a-z_]+\.[a-z_]+", text)} - NO_CODES
+    areas, names = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.JoinedStr):
+            areas.add(next(strings(node.value)))
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Dict)
+            and ast.unparse(node.targets[0]).endswith("CLAUSE")
+        ):
+            names |= {
+                key.value for key in node.value.keys if isinstance(key, ast.Constant) and "." not in str(key.value)
+            }
+    return found | {f"{area}{name}" for area in areas for name in names}
+
+
+def stated(page: str) -> set[str]:
+    """The clauses that a page states: one a row, but for those of T, which share the row of their section."""
+    rows = re.findall(r"^\| ([FPT]\d+(?:\.\d+)?) \| (.+) \|$", page, re.MULTILINE)
+    return {first for first, _ in rows} | {
+        c for first, words in rows for c in CLAUSE.findall(words) if c.startswith(f"{first}.")
+    }
+
+
+def test_every_clause_that_a_finding_or_a_page_cites_is_stated() -> None:
+    cited = {
+        (path.name, clause)
+        for path in PACKAGE.rglob("*.py")
+        for text in strings(ast.parse(path.read_text()))
+        for clause in CLAUSE.findall(text)
+    }
+    assert {("lr_sweep.py", "F1.12"), ("clipping.py", "F4.4"), ("server_bound.py", "T13.5")} <= cited
+    cited |= {(path.name, clause) for path in PAGES for clause in CLAUSE.findall(path.read_text())}
+    there = stated(CLAUSES_PAGE)
+    assert sorted((clause, where) for where, clause in cited if clause not in there) == []
+
+
+def test_a_clause_is_stated_by_a_row_of_its_own_or_of_its_section() -> None:
+    page = "| F1.1 | First F1.2. |\n\nF1.3\n\n| T2 | Words. T2.1: one. T2.3, T2.4: two. As T3.1. |"
+    assert stated(page) == {"F1.1", "T2", "T2.1", "T2.3", "T2.4"}
+
+
+def test_every_code_of_the_package_is_explained_and_no_other() -> None:
+    explained = re.findall(r"^\| `([a-z_.]+)` \| [^|]+[?] \| [^|]+ \|$", CODES_PAGE, re.MULTILINE)
+    assert len(explained) == len(set(explained)) == CODES_PAGE.count("\n| `")
+    known = set().union(*(codes_in(ast.parse(path.read_text())) for path in DIAGNOSES if path.name != ORDER_ONLY))
+    assert set(explained) == known
+
+
+def test_codes_are_found_where_they_are_put_together() -> None:
+    tree = ast.parse('_CLAUSE = {"one": "F1.1"}\nFinding(code=f"area.{name}")\nX = ("area.two", "No code. At all")')
+    assert codes_in(tree) == {"area.one", "area.two"}
+
+
+def emitted() -> Iterator[Finding]:
+    """What every diagnosis says of a study that has only just begun."""
+    for path in DIAGNOSES:
+        module = importlib.import_module(f"workbench.diagnostics.{path.stem}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if name.startswith("diagnose_") and function.__module__ == module.__name__ and name not in NEEDS_A_FOLDER:
+                asked = [
+                    p
+                    for p in inspect.signature(function).parameters.values()
+                    if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+                ]
+                yield from function(*(empty() for _ in asked))
+
+
+def test_the_page_of_codes_has_the_clause_that_a_finding_names() -> None:
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| .+ \| ([^|]+) \|$", CODES_PAGE, re.MULTILINE))
+    findings = list(emitted())
+    assert len({finding.code for finding in findings}) > 100
+    for finding in findings:
+        assert set(CLAUSE.findall(finding.clause or "")) <= set(CLAUSE.findall(rows[finding.code])), finding.code
+        assert finding.clause, finding.code
