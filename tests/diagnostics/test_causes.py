@@ -32,6 +32,8 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     (("loss.double_softmax", "lr.too_low", "evaluation.minority_counts"), "loss.double_softmax", 1),
     (("lr.nothing_learns!", "architecture.no_norm"), "architecture.no_norm", 1),
     (("lr.nothing_learns!", "architecture.no_norm", "data.no_signal"), "data.no_signal", 1),
+    (("stability.headroom", "architecture.norm_after_add", "lr.too_low"), "lr.too_low", 1),
+    (("stability.headroom", "architecture.norm_after_add"), "architecture.norm_after_add", 1),
     # of two roots, the one that fails
     (("data.worker_rng", "loop.no_zero_grad!"), "loop.no_zero_grad", 0),
     # a lr that is too high is one fault, whatever it does

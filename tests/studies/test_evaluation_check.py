@@ -378,6 +378,26 @@ def test_padding_that_the_model_does_not_mask_is_found() -> None:
     assert "differs by" in sick["evaluation.weighting"].summary
 
 
+class ZeroHead(nn.Linear):
+    """Gives every example one value as long as its weights are those it began with."""
+
+    def __init__(self, *, centred: bool) -> None:
+        super().__init__(3, 1)
+        nn.init.zeros_(self.weight)
+        self.centred = centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0) if self.centred else x)
+
+
+@pytest.mark.parametrize(("centred", "status"), [(False, "ok"), (True, "fail")])
+def test_a_head_that_begins_at_zero_is_looked_at_with_other_weights(centred: bool, status: str) -> None:
+    ones = TensorDataset(workload_of().validation_data.tensors[0], torch.ones(120))
+    workload = workload_of(build_model=lambda: ZeroHead(centred=centred)).replace(validation_data=ones)
+    found = diagnose_evaluation_cases(collect_own_evaluation(workload, CPU))
+    assert found["evaluation.weighting"].status == status, found
+
+
 def prepared(kind: str) -> Evaluate:
     """An evaluation that prepares its inputs in its own way: the model never sees a row of the workload's."""
 

@@ -100,6 +100,14 @@ def collect_own_evaluation(workload: Workload, device: torch.device, *, examples
     with isolated_rng():
         model = build_model(workload, workload.config, device)
     sizes = (max(2, examples // 3), examples)
+    found = collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
+    if max(found["values"]) > min(found["values"]):
+        return found
+    with isolated_rng():  # a last layer that begins at zero gives every example one value: any other weights will do
+        torch.manual_seed(0)
+        for p in model.parameters():
+            if p.is_floating_point():
+                p.data += 0.1 * torch.randn_like(p)
     return collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
 
 
