@@ -211,6 +211,8 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "tiny weights": ("gradients.vanishing", lambda: numbers(lambda: flat(changed(mlp(12, 1, depth=3), lambda p: p.mul_(0.01))))),
     "huge weights": ("gradients.exploding", lambda: classes(lambda: changed(mlp(depth=4), lambda p: p.mul_(20)))),
     "huge outputs": ("init.loss", lambda: numbers(lambda: flat(changed(mlp(12, 1), lambda p: p.mul_(15))))),
+    "huge logits, a loss of one's own": ("init.loss", lambda: classes(lambda: changed(mlp(), lambda p: p.mul_(4)), loss=lambda o, b: 100 * cross_entropy(o, b))),
+    "huge logits, two classes": ("init.loss", lambda: numbers(lambda: flat(changed(mlp(12, 1), lambda p: p.mul_(6))), y=(NUMBER > 0).float(), loss=logits_loss)),
     "targets off centre": ("init.loss", lambda: numbers(lambda: flat(mlp(12, 1)), y=NUMBER + 200)),
     "softmax in the model": ("loss.double_softmax", lambda: classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)))),
     "softmax in the loss": ("loss.double_softmax", lambda: classes(mlp, loss=lambda o, b: cross_entropy(o.softmax(-1), b))),

@@ -162,13 +162,19 @@ def _init_loss(
     classes, losses = facts["train"]["classes"], (facts["train"]["loss"], facts["first_loss"])
     if losses[0] is None:
         return Finding(code="init.loss", status="not_measured", summary="Not measured: the initial loss is not finite.")
-    if not classes or classes < 2:
-        return _init_scale(losses[0], one_batch, spread_ratio, offset)
-    loss = min(
-        value for value in losses if value is not None
-    )  # batch norm: in evaluation the fresh statistics tell nothing
-    chance = chance_loss(classes)
-    shown = f"The initial loss is {loss:.3f}; guessing among {classes} classes gives {chance:.3f}"
+    loss = min(v for v in losses if v is not None)  # batch norm: in evaluation the fresh statistics tell nothing
+    asked = one_batch.get("loss") or {}
+    if classes and classes >= 2:
+        chance = chance_loss(classes)
+        return _against_chance(loss, chance, f"guessing among {classes} classes gives {chance:.3f}", ratio, classes)
+    if asked.get("kind") in ("binary", "classes") and asked["ignorant"] > 0:  # a function of the user's own
+        equal = asked["ignorant"]
+        return _against_chance(loss, equal, f"equal logits give {equal:.4g}", ratio, asked["classes"])
+    return _init_scale(losses[0], one_batch, spread_ratio, offset)
+
+
+def _against_chance(loss: float, chance: float, said: str, ratio: float, classes: int) -> Finding:
+    shown = f"The initial loss is {loss:.4g}; {said}"
     numbers: dict[str, Any] = {
         "value": loss, "unit": "loss", "threshold": ratio * chance, "evidence": {"loss": loss, "chance": chance, "classes": classes},
     }  # fmt: skip
