@@ -85,8 +85,17 @@ def test_without_a_test_split_luck_is_subtracted(seeds: int) -> None:
     found = best_not_last(*[overfitted(seed=k) for k in range(seeds)])
     assert found.status == "warn"
     assert "how much of that holds on new data was not measured" in found.summary
-    luck, noise = found.evidence["luck"], found.evidence["noise"]
-    assert found.threshold == pytest.approx(luck + 4 * noise)
+    judge = found.evidence
+    assert found.threshold == pytest.approx(judge["luck"] + max(4 * judge["noise"], judge["spread"]))
+
+
+def test_one_run_that_ends_on_a_bad_evaluation_is_no_gain_that_the_seeds_share() -> None:
+    plateaus = [noisy(0.5, seed=k) for k in range(4)]
+    plateaus[2][-1] += 0.6
+    assert best_not_last(*plateaus).status == "ok"
+    for curve in plateaus:
+        curve[-1] = 1.1
+    assert best_not_last(*plateaus).status == "warn"
 
 
 def test_a_run_that_ends_at_its_best_is_silent() -> None:

@@ -58,8 +58,11 @@ def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():
     assert diagnose_lr_sweep(sweep(levels, baseline=0.1))["lr.too_low"].status == "warn", (
         "what training alone would say"
     )
-    worse = sweep(levels, baseline=0.8, validation={0.1: 0.6, 0.4: 0.58, 0.8: 1.5})
-    found = diagnose_lr_sweep(worse)
+    worse = {0.1: 0.6, 0.4: 0.58, 0.8: 1.5}
+    found = diagnose_lr_sweep(sweep(levels, baseline=0.8, validation=worse))
+    assert found["lr.too_high"].status == "ok"
+    assert "overfits earlier" in found["lr.too_high"].summary, "it fits the training data better than lr 0.4"
+    found = diagnose_lr_sweep(sweep(levels | {0.8: 0.11}, baseline=0.8, validation=worse))
     assert (found["lr.too_high"].status, found["lr.too_high"].value) == ("fail", 0.4)
     assert found["lr.too_low"].status == "ok"
 

@@ -48,6 +48,19 @@ class Fixed(nn.Module):
         return self.rest(x + self.place)
 
 
+class InAList(nn.Module):
+    """Its first layer lies in a plain list, where no optimizer finds it."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(3, 8, dtype=torch.float64)]
+        self.layers[0].requires_grad_(not frozen)
+        self.rest = nn.Sequential(nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rest(self.layers[0](x))
+
+
 def head(params: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(params)[-2:], lr=lr)
 
@@ -70,9 +83,11 @@ def looked_at(build: Any, **config: Any) -> Diagnosis:
         (Fixed, {}, None),
         (net, {"optimizer": head}, UNOWNED),
         (lambda: frozen(loaded=True, most=0), {"optimizer": head}, None),
+        (InAList, {}, UNOWNED),
+        (lambda: InAList(frozen=True), {}, None),
         (net, {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr)}, None),
     ],
-    ids=["trained", "frozen", "loaded", "zeros", "a few", "the head only", "a loaded body", "all of them"],
+    ids=["trained", "frozen", "loaded", "zeros", "a few", "the head only", "a loaded body", "in a list", "frozen in a list", "all of them"],
 )  # fmt: skip
 def test_only_what_is_random_and_never_trained_is_an_alarm(
     build: Any, config: dict[str, Any], alarm: str | None
@@ -80,7 +95,7 @@ def test_only_what_is_random_and_never_trained_is_an_alarm(
     found = looked_at(build, **config)
     assert [f.code for f in found if f.status != "ok"] == ([] if alarm is None else [alarm])
     if alarm:
-        assert "0.weight" in found[alarm].summary
+        assert ("layers[0].weight" if build is InAList else "0.weight") in found[alarm].summary
         assert found[alarm].advice
 
 

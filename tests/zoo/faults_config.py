@@ -103,7 +103,11 @@ def _normed(r: Recipe) -> Recipe:
     return r.model(lambda m: swap(m, nn.Linear, lambda a: nn.Sequential(a, nn.BatchNorm1d(a.out_features))))
 
 
-@fault("batch_norm", "batch_norm.small_batch batch_norm.stale batch_size.noise_scale", on="digits_cnn_bn digits_resnet digits_mlp")
+@fault(
+    "batch_norm",
+    "batch_norm.small_batch batch_norm.stale batch_size.noise_scale",
+    on="digits_cnn_bn digits_resnet digits_mlp",
+)
 def norm_of_two(r: Recipe) -> Recipe:
     return _normed(r).tuned(batch_size=2, peak_lr=r.config.peak_lr / 10, eval_batch_size=256)
 

@@ -39,10 +39,11 @@ _PLACES = (
 """Where a code stands among others of its severity; `prefix.*` is the place of what is not named itself."""
 
 REMARKS = (
-    "data.imbalance", "evaluation.minority_counts", "evaluation.too_small", "evaluation.interval", "evaluation.batch_size",
-    "checkpoints.best_not_last", "clipping.cures", "batch_size.*", "architecture.*", "input.bound", "stability.headroom", "lr.grid_edge",
+    "architecture.*", "stability.headroom", "lr.grid_edge", "checkpoints.best_not_last", "checkpoints.selection", "data.imbalance",
+    "evaluation.too_small", "evaluation.minority_counts", "evaluation.interval", "evaluation.batch_size", "clipping.cures",
+    "batch_size.*", "input.bound",
 )  # fmt: skip
-"""Good to know, and no reason why training would fail: they stand after every other alarm of their severity."""
+"""Good to know, and no reason why training would fail: they stand after every other alarm of their severity, in this order."""
 
 _LOST = (
     "checkpoints.best_not_last", "checkpoints.selection", "evaluation.generalisation_gap", "evaluation.periodic",
@@ -126,7 +127,8 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         status = _STATUSES.index(finding.status)
         if finding.code not in roots:
             return (status,)
-        return (1, roots[finding.code] != finding.code, status, _is(finding.code, REMARKS), alarms[finding.code])
+        remark = REMARKS.index(_key(finding.code, REMARKS)) + 1 if _is(finding.code, REMARKS) else 0
+        return (1, roots[finding.code] != finding.code, status, remark, alarms[finding.code])
 
     def marked(finding: Finding) -> Finding:
         root = roots.get(finding.code, finding.code)

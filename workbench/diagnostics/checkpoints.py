@@ -36,12 +36,12 @@ def diagnose_checkpoints(
 
     With the test split evaluated under at least three seeds, the best is called better than the last where its mean gain there
     is more than chance: that split had no part in choosing. Without, the gain on the split that chose is held against what the
-    best of so many noisy evaluations wins by luck.
+    best of so many noisy evaluations wins by luck, and from three seeds on against their spread.
 
     Args:
         record: a study of any kind; runs that are judged are those of the stage "checkpoints", or of the study's own config.
         min_gain_frac: smaller gains, as a share of what training learned, do not matter (rule of thumb).
-        false_alarm: chance at which a gain on the test split is believed, one-sided (rule of thumb).
+        false_alarm: chance at which a gain is believed by its spread over the seeds, one-sided (rule of thumb).
         noise_sds: without a test split, standard deviations beyond the expected luck; the noise itself is estimated from a
             few evaluations, so this is larger than for a known one (rule of thumb, measured: on plateaus of white noise at most
             4 % false alarms from one run and 1 % from four; noise that lasts over evaluations raises more).
@@ -79,7 +79,7 @@ def _best_not_last(
             summary=f"The last evaluation is not finite in {len(broken)} of {len(judged)} runs, so the last checkpoint is useless.",
         )  # fmt: skip
     enough = len(tested) >= FEWEST_TESTED
-    judge = _on_test(tested, false_alarm) if enough else _on_validation(judged, noise_sds)
+    judge = _on_test(tested, false_alarm) if enough else _on_validation(judged, noise_sds, false_alarm)
     evidence |= judge
     scale = float(np.mean([r.learned for r in judged]))
     evidence["matters_from"] = judge["matters_from"] = min_gain_frac * scale
@@ -134,11 +134,26 @@ def _too_small(judge: Mapping[str, Any]) -> str:
     return f", but too little to matter ({judge['matters_from']:.2g})" if small else ""
 
 
-def _on_validation(runs: Sequence[SelectedRun], noise_sds: float) -> dict[str, Any]:
-    """Judge the mean gain where it was chosen against the luck of the best of so many draws, and their noise."""
-    gain, luck = (float(np.mean([getattr(run, name) for run in runs])) for name in ("gain", "luck"))
-    noise = math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
-    return {"split": "selected", "gain": gain, "luck": luck, "noise": noise, "threshold": luck + noise_sds * noise}
+def _on_validation(runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float) -> dict[str, Any]:
+    """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread.
+
+    One run that ends on a bad evaluation makes a mean gain of its own; only a gain that the seeds share is believed.
+    """
+    gains = np.array([run.gain for run in runs])
+    luck, noise = float(np.mean([run.luck for run in runs])), math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
+    spread = 0.0
+    if gains.size >= FEWEST_TESTED:
+        se = float(gains.std(ddof=1) / math.sqrt(gains.size))
+        spread = float(student.ppf(1 - false_alarm, gains.size - 1)) * se
+    threshold = luck + max(noise_sds * noise, spread)
+    return {
+        "split": "selected",
+        "gain": float(gains.mean()),
+        "luck": luck,
+        "noise": noise,
+        "spread": spread,
+        "threshold": threshold,
+    }
 
 
 def _on_validation_said(judge: Mapping[str, Any]) -> str:

@@ -34,6 +34,8 @@ def diagnose_data(
     feature_ratio: float = 1000.0,
     target_scale: float = 300.0,
     output_ratio: float = 100.0,
+    far_ratio: float = 100.0,
+    far_share: float = 0.02,
 ) -> Diagnosis:
     """Judge the facts that were collected about the data, and where a study trained on them, by what came of it.
 
@@ -54,6 +56,9 @@ def diagnose_data(
         feature_ratio: the largest feature over the smaller ones, where these are invisible (rule of thumb).
         target_scale: of targets that are numbers (rule of thumb).
         output_ratio: of the size of targets to that of the untrained model's outputs, for that to matter (rule of thumb).
+        far_ratio: a training example this many times as far from the middle as the median one is an outlier (rule of thumb: of
+            log-normal rows of deviation 1, one of a million is).
+        far_share: of the examples that may be outliers; more are another kind of example (rule of thumb).
 
     Returns:
         `data.leakage`, `.duplicates`, `.unshuffled`, `.weak_shuffle`, `.no_signal`, `.label_shift`, `.train_validation_shift`,
@@ -78,7 +83,7 @@ def diagnose_data(
             train_validation_shift(facts, gap, **shifted),
             scale(
                 facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
-                output_ratio=output_ratio,
+                output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
             ),
             _imbalance(facts, class_ratio, _counted(record.facts)),
             worker_rng_finding(facts),

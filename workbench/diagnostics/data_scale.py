@@ -17,7 +17,15 @@ _STANDARDISE = (
 
 
 def scale(
-    facts: Facts, *, largest: float, smallest: float, feature_ratio: float, target: float, output_ratio: float
+    facts: Facts,
+    *,
+    largest: float,
+    smallest: float,
+    feature_ratio: float,
+    target: float,
+    output_ratio: float,
+    far_ratio: float,
+    far_share: float,
 ) -> Finding:
     """Judge the size of inputs and targets.
 
@@ -28,8 +36,13 @@ def scale(
         feature_ratio: the largest feature over a quarter of the features, where these are as good as invisible.
         target: size of targets, or one over it.
         output_ratio: of targets to what a new model says, or the other way round, for that to matter.
+        far_ratio: distance of a row from the middle, in units of the median row's.
+        far_share: of the rows that may lie so far and still be single ones.
     """
     found = facts["scale"]
+    single = _far(facts.get("far") or {}, far_ratio, far_share)
+    if single is not None:
+        return single
     targets = _targets(found.get("targets"), target, output_ratio)
     if "size" not in found:
         if targets is not None:
@@ -51,6 +64,21 @@ def scale(
     if targets is not None:
         return targets
     return data_finding("scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
+
+
+def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
+    """Return the finding on single rows that lie far from all others, if there are some."""
+    for kind, known in facts.items():
+        far = [(place, away) for place, away in known["far"] if away > ratio]
+        if far and len(far) <= max(1, share * known["rows"]):
+            few = f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind}"
+            return data_finding(
+                "scale", "warn", f"{few} more than {ratio:g} times as far from the middle as the median example: example {far[0][0]} "
+                f"lies {far[0][1]:.3g} times as far. Each of them is a spike of the gradient.",
+                value=far[0][1], unit="times the median", threshold=ratio, evidence={kind: far},
+                advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
+            )  # fmt: skip
+    return None
 
 
 def _layer(layer: Any) -> str:

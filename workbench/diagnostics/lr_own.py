@@ -71,6 +71,9 @@ def _too_high(
     if rival is None or not rival.shows(limits[0]):
         seen = "no smaller one was trained" if rival is None else f"{rival.words} at lr {rival.lr:.4g}"
         return Finding(status="ok", summary=f"The baseline's lr {own.lr:.4g} is not too high: {seen}.", **known)
+    if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
+        said = f"The baseline's lr {own.lr:.4g} fits the training data no worse than lr {rival.lr:.4g}, and validation worse ({rival.words}): it overfits earlier."
+        return Finding(status="ok", summary=said, **known)
     status: Status = "fail" if rival.share >= limits[1] else "warn"
     use, advice = _use(rival, best, own, "Lower")
     summary = f"The baseline's lr {own.lr:.4g} learns {_lost(rival)} less than a smaller one: {rival.words}{use}."

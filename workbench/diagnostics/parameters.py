@@ -33,7 +33,7 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
         findings = tuple(Finding(code=code, status="not_measured", clause="F1.1", summary=reason) for code in CODES)
     else:
         total = max(int(facts["numbers"]), 1)
-        findings = (_frozen(facts["frozen"], total, small_frac), _unowned(facts["unowned"], total))
+        findings = (_frozen(facts["frozen"], total, small_frac), _unowned(facts["unowned"], facts["outside"], total))
     return Diagnosis(
         findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
     )
@@ -61,7 +61,16 @@ def _frozen(rows: Sequence[Mapping[str, Any]], total: int, small: float) -> Find
     )  # fmt: skip
 
 
-def _unowned(rows: Sequence[Mapping[str, Any]], total: int) -> Finding:
+def _unowned(rows: Sequence[Mapping[str, Any]], outside: Sequence[Mapping[str, Any]], total: int) -> Finding:
+    """Judge what the optimizer cannot train: parameters that it was not given, first those that the model does not know."""
+    random, share = _random(outside, total)
+    if random:
+        return Finding(
+            code="loop.unowned_parameters", clause="F1.1", status="warn", value=share, unit="share of all parameters",
+            evidence={"parameters": [str(row["name"]) for row in outside], "random": random, "outside": True},
+            summary=f"The forward pass uses {_named(random)}, which model.parameters() does not hold: {share:.0%} of all parameters are never trained.",
+            advice=["Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."],
+        )  # fmt: skip
     random, share = _random(rows, total)
     common: dict[str, Any] = {
         "code": "loop.unowned_parameters", "clause": "F1.1", "value": share, "unit": "share of all parameters",

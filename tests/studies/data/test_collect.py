@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import workbench as wb
+from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.data import diagnose_data
 from workbench.errors import ConfigError, UsageError
@@ -224,6 +226,39 @@ def test_the_feature_that_is_off_is_named() -> None:
     assert finding.value == pytest.approx(0.67e4 / math.sqrt(20), rel=0.2), (
         "two thirds of a deviation are the median size"
     )
+
+
+def with_far_rows(count: int, *, times: float = 1000.0) -> TensorDataset:
+    rows = X.clone()
+    rows[:count] *= times
+    return TensorDataset(rows, Y)
+
+
+@pytest.mark.parametrize(
+    ("count", "times", "status"),
+    [(0, 1.0, "ok"), (3, 1000.0, "warn"), (1, 300.0, "warn"), (3, 20.0, "ok"), (120, 1000.0, "ok")],
+)
+def test_single_examples_far_from_all_others_are_named(count: int, times: float, status: str) -> None:
+    finding = said(with_far_rows(count, times=times), "data.scale")
+    assert finding.status == status, finding.summary
+    assert (f"{count} of 400 training examples" in finding.summary) == (0 < count < 10 and status == "warn")
+
+
+def test_a_model_that_takes_the_logarithm_of_its_inputs_may_have_them() -> None:
+    class Logs(nn.Module):
+        def __init__(self, *, logs: bool) -> None:
+            super().__init__()
+            self.head, self.logs = nn.Linear(20, 2), logs
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(x.sign() * x.abs().log1p() if self.logs else x)
+
+    for logs in (True, False):
+        workload = small_workload(
+            train_data=with_far_rows(3), build_model=lambda logs=logs: Logs(logs=logs), config={"precision": None}
+        )
+        finding = diagnose_data(record([], facts={"data": collect_data(workload)}))["data.scale"]
+        assert finding.status == ("ok" if logs else "warn"), finding.summary
 
 
 def test_only_so_many_examples_are_read() -> None:

@@ -20,7 +20,7 @@ from workbench.studies.data.overlap import find_overlap
 from workbench.studies.data.repeats import chance_bits
 from workbench.studies.data.rows import Rows, fetch_rows, read_rows
 from workbench.studies.data.sample import Sample, split_sample
-from workbench.studies.data.scale import input_scale, model_scale
+from workbench.studies.data.scale import far_in_the_model, far_rows, input_scale, model_scale
 from workbench.studies.data.shift import input_shift, target_shift
 from workbench.studies.data.workers import probe_workers
 from workbench.studies.data.yardsticks import measure
@@ -113,6 +113,9 @@ def collect_data(
     )  # fmt: skip
     with isolated_rng():
         seen = model_scale(workload, device or torch.device("cpu"), most=max_examples)
+        if "inputs" in found["far"]:
+            inputs = found["far"]["inputs"]
+            inputs["far"] = far_in_the_model(workload, device or torch.device("cpu"), inputs["far"], most=max_examples)
     found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
     return found
 
@@ -159,6 +162,7 @@ def _facts(
             "ids": sample.ids,
             "stream": _is_stream(train),
             "scale": input_scale(sample),
+            "far": far_rows(sample),
             "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
             "workers": _workers(train, loader, num_workers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from workbench.workloads.base import Workload
 from workbench.workloads.indexed import in_its_own_order
 from workbench.workloads.predictions import label_of
 
-__all__ = ["input_scale", "model_scale"]
+__all__ = ["far_in_the_model", "far_rows", "input_scale", "model_scale"]
 
 MOST = 4096
 """Examples that the model is shown: a batch of the config, and no more than these (rule of thumb)."""
@@ -43,6 +43,32 @@ def input_scale(sample: Sample) -> dict[str, Any]:
     return {"layer": None} | _sizes(sample.inputs)
 
 
+def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
+    """Return how far the rows that are farthest from the middle of the others lie, of inputs and of targets that are numbers.
+
+    Args:
+        sample: of the training split.
+        most: rows to tell of.
+
+    Returns:
+        Under "inputs" and "targets", where there are some: "rows" that were looked at, and "far", pairs of a place in the split and
+        a distance (root mean square over columns, from their medians, in units of the median row's), the farthest first.
+    """
+    kinds = {"inputs": None if sample.ids else sample.inputs, "targets": None if sample.classes else sample.targets}
+    found = {}
+    for kind, rows in kinds.items():
+        if rows is None or len(rows) < 8:
+            continue
+        values = np.where(np.isfinite(rows), rows, 0.0)
+        with np.errstate(over="ignore"):
+            away = np.sqrt(np.square(values - np.median(values, axis=0)).mean(1))
+        if (usual := float(np.median(away))) > 0:
+            order = np.argsort(-away, kind="stable")[:most]
+            far = [[int(sample.places[i]), float(away[i] / usual)] for i in order]
+            found[kind] = {"rows": len(rows), "far": far}
+    return found
+
+
 def model_scale(workload: Workload, device: torch.device, *, most: int | None = None) -> dict[str, Any]:
     """Return the size of what reaches the first layer with weights, from one pass of a new model over training examples.
 
@@ -60,14 +86,74 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
         the same of numbers that are predicted, with "outputs", the size of what the new model says. "reason": it does not apply;
         "unseen": no layer that is known was called.
     """
-    config = workload.config
-    model = build_model(workload, config, device).train()
     data = workload.train_data
     count = len(data) if most is None else min(most, len(data))
-    shown = min(MOST, config.batch_size // config.accumulate_steps, count)
+    shown = min(MOST, workload.config.batch_size // workload.config.accumulate_steps, count)
     if not in_its_own_order(data):
         workload = workload.replace(train_data=Subset(data, np.linspace(0, count - 1, shown).astype(int).tolist()))
-    batch, examples = next(eval_batches(workload, "train", shown, device, config.precision))
+    seen = _shown(workload, device, shown)
+    if seen is None:
+        return {"unseen": True}
+    return _first(seen.called, seen.names) | {
+        "targets": _targets(seen.outputs, label_of(workload.loss, seen.batch, seen.examples))
+    }
+
+
+def far_in_the_model(
+    workload: Workload, device: torch.device, far: Sequence[Sequence[Any]], *, most: int | None = None, others: int = 32
+) -> list[list[Any]]:
+    """Return the same rows with their distances where they reach the first layer with weights: a model may scale its inputs itself.
+
+    Args:
+        workload: to look at.
+        device: where.
+        far: pairs of a place in the training split and a distance, as `far_rows` has them.
+        most: examples to choose from, the first ones; None is all.
+        others: rows to compare them with.
+    """
+    data, places = workload.train_data, [int(place) for place, _ in far]
+    count = len(data) if most is None else min(most, len(data))
+    spread = np.linspace(0, count - 1, others + len(places)).astype(int).tolist()
+    rest = [i for i in spread if i not in set(places)]
+    if in_its_own_order(data) or len(rest) < others // 2:
+        return [list(pair) for pair in far]
+    chosen = workload.replace(train_data=Subset(data, places + rest))
+    seen = _shown(chosen, device, len(places) + len(rest))
+    layer = (
+        next((k for k, (module, _) in enumerate(seen.called) if isinstance(module, _WEIGHED)), None) if seen else None
+    )
+    if (
+        seen is None
+        or layer is None
+        or not isinstance(seen.called[layer][1], Tensor)
+        or len(seen.called[layer][1]) != seen.examples
+    ):
+        return [list(pair) for pair in far]
+    values = seen.called[layer][1].detach().double().cpu().flatten(1).numpy()
+    away = np.sqrt(np.square(values - np.median(values[len(places) :], axis=0)).mean(1))
+    usual = float(np.median(away[len(places) :]))
+    return (
+        sorted(([p, float(a / usual)] for p, a in zip(places, away, strict=False)), key=lambda pair: -pair[1])
+        if usual > 0
+        else []
+    )
+
+
+class _Seen(NamedTuple):
+    """What a new model did with a batch: modules that were called with their first argument, its outputs, the batch, module names."""
+
+    called: list[tuple[nn.Module, Any]]
+    outputs: Any
+    batch: Any
+    examples: int
+    names: dict[nn.Module, str]
+
+
+def _shown(workload: Workload, device: torch.device, count: int) -> _Seen | None:
+    """Show a new model the first `count` training examples; None where it raises."""
+    config = workload.config
+    model = build_model(workload, config, device).train()
+    batch, examples = next(eval_batches(workload, "train", count, device, config.precision))
     called: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_pre_hook(lambda m, args: called.append((m, args[0] if args else None)))
@@ -84,12 +170,11 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
         IndexError,
         WorkbenchError,
     ):  # the pre-flight says what is wrong with it
-        return {"unseen": True}
+        return None
     finally:
         for handle in handles:
             handle.remove()
-    names = {module: name for name, module in model.named_modules()}
-    return _first(called, names) | {"targets": _targets(outputs, label_of(workload.loss, batch, examples))}
+    return _Seen(called, outputs, batch, examples, {module: name for name, module in model.named_modules()})
 
 
 def _first(called: Sequence[tuple[nn.Module, Any]], names: dict[nn.Module, str]) -> dict[str, Any]:
