@@ -59,13 +59,10 @@ def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
     for kind, rows in kinds.items():
         if rows is None or len(rows) < 8:
             continue
-        values = np.where(np.isfinite(rows), rows, 0.0)
-        with np.errstate(over="ignore"):
-            away = np.sqrt(np.square(values - np.median(values, axis=0)).mean(1))
-        if (usual := float(np.median(away))) > 0:
+        away = _distances(rows, rows)
+        if away is not None:
             order = np.argsort(-away, kind="stable")[:most]
-            far = [[int(sample.places[i]), float(away[i] / usual)] for i in order]
-            found[kind] = {"rows": len(rows), "far": far}
+            found[kind] = {"rows": len(rows), "far": [[int(sample.places[i]), float(away[i])] for i in order]}
     return found
 
 
@@ -130,13 +127,18 @@ def far_in_the_model(
     ):
         return [list(pair) for pair in far]
     values = seen.called[layer][1].detach().double().cpu().flatten(1).numpy()
-    away = np.sqrt(np.square(values - np.median(values[len(places) :], axis=0)).mean(1))
-    usual = float(np.median(away[len(places) :]))
-    return (
-        sorted(([p, float(a / usual)] for p, a in zip(places, away, strict=False)), key=lambda pair: -pair[1])
-        if usual > 0
-        else []
-    )
+    away = _distances(values[: len(places)], values[len(places) :])
+    found = [] if away is None else zip(places, away.tolist(), strict=True)
+    return sorted(([place, distance] for place, distance in found), key=lambda pair: -pair[1])
+
+
+def _distances(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64] | None:
+    """Return how far rows lie from the median of others, in units of the median distance of these; None where that is 0."""
+    rows, others = (np.clip(np.nan_to_num(r, nan=0.0, posinf=0.0, neginf=0.0), -1e150, 1e150) for r in (rows, others))
+    middle = np.median(others, axis=0)
+    away, usual = (np.sqrt(np.square(r - middle).mean(1)) for r in (rows, others))
+    unit = float(np.median(usual))
+    return away / unit if unit > 1e-150 else None
 
 
 class _Seen(NamedTuple):
