@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.data import Dataset, TensorDataset
@@ -284,6 +285,36 @@ def test_a_loss_that_couples_examples_is_evaluated_in_batches_of_training(tmp_pa
     asked = workload.replace(config=workload.config.replace(eval_batch_size=128))
     held = wb.Trainer().run(asked, out=tmp_path / "asked").evals
     assert held[held["step"] == 0]["value"].to_list() == pytest.approx([np.log(128)], abs=1e-3), "the person said so"
+
+
+def supervised_contrastive(outputs: Tensor, batch: Any) -> Tensor:
+    """Khosla et al. 2020; an example without another one of its class in the batch has a loss of 0."""
+    z = nn.functional.normalize(outputs, dim=1)
+    same = (batch[1][:, None] == batch[1]) & ~torch.eye(len(z), dtype=torch.bool)
+    logits = (z @ z.T / 0.2).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+    return -(logits.log_softmax(1) * same).sum(1) / same.sum(1).clamp(min=1)
+
+
+def test_a_contrastive_loss_with_labels_has_no_accuracy_and_its_own_batch(tmp_path: Path) -> None:
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    x = x.float() / 8 - 0.6
+    workload = odd(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), supervised_contrastive,
+        train_data=TensorDataset(x[:1200], y[:1200]), validation_data=TensorDataset(x[1200:], y[1200:]),
+        config={"optimizer": "adam", "peak_lr": 3e-3, "batch_size": 64, "total_steps": 150, "eval_every_steps": 50},
+    )  # fmt: skip
+    found = {f.code: f for f in wb.diagnose(workload, out=tmp_path / "s", **QUICK)}
+    looked = (
+        "evaluation.weighting",
+        "evaluation.generalisation_gap",
+        "data.label_shift",
+        "data.no_signal",
+        "init.loss",
+    )
+    assert [(code, found[code].summary) for code in looked if found[code].status in ("warn", "fail")] == []
+    gap = found["evaluation.generalisation_gap"]
+    assert gap.value is not None
+    assert abs(gap.value) < 0.5
 
 
 def test_a_mean_over_the_batch_and_a_norm_of_the_batch_stay_faults() -> None:

@@ -220,8 +220,12 @@ def test_datasets_are_built_again(up: Up) -> None:
         time.sleep(0.02)
         return get_current_worker_index(), next(iterator)
 
+    def workers_of(closures: int) -> set[int]:
+        values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(closures)]
+        return {worker for worker, _ in coordinator.fetch(values)}
+
     iterators = iter(coordinator.create_per_worker_dataset(source))
-    coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(8)])
+    wait_until(lambda: workers_of(8) == {0, 1})
     assert built.read().tolist() == [1, 1]
     cluster.engine.kill("worker", 1)
     values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(10)]
@@ -231,8 +235,7 @@ def test_datasets_are_built_again(up: Up) -> None:
     wait_until(lambda: built.read().tolist() == [1, 2])
     drawn = coordinator.fetch(values)
     assert len(drawn) == 10
-    again = coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(12)])
-    assert 1 in {worker for worker, _ in again}
+    wait_until(lambda: 1 in workers_of(12))
 
 
 def test_all_workers_die_at_once_and_again(up: Up) -> None:

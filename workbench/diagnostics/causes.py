@@ -68,7 +68,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.weak_shuffle": _LEARNS,
     "data.label_shift": ("data.train_validation_shift", *_VALIDATED),
     "data.train_validation_shift": _VALIDATED,
-    "data.scale": ("loss.output_range", *_START),
+    "data.scale": ("data.no_signal", "loss.output_range", *_START),
     "loop.no_gradient": ("loop.no_update", "loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
     "loop.unowned_parameters": ("loop.no_update", "loop.optimizer_mismatch", *_LEARNS),
     "loop.optimizer_mismatch": ("loop.no_update", *_LEARNS),

@@ -27,10 +27,10 @@ FEWEST_TESTED = 3
 def diagnose_checkpoints(
     record: RecordLike,
     *,
-    min_gain_frac: float = 0.05,
+    min_gain_frac: float = 0.1,
     false_alarm: float = 0.05,
     noise_sds: float = 4.0,
-    max_luck_frac: float = 0.1,
+    max_luck_frac: float = 0.2,
 ) -> Diagnosis:
     """Say whether the last checkpoint may be taken, whether the selected one is more than lucky, and whether training resumes.
 
@@ -40,7 +40,8 @@ def diagnose_checkpoints(
 
     Args:
         record: a study of any kind; runs that are judged are those of the stage "checkpoints", or of the study's own config.
-        min_gain_frac: smaller gains, as a share of what training learned, do not matter (rule of thumb).
+        min_gain_frac: smaller gains, as a share of what training learned, do not matter; the noise of a constant learning rate moves
+            the last evaluation by several percent (rule of thumb).
         false_alarm: chance at which a gain is believed by its spread over the seeds, one-sided (rule of thumb).
         noise_sds: without a test split, standard deviations beyond the expected luck; the noise itself is estimated from a
             few evaluations, so this is larger than for a known one (rule of thumb, measured: on plateaus of white noise at most

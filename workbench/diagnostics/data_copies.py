@@ -20,6 +20,8 @@ _BITS = 4.0
 columns that depend on each other (rule of thumb)."""
 _OVERSAMPLED = 0.02
 """Share of the repeated rows that the largest class may have, for the others to have been sampled more often on purpose (rule of thumb)."""
+_AUGMENTED = " Items are augmented at random, and were read under one random state."
+_DRAWN = "Does not apply: items are generated anew at each reading, whatever their index"
 _REPEATS = 0.8
 """Training rows that repeat, over the share found elsewhere, from which on short texts are as likely a reason as a leak."""
 
@@ -47,6 +49,7 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
                 "train_duplicates": repeated, "near_looked_for": overlap["near"], "bits": facts.get("bits")}  # fmt: skip
     numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
     part = "" if rows >= total else f" The first {rows:,} of {total:,} training rows were read."
+    part += _AUGMENTED if facts.get("augmented") else ""
     same = [name for name, each in splits.items() if each.get("same")]
     if same:
         return data_finding(
@@ -89,6 +92,8 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
 
 def _not_compared(facts: Facts, few_rows: int) -> Finding | None:
     overlap = facts["overlap"]
+    if facts.get("drawn"):
+        return data_finding("leakage", "ok", f"{_DRAWN}.")
     if overlap is None:
         why = "items change from one reading to the next; audit the datasets without their random augmentation"
         return data_finding("leakage", "not_measured", f"Not measured: {why if facts['changes'] else 'no rows were read'}.")  # fmt: skip
@@ -122,6 +127,8 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
         blank: share of the rows that are all the same one.
     """
     overlap = facts["overlap"]
+    if facts.get("drawn"):
+        return data_finding("duplicates", "ok", f"{_DRAWN}.")
     if overlap is None:
         why = "items change from one reading to the next" if facts["changes"] else "no rows were read"
         return data_finding("duplicates", "not_measured", f"Not measured: {why}.")
@@ -147,7 +154,8 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
     if shares[worst] < limit or chance or rare or count == rows:
         why = ": rows of so few distinct values agree by chance" if chance else ""
         why = ", of the rarer classes alone, as by oversampling" if rare and found["repeated"] else why
-        return data_finding("duplicates", "ok", f"{said}{why}.", **numbers)
+        augmented = _AUGMENTED if facts.get("augmented") else ""
+        return data_finding("duplicates", "ok", f"{said}{why}.{augmented}", **numbers)
     other = found["contradicting"]
     contradicting = f", {other:,} of them with another label" if other else ""
     return data_finding(

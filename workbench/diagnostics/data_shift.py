@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.diagnostics.base import Finding, Status
 from workbench.diagnostics.data_order import data_finding
-from workbench.diagnostics.generalisation_gap import Gap
+from workbench.diagnostics.generalisation_gap import HARM, Gap
 
 __all__ = ["label_shift", "train_validation_shift"]
 
@@ -103,6 +103,8 @@ def _classes(targets: Facts, gap: Gap | None, *, alpha: float, small: float, lar
         lacks = f"{'training' if name == 'train' else 'validation'} has none of class {classes}, which {share:.0%} of {of} are of"
         return data_finding("label_shift", "fail", f"{said}: {lacks}.", advice=advice, **numbers)
     if gap is not None and not gap.harmful:
+        if distance >= large and gap.share >= HARM:
+            return data_finding("label_shift", "warn", f"{said}; {_uncertain(gap)}.", advice=advice, **numbers)
         return data_finding("label_shift", "ok", f"{said}; {gap.said}.", **numbers)
     if distance < large and gap is None:
         return data_finding("label_shift", "ok", f"{said}.", **numbers)
@@ -129,11 +131,17 @@ def _status(worst: Facts | None, gap: Gap | None, *, small: float, large: float)
     distance = 0.0 if worst is None else float(worst["distance"])
     if distance < small:
         return "ok", ""
-    if gap is not None and not gap.harmful:
-        return "ok", f"; {gap.said}"
     if gap is None:
         return ("fail" if distance >= FAR else "warn" if distance >= large else "ok"), ""
-    return ("fail" if distance >= large else "warn"), f"; {gap.said}"
+    if gap.harmful:
+        return ("fail" if distance >= large else "warn"), f"; {gap.said}"
+    if distance >= large and gap.share >= HARM:
+        return "warn", f"; {_uncertain(gap)}"
+    return "ok", f"; {gap.said}"
+
+
+def _uncertain(gap: Gap) -> str:
+    return f"{gap.share:.0%} of what was learned does not hold on validation, by {gap.z:.1f} standard errors"
 
 
 def _judged(

@@ -10,10 +10,10 @@ from workbench.diagnostics.audited import Audited, why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.diagnostics.chance import chance_loss, ignorance
 
-__all__ = ["Gap", "diagnose_generalisation_gap", "gap_of"]
+__all__ = ["HARM", "Gap", "diagnose_generalisation_gap", "gap_of"]
 
 CODE, CLAUSE = "evaluation.generalisation_gap", "P3.2"
-_HARM = 0.1
+HARM = 0.1
 """Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
 _SURE = 3.0
 """Standard errors."""
@@ -47,7 +47,7 @@ class Gap(NamedTuple):
     @property
     def harmful(self) -> bool:
         """Whether a part of what was learned is lost on validation."""
-        return self.share >= _HARM and self.z >= _SURE
+        return self.share >= HARM and self.z >= _SURE
 
     @property
     def said(self) -> str:
@@ -75,7 +75,7 @@ def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
         return None
     gap = held["loss"] - train["loss"] if _finite(held["loss"]) else math.inf
     se = math.hypot(train["se"], held["se"]) if _finite(held["se"]) else 0.0
-    is_class = held.get("classes") is not None
+    is_class = held.get("classes") is not None and _classifies(facts)
     return Gap(
         share=gap / learned, z=gap / se if se > 0 else math.copysign(math.inf, gap), train=train["loss"], validation=train["loss"] + gap,
         train_score=train["score"] if is_class else None,
@@ -161,6 +161,12 @@ def _broken_evaluation(facts: Mapping[str, Any], found: Mapping[str, Any]) -> fl
     if learned <= _LEAST * abs(start) or worse < 5 * se:
         return None
     return float(worse / learned)
+
+
+def _classifies(facts: Mapping[str, Any]) -> bool:
+    """Tell whether outputs are scores of the classes: those of a contrastive loss are not, though examples have labels."""
+    loss = (facts.get("one_batch") or {}).get("loss") or {}
+    return loss.get("kind", "classes") in ("classes", "binary")
 
 
 def _start(facts: Mapping[str, Any]) -> float | None:

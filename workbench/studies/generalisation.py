@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 from workbench.record import TrialRecord
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
+from workbench.train.coupling import evaluation_batch
 from workbench.train.evaluation import values_each
 from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
@@ -90,7 +91,7 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
                 true.append(given.cpu())
 
         ((columns, weights),) = values_each(
-            workload, [model], split=split, batch_size=config.evaluation_batch, device=session.device,
+            workload, [model], split=split, batch_size=evaluation_batch(workload, config, session.device), device=session.device,
             precision=config.precision, observe=observe,
         )  # fmt: skip
         found[split] = _mean(columns["loss"].numpy(), weights.numpy())

@@ -12,6 +12,7 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.preflight import misnumbered, spoilt_splits
 from workbench.errors import TargetError, WorkloadError
 from workbench.train.batches import eval_batches, train_batches
+from workbench.train.coupling import evaluation_batch
 from workbench.train.example_values import float_tensors
 from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
@@ -74,7 +75,8 @@ def _scan(
     wrong: str | None = None
     stack.models[0].eval()
     with torch.no_grad():
-        for batch, examples in eval_batches(workload, split, config.evaluation_batch, device, config.precision):
+        size = evaluation_batch(workload, config, device)
+        for batch, examples in eval_batches(workload, split, size, device, config.precision):
             bad = sum(int((~torch.isfinite(t)).sum()) for t in float_tensors(batch))
             if bad and first_bad is None:
                 first_bad = seen

@@ -159,6 +159,8 @@ def _averaged(look: Any, pieces: Tensor, piece: int, allowed: float) -> bool:
         alone = look(1, 0)[0]
     except Exception:  # there is no value of an example alone
         return False
+    if float(alone.max() - alone.min()) <= allowed:  # such as 0 for an example without another one of its class
+        return False
     means = torch.cat([part.mean().expand(len(part)) for part in alone.split(piece)])
     return _apart(means, pieces) <= allowed
 

@@ -170,12 +170,6 @@ def test_one_process_has_no_workers() -> None:
     assert said(DataLoader(Jittered(OwnGenerator())), "data.worker_rng").status == "ok"
 
 
-def test_items_that_change_cannot_be_compared() -> None:
-    finding = said(Jittered(from_torch), "data.leakage", validation=TensorDataset(X[:10]))
-    assert finding.status == "not_measured"
-    assert "augmentation" in finding.summary
-
-
 @pytest.mark.parametrize(("counts", "status"), [((100, 100), "ok"), ((250, 148), "ok"), ((299, 30), "ok"), ((300, 30), "warn"), ((395, 5), "warn")])  # fmt: skip
 def test_imbalance(counts: tuple[int, int], status: str) -> None:
     labels = torch.repeat_interleave(torch.arange(2), torch.tensor(counts))
@@ -317,3 +311,38 @@ def test_an_empty_split_is_not_measured() -> None:
     empty = TensorDataset(X[:0], Y[:0])
     assert said(TensorDataset(X, Y), "data.leakage", validation=empty).status == "not_measured"
     assert {f.status for f in diagnose_data(audit_data(empty, validation=empty))} <= {"ok", "not_measured"}
+
+
+class Augmented(Dataset[Any]):
+    """Rows with noise that is drawn at each reading."""
+
+    def __init__(self, rows: torch.Tensor, draw: Any = None) -> None:
+        self.rows, self.draw = rows, draw or (lambda index: rows[index] + 0.1 * torch.randn(20))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.draw(index), Y[index % 400]
+
+
+OWN = torch.Generator().manual_seed(1)
+AUGMENTED: dict[str, tuple[Dataset[Any], Any, tuple[str, str], str]] = {
+    "noise": (Augmented(X), TensorDataset(torch.randn(100, 20, generator=G)), ("ok", "ok"), "augmented at random"),
+    "half of the readings": (Augmented(X, lambda i: -X[i] if torch.rand(()) < 0.5 else X[i]), TensorDataset(X[:1] * 0 + torch.randn(100, 20, generator=G)), ("ok", "ok"), "augmented at random"),
+    "copies": (Augmented(X.repeat(10, 1)), Augmented(torch.randn(100, 20, generator=G)), ("ok", "warn"), "augmented at random"),
+    "leaked": (Augmented(X), Augmented(X[:100]), ("fail", "ok"), "in the training split too"),
+    "drawn": (Augmented(X, lambda _: torch.randn(20)), TensorDataset(X[:100]), ("ok", "ok"), "generated anew"),
+    "own generator": (Augmented(X, lambda i: X[i] + torch.randn(20, generator=OWN)), TensorDataset(X[:100]), ("not_measured", "not_measured"), "change from one reading"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_augmented_items_are_compared_under_one_random_state(name: str) -> None:
+    train, validation, expected, words = AUGMENTED[name]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    diagnosis = diagnose_data(audit_data(train, validation=validation))
+    assert (diagnosis["data.leakage"].status, diagnosis["data.duplicates"].status) == expected
+    assert words in diagnosis["data.leakage"].summary
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())

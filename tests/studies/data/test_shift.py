@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.data import diagnose_data
-from workbench.studies.data.collect import audit_data
+from workbench.studies.data.collect import DataAudit, audit_data
 
 Pair = tuple[Tensor, Tensor]
 
@@ -104,6 +104,21 @@ def test_inputs_that_were_prepared_in_another_way(name: str) -> None:
     source, change = SHIFTS[name]
     train, (x, y) = split(SOURCES[source]())
     assert "data.train_validation_shift" in alarms(found(train, (change(x), y)))
+
+
+@pytest.mark.parametrize(("lost", "se", "status"), [(0.4, 0.15, "warn"), (0.4, 0.01, "fail"), (0.05, 0.15, "ok")])
+def test_a_large_shift_needs_no_more_proof_that_it_harms_than_what_it_costs(
+    lost: float, se: float, status: str
+) -> None:
+    train, (x, y) = split(wine())
+    facts = audit_data(TensorDataset(*train), validation=TensorDataset(4 * x + 1, y)).facts
+    sides = {
+        "train": {"examples": 40, "loss": 0.1, "se": 0.01},
+        "validation": {"examples": 40, "loss": 0.1 + lost, "se": se},
+    }
+    facts["generalisation"] = {"last": sides, "selected": sides}
+    facts["preflight"] = {"train": {"loss": 1.1, "classes": 3}}
+    assert diagnose_data(DataAudit(facts=facts, workload="x"))["data.train_validation_shift"].status == status
 
 
 LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {

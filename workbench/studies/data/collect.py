@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from workbench.studies.data.scale import far_in_the_model, far_rows, input_scale
 from workbench.studies.data.shift import input_shift, target_shift
 from workbench.studies.data.workers import probe_workers
 from workbench.studies.data.yardsticks import measure
-from workbench.train.rng import isolated_rng
+from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 
 __all__ = ["DataAudit", "audit_data", "collect_data"]
 
 MANY_CLASSES = 1000
+PROBED = 8
+"""Examples that are read again to see whether items are random (rule of thumb)."""
 LARGEST = 10_000_000
 """Examples of a dataset whose order is looked up, at most."""
 
@@ -145,7 +147,7 @@ def _facts(
             elif trainer:
                 order = trainer_order(train, labels)
         held = {name: _map_style(data, max_examples) for name, data in others.items()}
-        changes = len(kept) > 0 and _changes(kept)
+        reading = _reading(kept)
         samples = {
             name: split_sample(data, split=name, most=max_examples, memory_mb=memory_mb / 8)
             for name, data in {"train": kept, **held}.items()
@@ -154,8 +156,10 @@ def _facts(
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples),
-            "changes": changes,
-            "overlap": None if changes or not len(kept) else find_overlap(kept, held, near=near, memory_mb=memory_mb, max_rows=max_examples),
+            "changes": reading != "fixed",
+            "augmented": reading == "augmented",
+            "drawn": reading == "drawn",
+            "overlap": _overlap(kept, held, reading, near=near, memory_mb=memory_mb, max_rows=max_examples),
             "order": order,
             "classes": _classes(labels),
             "bits": chance_bits(sample),
@@ -197,10 +201,46 @@ def _length(data: Any, otherwise: int) -> int:
         return otherwise
 
 
-def _changes(data: Any) -> bool:
-    """Tell whether an item differs from one reading to the next, as with random augmentation."""
-    one, two = (exact_hashes(fetch_rows(data, [0]).inputs) for _ in range(2))
-    return bool(one[0] != two[0])
+class _Steady:
+    """A map-style dataset of which each item is read under the same random state: random augmentation does the same to all."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        seed_all(0)
+        return self.data[index]
+
+
+def _reading(data: Any) -> str:
+    """Return how items are read: "fixed"; "augmented" (the same under one random state); "drawn" (all alike under it); "random"."""
+    if not len(data):
+        return "fixed"
+    if _same(data):
+        return "fixed"
+    steady = _Steady(data)
+    if not _same(steady):
+        return "random"
+    few = exact_hashes(fetch_rows(steady, range(min(PROBED, len(data)))).inputs)
+    return "drawn" if len(few) > 1 and len(set(few.tolist())) == 1 else "augmented"
+
+
+def _same(data: Any) -> bool:
+    """Tell whether items are the same at two readings."""
+    places = range(min(PROBED, len(data)))
+    one, two = (exact_hashes(fetch_rows(data, places).inputs) for _ in range(2))
+    return bool((one == two).all())
+
+
+def _overlap(train: Any, held: Mapping[str, Any], reading: str, **options: Any) -> dict[str, Any] | None:
+    if reading in ("drawn", "random") or not len(train):
+        return None
+    if reading == "augmented":
+        train, held = _Steady(train), {name: _Steady(data) for name, data in held.items()}
+    return find_overlap(train, held, **options)
 
 
 def _labels(blocks: Iterable[Rows]) -> NDArray[Any] | None:
