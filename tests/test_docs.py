@@ -31,7 +31,7 @@ CODES_PAGE = (ROOT / "docs" / "codes.md").read_text()
 CLAUSES_PAGE = (ROOT / "docs" / "playbook.md").read_text()
 NO_CODES = {"diagnosis.json", "workload.config"}
 ORDER_ONLY = "causes.py"
-"""Has places for codes that nothing emits."""
+"""Emits nothing."""
 NEEDS_A_FOLDER = {"diagnose_tracking", "diagnose_evaluation_cases"}
 
 
@@ -178,6 +178,8 @@ def test_every_code_of_the_package_is_explained_and_no_other() -> None:
     assert len(explained) == len(set(explained)) == CODES_PAGE.count("\n| `")
     known = set().union(*(codes_in(ast.parse(path.read_text())) for path in DIAGNOSES if path.name != ORDER_ONLY))
     assert set(explained) == known
+    ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "diagnostics" / ORDER_ONLY).read_text()))
+    assert ordered <= known
 
 
 def test_codes_are_found_where_they_are_put_together() -> None:

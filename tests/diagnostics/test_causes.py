@@ -35,7 +35,7 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     (("stability.headroom", "architecture.norm_after_add", "lr.too_low"), "lr.too_low", 1),
     (("stability.headroom", "architecture.norm_after_add"), "architecture.norm_after_add", 1),
     # of two roots, the one that fails
-    (("data.worker_rng", "loop.no_zero_grad!"), "loop.no_zero_grad", 0),
+    (("data.worker_rng", "loop.no_update!"), "loop.no_update", 0),
     # a lr that is too high is one fault, whatever it does
     (("stability.divergent!", "stability.early!", "lr.at_edge", "clipping.masks_lr", "lr.too_high"), "lr.too_high", 4),
     (("clipping.aggressive", "lr.too_low"), "clipping.aggressive", 1),
