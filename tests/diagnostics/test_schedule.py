@@ -167,6 +167,16 @@ def test_restarts_of_a_schedule_of_ones_own_are_planned_but_its_jumps_are_told()
     assert (found["schedule.discontinuity"].status, found["schedule.discontinuity"].step) == ("warn", 50)
 
 
+def test_a_cycle_of_ones_own_that_training_ends_high_on_is_told() -> None:
+    lr = 0.5 + 0.5 * np.cos(5 * np.pi * T / len(T))
+    assert statuses(diagnose(lr, restarts_planned=True)) == ["ok"] * 3
+    found = diagnose(0.5 + 0.5 * np.cos(4 * np.pi * T / len(T)), restarts_planned=True)["schedule.restarts"]
+    assert (found.status, found.step) == ("warn", pytest.approx(301, abs=1))
+    assert found.value == pytest.approx(1.0, abs=0.01)
+    begun = np.append(lr[:-1], 1.0)
+    assert statuses(diagnose(begun, restarts_planned=True))[1] == "ok"
+
+
 def test_a_decay_over_too_few_steps_collapses() -> None:
     lr = np.where(T < 200, 0.5 * (1 + np.cos(np.pi * np.minimum(T, 200) / 200)), 0.0)
     finding = diagnose(lr)["schedule.collapse"]

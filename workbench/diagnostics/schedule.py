@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ def diagnose_schedule(
         record: a study or a single trial, with `lr` in its steps; steps without a finite lr are gaps.
         planned: the lr of every step as it was meant, indexed by the step, shape (steps,); jumps that it has too are no
             fault, nor are restarts whose climb overlaps with one of its own.
-        restarts_planned: the restarts in it were asked for, wherever they are, as by a schedule of one's own.
+        restarts_planned: the restarts in it were asked for, wherever they are, as by a schedule of one's own; but for one that
+            training ends high on, before the lr came down again.
         jump_frac: a change from one recorded step to the next that is larger than this share of the peak, beyond what the
             steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards
             are none. Over a gap the share grows with its length.
@@ -83,7 +85,9 @@ def diagnose_schedule(
         ]
         findings = (
             _discontinuity(jumps, evidence),
-            _restarts(climbs, climbs if restarts_planned else matched, evidence),
+            _unended(trace, climbs, restart_frac, evidence)
+            if restarts_planned
+            else _restarts(climbs, matched, evidence),
             _collapse(trace, curve.total_steps, (collapse_frac, tail_frac), (low_frac, low_share), evidence),
         )
     return Diagnosis(
@@ -227,6 +231,23 @@ def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evide
             "whose length is shorter than the run.",
         ),
     )
+
+
+def _unended(
+    trace: tuple[IntArray, FloatArray], climbs: list[dict[str, Any]], restart_frac: float, evidence: dict[str, Any]
+) -> Finding:
+    """Judge restarts that were asked for: the last one has to come down again before training ends."""
+    (steps, lr), meant = trace, _restarts(climbs, climbs, evidence)
+    if not climbs or climbs[-1]["step"] >= steps[-1]:  # the last step alone begins a cycle
+        return meant
+    last, end = climbs[-1], float(lr[-1] / lr.max())
+    if end - float(lr[steps == last["trough"]][0] / lr.max()) <= restart_frac:
+        return meant
+    return replace(
+        meant, status="warn", value=end, unit="share of the peak", step=last["step"],
+        summary=f"The learning rate climbs again from step {last['step']} on, and training ends at {end:.0%} of its peak.",
+        advice=("Give the schedule the length of the run, in its own unit, steps or epochs, so that a decay ends with it.",),
+    )  # fmt: skip
 
 
 def _collapse(
