@@ -45,7 +45,6 @@ CODES = {
 
 ELSEWHERE = (
     "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
-    "evaluation.batch_size",
 )  # fmt: skip
 
 

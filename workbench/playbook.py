@@ -84,9 +84,8 @@ _MARGINS = 3
 
 _ELSEWHERE = (
     "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
-    "evaluation.batch_size",
 )  # fmt: skip
-"""Codes that cannot warn here: they need several processes or a resumed run, or `TrainConfig` refuses what they warn of."""
+"""Codes that cannot warn here: they need several processes or a resumed run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tests.zoo import nets, plain
 from tests.zoo.faults import fault
-from tests.zoo.recipe import Recipe, swap
+from tests.zoo.recipe import After, Recipe, swap
 
 TOO_HIGH = "lr.too_high stability.divergent stability.early stability.mid"
 
@@ -31,6 +33,9 @@ for times, bases in (
     (300, "diabetes digits_cnn_bn vae"),
 ):
     fault("lr", "lr.too_low", on=bases, kind=f"lr-over-{times}")(partial(_lr, 1 / times))
+
+
+fault("lr", "lr.probabilistic stability.headroom " + TOO_HIGH, on="digits_mlp", kind="lr-at-the-edge")(partial(_lr, 6))
 
 
 def _schedule(shape: Callable[[float], float], r: Recipe) -> Recipe:
@@ -66,6 +71,25 @@ def warmup_all_along(r: Recipe) -> Recipe:
 def clipped_to_nothing(r: Recipe) -> Recipe:
     norms = plain.train(r.workload(), r.config.replace(total_steps=30), 0)["norm"]
     return r.tuned(max_grad_norm=1e-3 * float(torch.tensor(norms).median()))
+
+
+@fault("clip", "clipping.cures clipping.masks_lr clipping.aggressive lr.too_high", on="digits_mlp")
+def clipped_at_high_lr(r: Recipe) -> Recipe:
+    return r.tuned(peak_lr=30 * r.config.peak_lr, max_grad_norm=1.0)
+
+
+@fault("schedule", "schedule.restarts", on="digits_mlp digits_cnn_bn")
+def cosine_over_a_quarter(r: Recipe) -> Recipe:
+    return r.tuned(schedule=lambda p: 0.5 + 0.5 * math.cos(4 * math.pi * p), warmup_steps=0)
+
+
+def _ascends(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.9, maximize=True)
+
+
+@fault("optimizer", "loop.overfit_one_batch", on="digits_mlp diabetes")
+def maximising(r: Recipe) -> Recipe:
+    return r.tuned(optimizer=_ascends)
 
 
 @fault("optimizer", "optimizers.weight_decay_shrinks", on="digits_mlp digits_deep diabetes")
@@ -110,6 +134,40 @@ def _normed(r: Recipe) -> Recipe:
 )
 def norm_of_two(r: Recipe) -> Recipe:
     return _normed(r).tuned(batch_size=2, peak_lr=r.config.peak_lr / 10, eval_batch_size=256)
+
+
+class Skipping(torch.optim.Adam):
+    """Leaves out the steps whose gradients are not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return super().step(closure) if all(g.isfinite().all() for g in gradients) else None
+
+
+def _rms_normed(h: Tensor) -> Tensor:
+    return h / (h.square().mean(-1, keepdim=True).sqrt() + 1e-6)
+
+
+@fault("stability", "clipping.nonfinite", on="digits_mlp friedman")
+def eps_outside_the_root(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        swap(m, nn.Linear, lambda a: After(nn.Linear(a.in_features, a.out_features, bias=False), after=_rms_normed))
+
+    def blank(x: Tensor) -> Tensor:
+        x[:: len(x) // 4] = 0.0
+        return x
+
+    return r.inputs(blank, validation=False).model(change).tuned(optimizer=Skipping, peak_lr=0.01, max_grad_norm=5.0)
+
+
+@fault("batch_norm", "batch_norm.ghost_size", on="digits_cnn_bn digits_mlp")
+def statistics_of_more_than_a_batch(r: Recipe) -> Recipe:
+    return _normed(r).tuned(bn_stat_examples=4 * r.config.batch_size)
+
+
+@fault("evaluation", "evaluation.batch_size", on="contrastive")
+def evaluated_among_more(r: Recipe) -> Recipe:
+    return r.tuned(eval_batch_size=256)
 
 
 def _norm_momentum(value: float, r: Recipe) -> Recipe:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from tests.zoo.faults import fault
 from tests.zoo.recipe import Recipe, Stream
@@ -113,6 +116,41 @@ def small_buffer(r: Recipe) -> Recipe:
     return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order=20))
 
 
+@fault("data", "data.unshuffled evaluation.periodic data.weak_shuffle", on="tones_gru moons")
+def sorted_stream_watched(r: Recipe) -> Recipe:
+    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored")).tuned(eval_every_steps=2)
+
+
+class Noisy(TensorDataset):
+    """Inputs with noise from a generator that every worker gets a copy of."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, ...]:
+        x, *rest = super().__getitem__(k)
+        return (x + 0.1 * torch.as_tensor(self.rng.standard_normal(x.shape), dtype=x.dtype), *rest)
+
+
+@fault("data", "data.worker_rng", on="wine")
+def workers_draw_alike(r: Recipe) -> Recipe:
+    return r.but(dataset=Noisy).having(num_workers=2)
+
+
+class Slow(TensorDataset):
+    """Items that take 2 ms to decode."""
+
+    def __getitem__(self, k: int) -> tuple[Tensor, ...]:
+        time.sleep(2e-3)
+        return super().__getitem__(k)
+
+
+@fault("data", "input.bound", on="iris")
+def slow_items(r: Recipe) -> Recipe:
+    return r.but(dataset=Slow)
+
+
 @fault("data", "data.no_signal data.scale input.unused_features init.constant_output lr.nothing_learns", on="digits_mlp diabetes tones_gru")  # fmt: skip
 def constant_inputs(r: Recipe) -> Recipe:
     return r.inputs(torch.ones_like)
@@ -137,8 +175,6 @@ def selected_on_train(r: Recipe) -> Recipe:
 
 @fault("checkpoints", "checkpoints.selection", on="digits_mlp diabetes multilabel")
 def selected_on_test(r: Recipe) -> Recipe:
-    from torch.utils.data import TensorDataset
-
     half = len(r.validation[0]) // 2
     test = TensorDataset(*(t[:half] for t in r.validation))
     return r.but(validation=tuple(t[half:] for t in r.validation)).having(test_data=test).tuned(select="test/loss")

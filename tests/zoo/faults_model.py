@@ -43,7 +43,7 @@ def _head_only(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(list(params)[-2:], lr=lr)
 
 
-@fault("loop", "loop.no_update loop.unowned_parameters loop.optimizer_mismatch loop.frozen_random", on="digits_cnn friedman tones_gru")  # fmt: skip
+@fault("loop", "loop.no_update loop.unowned_parameters loop.frozen_random", on="digits_cnn friedman tones_gru")  # fmt: skip
 def head_only_optimizer(r: Recipe) -> Recipe:
     return r.tuned(optimizer=_head_only)
 
@@ -250,6 +250,20 @@ def deep_plain(r: Recipe) -> Recipe:
     first, last = nets.layers_of(r.build())[0], nets.layers_of(r.build())[-1]
     make = partial(nets.deep_mlp, first.in_features, last.out_features, width=24, blocks=20, norm=False, residual=False)
     return r.but(build=lambda: make() if r.kind == "classes" else nn.Sequential(make(), nn.Flatten(0)))
+
+
+@fault("stability", "architecture.branch_not_zero architecture.no_norm gradients.exploding init.loss", on="digits_mlp moons")  # fmt: skip
+def deep_branches_of_unit_gain(r: Recipe) -> Recipe:
+    first, last = nets.layers_of(r.build())[0], nets.layers_of(r.build())[-1]
+
+    def build() -> nn.Module:
+        m = nets.deep_mlp(first.in_features, last.out_features, width=32, blocks=8, norm=False)
+        for block in nets.layers_of(m, nets.Residual):
+            for layer in nets.layers_of(block):
+                nn.init.kaiming_normal_(layer.weight)
+        return m
+
+    return r.but(build=build)
 
 
 @fault("stability", "architecture.norm_after_add warmup.needed warmup.insufficient stability.early lr.too_high", on="brackets_transformer text_transformer")  # fmt: skip

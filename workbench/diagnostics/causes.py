@@ -102,6 +102,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "lr.too_low": ("lr.grid_edge",),
     "evaluation.generalisation_gap": ("checkpoints.best_not_last",),
+    "evaluation.batch_size": ("evaluation.generalisation_gap", "checkpoints.best_not_last"),
 }  # fmt: skip
 """Code -> alarms that follow from it; `prefix.*` holds for the codes of a prefix that have no entry."""
 
