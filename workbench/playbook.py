@@ -61,9 +61,11 @@ from workbench.studies.session import Session, open_session
 from workbench.studies.validation_set import collect_validation_set
 from workbench.studies.warmup import WarmupStudy
 from workbench.train.any_trainer import AnyTrainer
+from workbench.train.offline import evaluate_checkpoints
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
+from workbench.workloads.subset import subset_of
 
 __all__ = ["diagnose", "diagnose_record"]
 
@@ -109,7 +111,8 @@ class _Walk:
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
-        session.trial(session.config, stage="baseline")
+        baseline = session.trial(session.config, stage="baseline")
+        _evaluate_whole(session, baseline.number)
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
         if session.workload.minimised:
@@ -134,6 +137,15 @@ class _Walk:
     def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
         return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
+
+
+def _evaluate_whole(session: Session, number: int) -> None:
+    """Evaluate the checkpoints of a trial on the whole validation split where a part stands in for it while it trains (P2.4)."""
+    part = subset_of(session.workload.validation_data)
+    if part is None or not session.record.trial(number).checkpoints:
+        return
+    session.facts(subset=part.describe())
+    evaluate_checkpoints(session.workload, session.writer, [number], splits=["validation"], device=str(session.device))
 
 
 def _cure(session: Session, known: Diagnosis) -> None:

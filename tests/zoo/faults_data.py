@@ -185,6 +185,17 @@ def eight_validation_rows(r: Recipe) -> Recipe:
     return r.but(validation=tuple(t[:8] for t in r.validation))
 
 
+@fault("evaluation", "evaluation.skew data.label_shift", on="digits_mlp friedman")
+def evaluated_on_the_first_rows(r: Recipe) -> Recipe:
+    order = r.validation[-1].argsort()
+    return r.but(validation=tuple(t[order] for t in r.validation), evaluated=range(len(order) // 3))
+
+
+@fault("evaluation", "evaluation.bad_proxy evaluation.too_small", on="diabetes breast_cancer multilabel")
+def chosen_on_twelve_rows(r: Recipe) -> Recipe:
+    return r.but(evaluated=range(12)).tuned(eval_every_steps=5, keep_best=50)
+
+
 @fault("evaluation", "evaluation.interval", on="digits_mlp sums_lstm text_gru")
 def evaluated_once(r: Recipe) -> Recipe:
     return r.tuned(eval_every_steps=r.config.total_steps)

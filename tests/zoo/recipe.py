@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ class Recipe:
         validation: the same for the other split.
         dataset: what makes a dataset of such tensors; one for training, `TensorDataset` for validation.
         fields: any other field of a workload.
+        evaluated: rows of the validation split that periodic evaluation reads; None is all of them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Recipe:
     loss: Callable[[Any, Any], Tensor] | None = None
     dataset: Callable[..., Any] = TensorDataset
     fields: Mapping[str, Any] = field(default_factory=dict)
+    evaluated: Sequence[int] | None = None
 
     def but(self, **changes: Any) -> Recipe:
         """Return a copy with `changes`."""
@@ -84,6 +86,10 @@ class Recipe:
 
     def workload(self) -> Workload:
         """Return what the workbench is asked about."""
+        workload = self._whole()
+        return workload if self.evaluated is None else wb.periodic_subset(workload, self.evaluated)
+
+    def _whole(self) -> Workload:
         fields = {
             "name": self.name, "build_model": self.build, "config": self.config, **self.fields,
             "train_data": self.dataset(*self.train), "validation_data": TensorDataset(*self.validation),

@@ -16,15 +16,12 @@ from workbench.studies.evaluation_cost import measure_evaluation
 from workbench.studies.lr_sweep import seeded
 from workbench.studies.rounds import Asked, run_round
 from workbench.studies.session import Session
-from workbench.studies.validation_set import class_facts, pair_facts, sample_facts, selected_model
+from workbench.studies.validation_set import MAX_FEATURES, class_facts, pair_facts, sample_facts, selected_model
 from workbench.train.coupling import evaluation_batch
 from workbench.train.example_values import ExampleValues, example_values
 from workbench.workloads.evaluation_sample import How, check_drawable, draw_sample
 
 __all__ = ["EvaluationSampleStudy"]
-
-MAX_FEATURES = 256
-"""Columns of the inputs that are tested for skew (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,13 @@ from workbench.workloads.base import Workload
 from workbench.workloads.evaluation_sample import draw_sample
 from workbench.workloads.indexed import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy
+from workbench.workloads.subset import SubsetOf, subset_of, whole
 
 __all__ = ["class_facts", "collect_validation_set", "pair_facts", "sample_facts", "selected_model"]
 
 LEAST_EXAMPLES = 2000
+MAX_FEATURES = 256
+"""Columns of the inputs that a part is held against the whole by (rule of thumb)."""
 RUN_FRAC = 0.06
 """Examples seen in forward passes, as a share of those of a baseline run: 2 % of its time, an update being three passes."""
 
@@ -66,6 +69,8 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     pair = pair_facts(values, metric=metric)
     pair |= {"trials": [list(numbers) for numbers in pairs], "learned": _learned(record, pair, split, metric)}
     facts |= {"pair": pair, "compared": compared.what}
+    if (part := subset_of(data)) is not None:
+        facts["skew"] = _against_whole(session, record, pairs[0][0], part)
     counted = class_facts(workload, *values[0])
     if small is not workload and "classes" in counted:
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
@@ -88,13 +93,17 @@ def _affordable(
 ) -> tuple[list[tuple[int, int | None]], Workload]:
     """Return the pairs that can be evaluated, and the workload with as much of the split: fewer pairs before fewer examples."""
     data = workload.data(split)
-    allowed = max(LEAST_EXAMPLES, int(RUN_FRAC * config.total_steps * config.batch_size))
+    allowed = _allowed(config)
     if len(data) * sum(n is not None for pair in pairs for n in pair) > allowed:
         pairs = pairs[:1]
     each = allowed // sum(n is not None for n in pairs[0])
     if len(data) <= each or isinstance(data, IterableDataset):
         return pairs, workload
     return pairs, workload.replace(**{f"{split}_data": draw_sample(data, each).data})
+
+
+def _allowed(config: TrainConfig) -> int:
+    return max(LEAST_EXAMPLES, int(RUN_FRAC * config.total_steps * config.batch_size))
 
 
 def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, metric: str) -> dict[str, Any]:
@@ -194,15 +203,29 @@ def _kept(record: StudyRecord, number: int | None) -> int | None:
     return number if number is not None and _selected(record, number) is not None else None
 
 
-def _values(workload: Workload, session: Session, record: StudyRecord, number: int) -> ExampleValues:
+def _values(
+    workload: Workload, session: Session, record: StudyRecord, number: int, *, max_features: int = 0
+) -> ExampleValues:
     config = session.config
     split = config.select.split("/", 1)[0]
     model = selected_model(workload, config, record, number, session.device)
     how: dict[str, Any] = {
         "batch_size": evaluation_batch(workload, config, session.device),
         "precision": config.precision,
+        "max_features": max_features,
     }
     return example_values(workload, model, split=split, device=session.device, **how)
+
+
+def _against_whole(session: Session, record: StudyRecord, number: int, part: SubsetOf) -> dict[str, Any]:
+    """Return how the part that evaluation reads differs from the whole split, by the values of one model on it."""
+    config, size = session.config, {"size": len(part.indices), "of": len(part.data)}
+    if size["of"] > _allowed(config):
+        reason = f"an evaluation of all {size['of']} examples takes more than 2 % of a baseline run"
+        return size | {"tests": [{"p": None, "reason": reason}]}
+    full = _values(whole(session.workload), session, record, number, max_features=MAX_FEATURES)
+    mask = np.isin(np.arange(size["of"]), part.indices)
+    return sample_facts(full, mask, sorted({config.select.split("/", 1)[1], "loss"}))
 
 
 def _mean(values: Any, weights: Any) -> float:
