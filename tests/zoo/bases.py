@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from tests.zoo import nets, tables
 from tests.zoo.recipe import Recipe, Stream
 from workbench import TrainConfig
+from workbench.workloads.valley import loss_itself
 
 BASES: dict[str, Callable[[], Recipe]] = {}
 
@@ -241,3 +242,10 @@ def adagrad(params: Any, lr: float) -> torch.optim.Optimizer:
 @base
 def wine_adagrad() -> Recipe:
     return recipe("wine_adagrad", "classes", lambda: nets.mlp(13, 32, 16, 3), tables.table("wine"), 0.03, 150, 16, optimizer=adagrad)  # fmt: skip
+
+
+@base
+def valley() -> Recipe:
+    """Steep where training starts: a warmup opens ten times the learning rate that is unstable without."""
+    x = torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
+    return recipe("valley", "own", nets.Steep, ((x[:800],), (x[800:],)), 0.1, 220, 40, optimizer="sgd", warmup_steps=20, loss=loss_itself)  # fmt: skip

@@ -67,6 +67,12 @@ def warmup_all_along(r: Recipe) -> Recipe:
     return r.tuned(warmup_steps=r.config.total_steps - 1, schedule="constant")
 
 
+@fault("schedule", "lr.at_edge warmup.needed warmup.lengthen lr.too_low", on="valley")
+def warmup_left_out(r: Recipe) -> Recipe:
+    steps = r.config.total_steps - r.config.warmup_steps
+    return r.tuned(peak_lr=0.05 * r.config.peak_lr, total_steps=steps, warmup_steps=0)
+
+
 @fault("clip", "clipping.aggressive clipping.masks_lr lr.too_low", on="digits_tanh stream multilabel")
 def clipped_to_nothing(r: Recipe) -> Recipe:
     norms = plain.train(r.workload(), r.config.replace(total_steps=30), 0)["norm"]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.workloads.valley import Valley
+
 
 def mlp(*sizes: int, act: type[nn.Module] = nn.ReLU, squeeze: bool = False, dropout: float = 0.0) -> nn.Sequential:
     """Return linear layers with `act` between them; `squeeze` takes the last dimension of size 1 away."""
@@ -195,6 +197,18 @@ class Factors(nn.Module):
     def forward(self, pairs: Tensor) -> Tensor:
         u, i = pairs[:, 0], pairs[:, 1]
         return (self.user(u) * self.item(i)).sum(-1) + self.user_bias(u)[:, 0] + self.item_bias(i)[:, 0]
+
+
+class Steep(nn.Module):
+    """Returns the loss of each example: that of `Valley`, and how far the example is from a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.valley = Valley(steepness=201.0, slow=20.0, slow_curvature=0.1).float()
+        self.mean = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.valley(x) + 0.5 * (x[:, 0] - self.mean).square()
 
 
 def layers_of(model: nn.Module, kind: type | tuple[type, ...] = (nn.Linear, nn.Conv2d)) -> list[Any]:
