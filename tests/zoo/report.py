@@ -31,6 +31,21 @@ def table(groups: Iterable[tuple[str, Sequence[Result]]], scores: Mapping[str, C
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
 
 
+def by_code(told: Sequence[Result]) -> str:
+    """Return a Markdown table of how often each code warned or failed, one line a code, pairs left out."""
+    lines = [
+        "| code | faults that accept it | warned there | in other faults | in healthy trainings |",
+        "| --- " * 5 + "|",
+    ]
+    alone = [(set(alarms(said)), said["accepts"]) for said in told if not said["case"].startswith("pair/")]
+    for code in sorted(set().union(*(raised.union(accepts) for raised, accepts in alone))):
+        wanted = [code in raised for raised, accepts in alone if code in accepts]
+        others = sum(code in raised for raised, accepts in alone if accepts and code not in accepts)
+        healthy = sum(code in raised for raised, accepts in alone if not accepts)
+        lines.append(f"| {code} | {len(wanted)} | {sum(wanted)} | {others} | {healthy} |")
+    return "\n".join(lines)
+
+
 def _groups(told: Sequence[Result], key: str | None = None) -> list[tuple[str, list[Result]]]:
     groups = [("all", list(told))]
     groups += [(f"half: {half}", [s for s in told if s["half"] == half]) for half in ("tune", "scored")]
@@ -74,6 +89,7 @@ def report(told: Sequence[Result], trained: Sequence[Result] = (), *, listed: Co
         ("Healthy trainings", healthy, lambda: table(_groups(healthy), HEALTHY_SCORES)),
         ("Adopted configs, trained again over five fresh seeds in plain PyTorch", trained, lambda: table(_groups(trained), RETRAINED_SCORES)),
         ("Changes that must change nothing", pairs, lambda: table(_groups(pairs), PAIR_SCORES)),
+        ("How often each code warned", alone, lambda: by_code(told)),
         ("Faults whose name does not stand first", missed, lambda: head + "\n".join(map(_line, missed))),
         ("Controls that are not plain ok", disturbed, lambda: head + "\n".join(map(_line, disturbed))),
         ("Pairs that differ", changed, lambda: "\n".join(changed)),

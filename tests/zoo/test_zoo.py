@@ -12,6 +12,7 @@ import pytest
 from tests.zoo.bases import BASES
 from tests.zoo.cases import CASES
 from tests.zoo.faults import FAULTS
+from tests.zoo.report import by_code
 from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
 from tests.zoo.score import FAULT_SCORES, alarms, wilson
@@ -19,6 +20,23 @@ from tests.zoo.score import FAULT_SCORES, alarms, wilson
 PACKAGE = Path(__file__).parents[2] / "workbench"
 FOUND = ("nan-input/digits_mlp", "validation-in-train/digits_mlp", "decays-early/multilabel", "detached/digits_mlp", "sorted-stream/stream", "lr-over-100/iris")  # fmt: skip
 HEALTHY = ("control/digits_mlp-seed0", "control/digits_tanh-seed0")
+
+CODES = re.findall(r"^\| `([a-z_.]+)` \|", (PACKAGE.parent / "docs" / "codes.md").read_text(), re.MULTILINE)
+NO_CASE = {
+    "a measurement, which never warns": ["lr.best", "lr.unstable", "clipping.threshold"],
+    "a sweep over learning rates that a person gave": ["lr.grid_edge"],
+    "OptimizersStudy": ["optimizers.better", "optimizers.rule_mismatch", "optimizers.stale_second_moment"],
+    "BatchSizeStudy": ["batch_size.tuned_directly", "batch_size.retune", "batch_size.equivalence", "batch_size.regularisation"],
+    "BatchNormStudy, over several processes": ["batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means"],
+    "CheckpointStudy": ["checkpoints.resume_jump"],
+    "InputPipelineStudy": ["input.sync_every_step", "input.example_count"],
+    "check_stability, asked before anything is tuned": ["stability.verdict"],
+    "ComparisonStudy": [code for code in CODES if code.startswith("comparison.")],
+    "HostsStudy": [code for code in CODES if code.startswith("hosts.")],
+    "ParameterServerStudy": [code for code in CODES if code.startswith("ps.")],
+    "diagnose_tracking": [code for code in CODES if code.startswith("tracking.")],
+}  # fmt: skip
+"""Why `diagnose` never warns of a code: what it is, or who does."""
 
 
 def test_there_are_enough_cases_of_each_sort_and_half() -> None:
@@ -43,6 +61,28 @@ def test_every_accepted_code_is_one_that_the_package_gives() -> None:
     names = set(re.findall(r'"([a-z_]+)"', source))
     accepted = {code for case in CASES.values() for code in case.accepts}
     assert sorted(code for code in accepted if code not in known and code.split(".")[1] not in names) == []
+
+
+def test_every_code_that_diagnose_warns_of_has_a_case() -> None:
+    accepted = {code for case in CASES.values() for code in case.accepts}
+    without = [code for codes in NO_CASE.values() for code in codes]
+    assert accepted <= set(CODES)
+    assert sorted(without) == sorted(set(CODES) - accepted)
+
+
+def test_the_report_counts_how_often_each_code_warned() -> None:
+    def said(case: str, accepts: str, *codes: str) -> dict[str, object]:
+        return {"case": case, "accepts": accepts.split(), "findings": [{"code": c, "status": "warn"} for c in codes]}
+
+    told = [
+        said("a/x", "data.scale init.loss", "data.scale"), said("b/x", "init.loss", "data.scale", "lr.too_high"),
+        said("control/x", "", "lr.too_high"), said("pair/c/a/x", "data.scale", "data.scale"),
+    ]  # fmt: skip
+    assert by_code(told).splitlines()[2:] == [
+        "| data.scale | 1 | 1 | 1 | 0 |",
+        "| init.loss | 2 | 0 | 0 | 0 |",
+        "| lr.too_high | 0 | 0 | 1 | 1 |",
+    ]
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
