@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,6 +190,17 @@ def eight_validation_rows(r: Recipe) -> Recipe:
 def evaluated_on_the_first_rows(r: Recipe) -> Recipe:
     order = r.validation[-1].argsort()
     return r.but(validation=tuple(t[order] for t in r.validation), evaluated=range(len(order) // 3))
+
+
+def _right(outputs: Tensor, batch: Any) -> Tensor:
+    return (outputs.argmax(-1) == batch[1]).float()
+
+
+@fault("evaluation", "evaluation.minority_counts evaluation.too_small", on="moons")
+def chosen_by_a_rare_class(r: Recipe) -> Recipe:
+    train, validation = ((t[-1] == 0) | (torch.arange(len(t[-1])) % 12 == 0) for t in (r.train, r.validation))
+    chosen = r.rows(train, validation).having(metrics={"balanced_accuracy": _right})
+    return chosen.tuned(select="validation/balanced_accuracy", select_mode="max")
 
 
 @fault("evaluation", "evaluation.bad_proxy evaluation.too_small", on="diabetes breast_cancer multilabel")
