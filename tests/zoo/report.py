@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.zoo.beside import Alarms, beside
 from tests.zoo.score import (
     FAULT_SCORES,
     HEALTHY_SCORES,
@@ -72,7 +73,13 @@ def _line(said: Result) -> str:
     return f"| {said['case']} | {wanted} | {text} |".replace("\n", " ")
 
 
-def report(told: Sequence[Result], trained: Sequence[Result] = (), *, listed: Collection[str] = ("tune",)) -> str:
+def report(
+    told: Sequence[Result],
+    trained: Sequence[Result] = (),
+    others: Mapping[str, Alarms] | None = None,
+    *,
+    listed: Collection[str] = ("tune",),
+) -> str:
     """Return the scores as Markdown; misses by name of those halves that may be `listed`."""
     pairs = paired(told)
     alone = [said for said in told if not said["case"].startswith("pair/")]
@@ -88,6 +95,7 @@ def report(told: Sequence[Result], trained: Sequence[Result] = (), *, listed: Co
         ("Faults", faults, lambda: table(_groups(faults, "area"), FAULT_SCORES)),
         ("Healthy trainings", healthy, lambda: table(_groups(healthy), HEALTHY_SCORES)),
         ("Adopted configs, trained again over five fresh seeds in plain PyTorch", trained, lambda: table(_groups(trained), RETRAINED_SCORES)),
+        ("Other tools on the same cases: any alarm", others, lambda: beside(told, others or {})),
         ("Changes that must change nothing", pairs, lambda: table(_groups(pairs), PAIR_SCORES)),
         ("How often each code warned", alone, lambda: by_code(told)),
         ("Faults whose name does not stand first", missed, lambda: head + "\n".join(map(_line, missed))),
@@ -136,7 +144,9 @@ def _first_area(said: Result) -> str:
     return names.get(stem, stem)
 
 
-def write(told: Sequence[Result], trained: Sequence[Result], root: Path) -> None:
+def write(
+    told: Sequence[Result], trained: Sequence[Result], root: Path, others: Mapping[str, Alarms] | None = None
+) -> None:
     """Write `docs/zoo.md`, its picture, and the README's table between its markers."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=True
@@ -147,7 +157,7 @@ def write(told: Sequence[Result], trained: Sequence[Result], root: Path) -> None
     text = (
         f"# How often the workbench is right\n\nMeasured by `make zoo` on {said}; `tests/zoo/` holds them all. The half named tune was "
         "looked at while verdicts were mended, the half named scored was not. First: the finding printed first names the fault. "
-        f"Plain ok: no finding but ok.\n\n{report(told, trained)}\n\n"
+        f"Plain ok: no finding but ok.\n\n{report(told, trained, others)}\n\n"
         "![Area of the fault against area of what stood first](images/zoo.png)\n"
     )
     (root / "docs" / "zoo.md").write_text(text)

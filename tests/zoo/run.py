@@ -148,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--fresh", action="store_true", help="diagnose again what is there")
     parser.add_argument("--write", action="store_true", help="write docs/zoo.md and the README's table")
+    parser.add_argument("--peers", type=Path, default=ROOT / "build" / "zoo-peers", help="what tests.zoo.peers kept")
     given = parser.parse_args(argv)
     folder = given.out or ROOT / "build" / "zoo" / tree()
     cases = [
@@ -158,12 +159,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in cases:
             place(folder, case).unlink(missing_ok=True)
     run(cases, folder, workers=given.workers)
+    from tests.zoo.beside import peers
     from tests.zoo.report import report, write
     from tests.zoo.retrain import retrain
 
     names = {case.name for case in cases}
     told = [said for said in results(folder) if said["case"] in names]
     trained = retrain(told, folder.with_suffix(".retrained.json"), workers=given.workers)
-    print(report(told, trained))
+    others = peers(given.peers)
+    print(report(told, trained, others))
     if given.write:
-        write(told, trained, ROOT)
+        write(told, trained, ROOT, others)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.bases import BASES
+from tests.zoo.beside import beside
 from tests.zoo.cases import CASES
 from tests.zoo.faults import FAULTS
 from tests.zoo.report import by_code
@@ -96,6 +97,21 @@ def test_a_config_is_better_where_most_seeds_say_so_and_worse_where_it_diverges(
     assert judged(base, [0.5, 1.6, 0.7, 1.2, 1.1]) == "same"
     assert judged(base, [*base[:4], math.inf]) == "worse"
     assert judged(base, base) == "same"
+
+
+def test_other_tools_stand_beside_ours_with_what_they_raised() -> None:
+    alarm = {"status": "warn", "code": "lr.too_high"}
+    told = [
+        {"case": "a/x", "accepts": ["lr.too_high"], "findings": [alarm]},
+        {"case": "b/x", "accepts": ["lr.too_high"], "findings": []},
+        {"case": "control/x", "accepts": [], "findings": []},
+    ]
+    others = {"a/x": {"other": []}, "b/x": {"other": ["nan"]}, "control/x": {"other": "raised ValueError: no"}}
+    rows = [
+        [cell.split(" (")[0] for cell in line.strip("| ").split(" | ")]
+        for line in beside(told, others).splitlines()[4:]
+    ]
+    assert rows == [["workbench", "50", "0", "0"], ["other", "50", "0", "33"]]
 
 
 @pytest.mark.parametrize("name", FOUND)
