@@ -1,7 +1,7 @@
 """Other tools on the same cases, each used as its documentation says; their alarms beside ours in docs/zoo.md.
 
     pip install torch-lr-finder torchtest2 torch-audit cockpit-for-pytorch lightning "setuptools<80"   # an environment of their own
-    python -m tests.zoo.peers --out build/zoo-peers            # one JSON a case; a case that is there is not run again
+    python -m tests.zoo.peers --out build/zoo-peers            # one JSON a case; a case that is there is not run again; make zoo reads them
     python tests/zoo/peers_data.py build/zoo-peers             # deepchecks needs another one: its versions are in that file
 
 A tool that raises on a case has said nothing of it: that is kept as "raised".
