@@ -69,12 +69,34 @@ def test_a_row_in_a_hundred_is_no_leak() -> None:
 def test_copies_made_before_the_split_and_rows_of_few_values() -> None:
     twice = torch.cat([X, X])[torch.randperm(800, generator=G)]
     finding = said(TensorDataset(twice[:600]), "data.leakage", validation=TensorDataset(twice[600:]))
-    assert finding.status == "fail"
+    assert (finding.status, finding.summary.endswith("that metric measures memory.")) == ("fail", True)
     binary = torch.randint(0, 2, (3000, 8), generator=G).float()
     for rows in (binary, torch.nn.functional.one_hot(binary.long()).flatten(1).float(), binary.long()):
         found = diagnose_data(audit_data(TensorDataset(rows[:2000]), validation=TensorDataset(rows[2000:])))
         assert {found["data.leakage"].status, found["data.duplicates"].status} == {"ok"}
         assert "few distinct values" in found["data.leakage"].summary
+
+
+@pytest.mark.parametrize(
+    ("again", "tokens", "status", "words"),
+    [
+        (266, False, "fail", "with the same label): that metric measures memory."),
+        (268, False, "fail", "and 40.12% of the training rows repeat as well: copies from before the split."),
+        (266, True, "fail", "with the same label): that metric measures memory."),
+        (268, True, "ok", "and 40.12% of the training rows repeat as well: short rows of tokens do."),
+    ],
+)
+def test_a_leak_beside_as_many_repeats_in_training_has_another_reason(
+    again: int, tokens: bool, status: str, words: str
+) -> None:
+    """Half of validation is in training; 266 of 666 training rows, or 268 of 668, are on either side of 0.8 times that."""
+    rows = torch.randint(0, 1000, (450, 20), generator=torch.Generator().manual_seed(1))
+    rows = rows if tokens else torch.randn(450, 20, generator=torch.Generator().manual_seed(1))
+    train = TensorDataset(torch.cat([rows[:400], rows[:again]]), torch.cat([Y, Y[:again]]))
+    validation = TensorDataset(rows[350:], torch.cat([Y[350:], Y[:50]]))
+    finding = said(train, "data.leakage", validation=validation)
+    assert (finding.status, finding.value) == (status, 0.5), finding.summary
+    assert finding.summary.endswith(words), finding.summary
 
 
 def test_the_worse_of_two_splits_speaks() -> None:
