@@ -13,17 +13,18 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.diagnostics.audited import Audit
-from workbench.diagnostics.generalisation_gap import diagnose_generalisation_gap, gap_of
+from workbench.diagnostics.generalisation_gap import Gap, diagnose_generalisation_gap, gap_of
 from workbench.studies.generalisation import collect_generalisation
 from workbench.studies.preflight import collect_preflight
 from workbench.studies.session import open_session
 
 CODE = "evaluation.generalisation_gap"
+NONE_LOST = ": 0% of what"
 
 
-def at(train: float, validation: float, step: int = 100) -> dict[str, Any]:
-    sides = {"train": train, "validation": validation}
-    return {"step": step} | {name: {"examples": 400, "loss": loss, "se": 0.01} for name, loss in sides.items()}
+def at(train: float, validation: float, step: int = 100, *, se: tuple[float, float] = (0.01, 0.01)) -> dict[str, Any]:
+    sides = (("train", train, se[0]), ("validation", validation, se[1]))
+    return {"step": step} | {name: {"examples": 400, "loss": loss, "se": error} for name, loss, error in sides}
 
 
 def said(last: dict[str, Any], selected: dict[str, Any] | None = None, *, mode: float = 0.2, start: float = 2.3) -> Any:
@@ -35,21 +36,55 @@ def said(last: dict[str, Any], selected: dict[str, Any] | None = None, *, mode: 
 @pytest.mark.parametrize(
     ("last", "selected", "mode", "status", "words"),
     [
-        (at(0.2, 0.25), None, 0.2, "ok", "carry over"),
-        (at(0.2, 0.15), None, 0.6, "ok", "0% of what"),  # dropout: validation below training
-        (at(0.01, 0.6), at(0.3, 0.5), 0.01, "ok", "carry over"),  # the moderate overfitting of small data
+        (at(0.2, 0.25), None, 0.2, "ok", ": 2% of what"),
+        (at(0.2, 0.15), None, 0.6, "ok", NONE_LOST),  # dropout: validation below training
+        (at(0.01, 0.6), at(0.3, 0.5), 0.01, "ok", ": 26% of what"),  # as of small data
         (at(0.01, 2.1), at(0.9, 1.1), 0.01, "warn", "overfits"),
         (at(0.01, 2.5), at(2.2, 2.29, 0), 0.01, "fail", "next to nothing"),
         (at(1.9, 1.9), None, 0.2, "fail", "evaluation mode"),
         (at(math.nan, 1.0), None, 0.2, "fail", "evaluation mode"),
         (at(2.29, 2.3), None, 2.29, "ok", "too little"),
         (at(0.1, math.inf), at(2.2, 2.29, 0), 0.1, "fail", "next to nothing"),
+        # evaluation mode loses 0.24 and 0.26 of what was learned, then 0.3 of it by 5.4 and by 4.6 standard errors
+        (at(0.78, 0.78), None, 0.3, "ok", NONE_LOST),
+        (at(0.82, 0.82), None, 0.3, "fail", "evaluation mode"),
+        (at(0.9, 0.9, se=(0.11, 0.01)), None, 0.3, "fail", "evaluation mode"),
+        (at(0.9, 0.9, se=(0.13, 0.01)), None, 0.3, "ok", NONE_LOST),
+        # too little is 0.23 of 2.3, or four standard errors
+        (at(2.08, 2.08), None, 2.08, "ok", "too little"),
+        (at(2.06, 2.06), None, 2.06, "ok", NONE_LOST),
+        (at(1.9, 1.9, se=(0.11, 0.01)), None, 1.9, "ok", "too little"),
+        (at(1.9, 1.9, se=(0.09, 0.01)), None, 1.9, "ok", NONE_LOST),
+        # of 2.0 that were learned 0.11 carry over, then 0.09: at the best checkpoint 0.105, then 0.095
+        (at(0.3, 2.08), at(0.3, 2.11), 0.3, "ok", ": 89% of what"),
+        (at(0.3, 2.12), at(0.3, 2.09), 0.3, "ok", ": 91% of what"),
+        (at(0.3, 2.12), at(0.3, 2.11), 0.3, "fail", "next to nothing"),
+        # all of it is lost, by 3.03 standard errors and by 2.94
+        (at(0.3, 2.3, se=(0.0, 0.66)), None, 0.3, "fail", "next to nothing"),
+        (at(0.3, 2.3, se=(0.0, 0.68)), None, 0.3, "ok", ": 100% of what"),
+        # the loss on validation rises by 0.24 and 0.26 of it; 0.49 and 0.51 of it are lost; by 3.06 and 2.94 standard errors
+        (at(0.3, 1.5), at(0.6, 1.02), 0.3, "ok", ": 60% of what"),
+        (at(0.3, 1.5), at(0.6, 0.98), 0.3, "warn", "overfits"),
+        (at(0.3, 1.28), at(0.6, 0.48), 0.3, "ok", ": 49% of what"),
+        (at(0.3, 1.32), at(0.6, 0.52), 0.3, "warn", "overfits"),
+        (at(0.3, 1.8, se=(0.0, 0.49)), at(0.6, 0.8), 0.3, "warn", "overfits"),
+        (at(0.3, 1.8, se=(0.0, 0.51)), at(0.6, 0.8), 0.3, "ok", ": 75% of what"),
     ],
 )
 def test_every_gap_has_its_name(last: Any, selected: Any, mode: float, status: str, words: str) -> None:
     finding = said(last, selected, mode=mode)
     assert (finding.status, words in finding.summary) == (status, True), finding.summary
+    assert finding.summary.endswith(" of what was learned does not carry over.") is words.endswith("% of what")
     assert bool(finding.advice) is (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("share", "z", "harmful"), [(0.09, 9.0, False), (0.1, 9.0, True), (0.9, 2.9, False), (0.9, 3.0, True)]
+)
+def test_a_gap_is_harmful_from_a_tenth_and_three_standard_errors_on(share: float, z: float, harmful: bool) -> None:
+    gap = Gap(share, z, train=0.1, validation=0.5, train_score=None, score=None, renumbered=None, examples=400)
+    assert gap.harmful is harmful
+    assert f"is {'worse on' if harmful else 'as good on'} validation (loss 0.5, on training examples 0.1)" in gap.said
 
 
 def test_without_a_finished_baseline_nothing_is_called_healthy() -> None:
