@@ -107,12 +107,15 @@ def test_a_run_that_ends_at_its_best_is_silent() -> None:
     assert found.summary == "The last checkpoint is the best in each of 3 runs."
 
 
-def test_what_does_not_matter_is_ok_and_says_so() -> None:
+@pytest.mark.parametrize(("rise", "status"), [(0.002, "ok"), (0.09, "ok"), (0.11, "warn")])
+@pytest.mark.parametrize("tested", [False, True])
+def test_what_does_not_matter_is_ok_and_says_so(rise: float, status: str, tested: bool) -> None:
+    """1.0 is learned in the first half, and no evaluation is noisy: a tenth of that is the least that matters."""
     at = np.linspace(0, 1, 41)
-    curves = [2.0 - 1.5 * np.minimum(at / 0.5, 1) + 0.002 * np.maximum(at - 0.5, 0) for _ in range(3)]
-    found = best_not_last(*curves)
-    assert found.status == "ok"
-    assert "too little to matter" in found.summary
+    curves = [2.0 - np.minimum(at / 0.5, 1) + rise * np.maximum(at / 0.5 - 1, 0) for _ in range(3)]
+    found = best_not_last(*curves, test=curves if tested else None)
+    assert (found.status, found.value) == (status, pytest.approx(rise))
+    assert ("but too little to matter (0.1)" in found.summary) is (status == "ok")
 
 
 def test_higher_may_be_better() -> None:

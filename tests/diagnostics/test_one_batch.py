@@ -36,6 +36,7 @@ HEALTHY: dict[str, Any] = {
     "coupling": {"own": 1.0, "other": 0.0, "ratio": 0.0},
     "unused": [{"tensor": 0, "shape": [12], "axis": 1, "looked": 12, "unused": []}],
 }  # fmt: skip
+SLICES: dict[str, Any] = {"tensor": 0, "shape": [12, 12], "axis": 1, "looked": 12}
 
 
 def said(facts: dict[str, Any]) -> dict[str, Any]:
@@ -75,17 +76,26 @@ def test_a_part_that_could_not_be_looked_at_is_not_measured_and_says_why(part: s
 @pytest.mark.parametrize(
     ("path", "value", "code", "status"),
     [
-        ("fit/runs/0/progress", 0.005, "loop.overfit_one_batch", "fail"),
+        ("fit/runs/0/progress", 0.009, "loop.overfit_one_batch", "fail"),
+        ("fit/runs/0/progress", 0.011, "loop.overfit_one_batch", "ok"),
         ("fit/runs/0/descent", -1.0, "loop.overfit_one_batch", "fail"),
-        ("fit/parameters", 2, "loop.overfit_one_batch", "ok"),
-        ("coupling/ratio", 0.1, "loop.batch_dependence", "fail"),
-        ("coupling/ratio", 1e-5, "loop.batch_dependence", "ok"),
+        ("fit/runs", [RUN | {"progress": 0.0}], "loop.overfit_one_batch", "fail"),
+        ("fit/runs", [RUN | {"progress": 0.0}, RUN], "loop.overfit_one_batch", "ok"),
+        ("coupling/ratio", 1.1e-3, "loop.batch_dependence", "fail"),
+        ("coupling/ratio", 0.9e-3, "loop.batch_dependence", "ok"),
         ("coupling/ratio", None, "loop.batch_dependence", "ok"),
-        ("unused/0/unused", [1, 5], "input.unused_features", "warn"),
+        (
+            "unused/0/unused",
+            [1, 5],
+            "input.unused_features",
+            "warn",
+        ),  # 2 of 12 columns, or of as many rows of a picture
         ("unused/0/unused", [1], "input.unused_features", "ok"),
+        ("unused", [SLICES | {"unused": [1, 5]}], "input.unused_features", "ok"),
+        ("unused", [SLICES | {"unused": [1, 5, 7]}], "input.unused_features", "warn"),
         ("unused", [], "input.unused_features", "ok"),
-        ("modes/change", 0.4, "evaluation.nondeterministic", "warn"),
-        ("modes/change", 1e-6, "evaluation.nondeterministic", "ok"),
+        ("modes/change", 1.1e-3, "evaluation.nondeterministic", "warn"),
+        ("modes/change", 0.9e-3, "evaluation.nondeterministic", "ok"),
         ("modes/eval_in_train", {"bn": "frozen"}, "loop.eval_mode_in_training", "ok"),
         ("modes/eval_in_train", {"bn": "batch_norm"}, "loop.eval_mode_in_training", "warn"),
         ("modes/train_in_eval", {"d": "dropout"}, "loop.train_mode_in_eval", "warn"),
@@ -107,6 +117,20 @@ def test_a_part_that_could_not_be_looked_at_is_not_measured_and_says_why(part: s
 )
 def test_one_number_decides(path: str, value: Any, code: str, status: str) -> None:
     assert with_part(path, value)[code].status == status
+
+
+@pytest.mark.parametrize(("parameters", "status"), [(3, "ok"), (4, "fail")])
+def test_a_model_of_three_parameters_is_not_asked_to_fit_a_batch(parameters: int, status: str) -> None:
+    fit = HEALTHY["fit"] | {"parameters": parameters, "runs": [RUN | {"progress": 0.0}]}
+    assert said({"one_batch": HEALTHY | {"fit": fit}})["loop.overfit_one_batch"].status == status
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(0.9e-6, "fail"), (1.1e-6, "ok")])
+def test_outputs_that_differ_by_rounding_alone_are_constant(ratio: float, status: str) -> None:
+    flat = SPREAD | {"spread": 2 * ratio, "size": 2.0}
+    assert (
+        said({"one_batch": HEALTHY | {"spread": flat, "fitted_spread": flat}})["init.constant_output"].status == status
+    )
 
 
 def test_a_loss_that_falls_ever_faster_has_no_bound() -> None:

@@ -98,6 +98,26 @@ def test_what_is_cut_off_is_worse_than_what_is_not_used(names: list[str], layers
     assert found["loop.no_gradient"].status == status
 
 
+@pytest.mark.parametrize(("size", "status"), [(9, "warn"), (10, "fail")])
+def test_a_tenth_of_the_parameters_is_much_and_less_of_them_is_not(size: int, status: str) -> None:
+    """One tensor of ten, so that only its size counts: cut off, or left as it is by the optimizer."""
+    facts = HEALTHY | {"sizes": {"head.bias": size}, "parameters": 100, "tensors": 10}
+    cut = {"layers": {"not_in_graph": ["head.bias"]}, "fit": {"without_gradient": ["head.bias"]}}
+    found = [said(facts | {"no_gradient": ["head.bias"]}, cut)["loop.no_gradient"], said(facts | {"no_update": ["head.bias"]})["loop.no_update"]]  # fmt: skip
+    assert [(f.status, f.value) for f in found] == [(status, size / 100)] * 2
+
+
+@pytest.mark.parametrize(
+    ("tensors", "size", "used", "status"), [(4, 1, True, "fail"), (5, 1, True, "warn"), (10, 19, False, "ok"), (10, 20, False, "warn")]
+)  # fmt: skip
+def test_a_quarter_of_the_tensors_is_much_too_and_an_unused_fifth_is_said(
+    tensors: int, size: int, used: bool, status: str
+) -> None:
+    facts = HEALTHY | {"sizes": {"head.bias": size}, "parameters": 100, "tensors": tensors, "no_gradient": ["head.bias"]}  # fmt: skip
+    layers = {"not_in_graph": ["head.bias"], "not_in_forward": [] if used else ["head.bias"]}
+    assert said(facts, {"layers": layers})["loop.no_gradient"].status == status
+
+
 def test_a_gradient_that_comes_with_the_second_step_is_one() -> None:
     found = with_parameters("no_gradient", ["stem.weight"], fit={"without_gradient": []}, layers={})
     assert found["loop.no_gradient"].status == "ok"
