@@ -236,8 +236,7 @@ def test_a_legal_workload_is_diagnosed_to_the_end(tmp_path: Path, case: str) -> 
     found = {f.code: f for f in diagnosis}
     assert found["lr.best"].value is not None
     looked = ("evaluation.weighting", "evaluation.coverage", "evaluation.too_small")
-    assert [f"{code}: {found[code].summary}" for code in looked if found[code].status not in ("ok", "warn")] == []
-    assert found["evaluation.weighting"].status == found["evaluation.coverage"].status == "ok"
+    assert [f"{code}: {found[code].summary}" for code in looked if found[code].status != "ok"] == []
     assert [
         code for code, f in found.items() if f.status == "fail" and code.startswith(("loop.", "loss.", "init."))
     ] == []

@@ -24,32 +24,40 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("alarms", "first", "folded"), [
+@pytest.mark.parametrize("expected", [
     # inputs of size 10,000: all that goes wrong later goes wrong for it, be it worse
-    (("lr.nothing_learns!", "stability.early!", "init.loss", "data.scale"), "data.scale", 3),
-    (("loop.no_update", "lr.too_low", "loop.no_gradient!"), "loop.no_gradient", 2),
-    (("loop.no_gradient", "units.dead", "init.constant_output"), "units.dead", 2),
-    (("loss.double_softmax", "lr.too_low", "evaluation.minority_counts"), "loss.double_softmax", 1),
-    (("lr.nothing_learns!", "architecture.no_norm"), "architecture.no_norm", 1),
-    (("lr.nothing_learns!", "architecture.no_norm", "data.no_signal"), "data.no_signal", 1),
-    (("stability.headroom", "architecture.norm_after_add", "lr.too_low"), "lr.too_low", 1),
-    (("stability.headroom", "architecture.norm_after_add"), "architecture.norm_after_add", 1),
+    {"data.scale": ["lr.nothing_learns!", "stability.early!", "init.loss"]},
+    {"loop.no_gradient!": ["loop.no_update", "lr.too_low"]},
+    {"units.dead": ["loop.no_gradient", "init.constant_output"]},
+    {"loss.double_softmax": ["lr.too_low"], "evaluation.minority_counts": []},
+    {"architecture.no_norm": ["lr.nothing_learns!"]},
+    # of two causes, the first on the way from data to checkpoints
+    {"data.no_signal": ["lr.nothing_learns!"], "architecture.no_norm": []},
+    {"data.scale": ["lr.too_low"], "loop.no_update": []},
+    {"lr.too_low": [], "architecture.norm_after_add": ["stability.headroom"]},
+    {"architecture.norm_after_add": ["stability.headroom"]},
     # of two roots, the one that fails
-    (("data.worker_rng", "loop.no_update!"), "loop.no_update", 0),
+    {"loop.no_update!": [], "data.worker_rng": []},
     # a lr that is too high is one fault, whatever it does
-    (("stability.divergent!", "stability.early!", "lr.at_edge", "clipping.masks_lr", "lr.too_high"), "lr.too_high", 4),
-    (("clipping.aggressive", "lr.too_low"), "clipping.aggressive", 1),
-    (("lr.nothing_learns!", "stability.mid"), "lr.nothing_learns", 1),
-    # a remark is no cause, and stands before nothing of its severity
-    (("evaluation.too_small", "checkpoints.best_not_last", "data.imbalance", "architecture.no_norm", "stability.spike"), "stability.spike", 0),
-    (("data.imbalance", "lr.too_low!"), "lr.too_low", 0),
-    (("data.train_validation_shift", "evaluation.generalisation_gap!", "lr.too_low"), "data.train_validation_shift", 1),
+    {"lr.too_high": ["stability.divergent!", "stability.early!", "clipping.masks_lr", "lr.at_edge"]},
+    {"clipping.aggressive": ["lr.too_low"]},
+    {"lr.nothing_learns!": ["stability.mid"]},
+    # a remark is no cause, and stands before nothing of its severity, wherever it would stand on that way
+    {"stability.spike": [], "architecture.no_norm": [], "checkpoints.best_not_last": [], "data.imbalance": [], "evaluation.too_small": []},
+    {"lr.too_low": [], "clipping.cures": []},
+    {"lr.too_low!": [], "data.imbalance": []},
+    {"data.imbalance!": [], "lr.too_low": []},
+    {"data.train_validation_shift": ["evaluation.generalisation_gap!"], "lr.too_low": []},
 ])  # fmt: skip
-def test_the_cause_stands_first_and_what_follows_is_folded(alarms: tuple[str, ...], first: str, folded: int) -> None:
+def test_the_cause_stands_first_and_what_follows_is_folded_under_it(expected: dict[str, list[str]]) -> None:
+    """Causes in their order, each with what follows from it in its order; "code!" is one that fails."""
+    alarms = [*expected, *itertools.chain(*expected.values())]
+    tree = [(root.rstrip("!"), [code.rstrip("!") for code in follow]) for root, follow in expected.items()]
     for order in itertools.permutations(found(*alarms)):
+        assert [(f.code, [g.code for g in follow]) for f, follow in listed(order)] == tree
         ranked = causes_first(order)
-        assert ranked[0].code == first
-        assert sum(f.follows_from is not None for f in ranked) == folded
+        assert [bool(f.follows_from) for f in ranked] == [False] * len(tree) + [True] * (len(alarms) - len(tree))
+        assert [bool(f.advice) for f in ranked] == [not f.follows_from for f in ranked]
 
 
 def test_nothing_is_lost_and_ranking_again_changes_nothing() -> None:
