@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.helpers.simulated_records import record
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import small_workload, squared
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.parameters import CODES, diagnose_parameters
 from workbench.studies.parameters import collect_parameters
@@ -48,25 +49,74 @@ class Fixed(nn.Module):
         return self.rest(x + self.place)
 
 
+def linear(size: int = 8) -> nn.Linear:
+    return nn.Linear(3, size, dtype=torch.float64)
+
+
+ONCE, MEASURE = linear(), nn.Sequential(nn.Linear(1, 64, dtype=torch.float64), nn.Tanh(), nn.Linear(64, 8, dtype=torch.float64))  # fmt: skip
+WEIGHTS = linear().state_dict()
+
+
 class InAList(nn.Module):
     """Its first layer lies in a plain list, where no optimizer finds it."""
 
-    def __init__(self, *, frozen: bool = False) -> None:
+    def __init__(self, *, frozen: bool = False, once: bool = False, loaded: bool = False, nested: bool = False) -> None:
         super().__init__()
-        self.layers = [nn.Linear(3, 8, dtype=torch.float64)]
-        self.layers[0].requires_grad_(not frozen)
+        self.layers: list[Any] = [ONCE if once else linear()]
+        if loaded:
+            self.layers[0].load_state_dict(WEIGHTS)
+        if frozen:
+            self.layers[0].requires_grad_(False)
+        if nested:
+            self._private, self.layers = {"blocks": (self.layers[0],)}, self.layers
         self.rest = nn.Sequential(nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.rest(self.layers[0](x))
 
 
+class Teacher(nn.Module):
+    """A copy of its own layer, which an exponential mean moves, makes what the other has to reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rest = linear(), nn.Linear(8, 1)
+        self.mean = [copy.deepcopy(self.layer).requires_grad_(False)]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = self.layer(x)
+        return (self.rest(made) + (made - self.mean[0](x)).mean(1, keepdim=True)).flatten(0)
+
+
+class Waves(nn.Module):
+    """A frozen random layer whose results only a cosine takes, or another function."""
+
+    def __init__(self, wave: Callable[[torch.Tensor], torch.Tensor] = torch.cos, *, listed: bool = False) -> None:
+        super().__init__()
+        projected, self.wave = linear(64).requires_grad_(False), wave
+        self.projected = [projected] if listed else nn.ModuleList([projected])
+        self.rest = nn.Sequential(nn.Linear(64, 1), nn.Flatten(0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rest(self.wave(2 * torch.pi * self.projected[0](x)))
+
+
+def perceptual(outputs: Any, batch: Any) -> torch.Tensor:
+    seen = MEASURE(outputs.reshape(-1, 1)) - MEASURE(batch[1].reshape(-1, 1).double())
+    return seen.square().mean(1)
+
+
+def made_anew(outputs: Any, batch: Any) -> torch.Tensor:
+    layer = nn.Linear(1, 64, dtype=torch.float64)
+    return (layer(outputs.reshape(-1, 1)) - layer(batch[1].reshape(-1, 1).double())).square().mean(1)
+
+
 def head(params: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(params)[-2:], lr=lr)
 
 
-def looked_at(build: Any, **config: Any) -> Diagnosis:
-    workload = small_workload(build_model=build, config=config)
+def looked_at(build: Any, *, loss: Any = squared, **config: Any) -> Diagnosis:
+    workload = small_workload(build_model=build, loss=loss, config=config)
     state = torch.get_rng_state()
     facts = collect_parameters(workload, workload.config, torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), state)
@@ -84,10 +134,24 @@ def looked_at(build: Any, **config: Any) -> Diagnosis:
         (net, {"optimizer": head}, UNOWNED),
         (lambda: frozen(loaded=True, most=0), {"optimizer": head}, None),
         (InAList, {}, UNOWNED),
-        (lambda: InAList(frozen=True), {}, None),
+        (lambda: InAList(nested=True), {}, UNOWNED),
+        (lambda: InAList(frozen=True), {}, FROZEN),
+        (lambda: InAList(frozen=True, loaded=True), {}, None),
+        (lambda: InAList(loaded=True), {}, None),
+        (lambda: InAList(once=True), {}, None),
+        (lambda: (torch.manual_seed(3), InAList())[1], {}, UNOWNED),
+        (Teacher, {}, None),
+        (Waves, {}, None),
+        (lambda: Waves(listed=True), {}, None),
+        (lambda: Waves(torch.tanh), {}, FROZEN),
+        (lambda: Waves(lambda x: torch.cos(x) + x), {}, FROZEN),
+        (net, {"loss": perceptual}, None),
+        (net, {"loss": made_anew}, UNOWNED),
         (net, {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr)}, None),
     ],
-    ids=["trained", "frozen", "loaded", "zeros", "a few", "the head only", "a loaded body", "in a list", "frozen in a list", "all of them"],
+    ids=["trained", "frozen", "loaded", "zeros", "a few", "the head only", "a loaded body", "in a list", "in lists", "frozen in a list",
+         "frozen and loaded in a list", "loaded in a list", "one and the same in a list", "a seed of its own", "its own copy", "waves", "waves in a list",
+         "no waves", "waves and more", "the loss measures", "the loss makes", "all of them"],
 )  # fmt: skip
 def test_only_what_is_random_and_never_trained_is_an_alarm(
     build: Any, config: dict[str, Any], alarm: str | None
@@ -95,7 +159,11 @@ def test_only_what_is_random_and_never_trained_is_an_alarm(
     found = looked_at(build, **config)
     assert [f.code for f in found if f.status != "ok"] == ([] if alarm is None else [alarm])
     if alarm:
-        assert ("layers[0].weight" if build is InAList else "0.weight") in found[alarm].summary
+        said = found[alarm].summary
+        assert ("The loss uses" in said) == (config.get("loss") is made_anew)
+        assert (
+            "layers[0].weight" if build is InAList else "weight" if "loss" not in config else "of shape (64, 1)"
+        ) in said
         assert found[alarm].advice
 
 

@@ -40,7 +40,7 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
 
 
 def _frozen(rows: Sequence[Mapping[str, Any]], total: int, small: float) -> Finding:
-    random, share = _random(rows, total)
+    random, share = _random([row for row in rows if not row.get("waves")], total)
     common: dict[str, Any] = {
         "code": "loop.frozen_random", "clause": "F1.1", "value": share, "unit": "share of all parameters", "threshold": small,
         "evidence": {"parameters": random},
@@ -51,13 +51,19 @@ def _frozen(rows: Sequence[Mapping[str, Any]], total: int, small: float) -> Find
             if rows
             else "No parameter is frozen."
         )
+        waves = _random(rows, total)[0]
+        if waves:
+            told = f"{_named(waves)}: frozen at random, and only a sine or cosine takes what they make, as in random Fourier features."
         return Finding(status="ok", summary=told, **common)
     said = f"{share:.0%} of the parameters are frozen at their random initialisation: {_named(random)}."
     if share <= small:
         return Finding(status="ok", summary=said, **common)
     return Finding(
         status="warn", summary=said, **common,
-        advice=["Load the weights that were to be kept (load_state_dict in build_model), or train them: requires_grad_(True)."],
+        advice=[
+            "Load the weights that were to be kept (load_state_dict in build_model), or train them: requires_grad_(True).",
+            "Where random features are meant, hold them as buffers (register_buffer), which say so.",
+        ],
     )  # fmt: skip
 
 
@@ -65,11 +71,16 @@ def _unowned(rows: Sequence[Mapping[str, Any]], outside: Sequence[Mapping[str, A
     """Judge what the optimizer cannot train: parameters that it was not given, first those that the model does not know."""
     random, share = _random(outside, total)
     if random:
+        by_loss = all(row.get("by_loss") for row in outside if row["random"])
         return Finding(
             code="loop.unowned_parameters", clause="F1.1", status="warn", value=share, unit="share of all parameters",
             evidence={"parameters": [str(row["name"]) for row in outside], "random": random, "outside": True},
-            summary=f"The forward pass uses {_named(random)}, which model.parameters() does not hold: {share:.0%} of all parameters are never trained.",
-            advice=["Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."],
+            summary=f"The {'loss' if by_loss else 'forward pass'} uses {_named(random)}, which model.parameters() does not hold: {share:.0%} of all parameters are never trained.",
+            advice=[
+                "Make what the loss trains a part of the model; freeze or load what it only measures with."
+                if by_loss
+                else "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
+            ],
         )  # fmt: skip
     random, share = _random(rows, total)
     common: dict[str, Any] = {

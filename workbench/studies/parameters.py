@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
@@ -18,17 +20,30 @@ from workbench.workloads.base import Workload
 
 __all__ = ["collect_parameters"]
 
+_LINEAR = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Addmm", "Mm", "Mv", "Bmm",
+    "Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Convolution")
+) | {"AccumulateGrad"}  # fmt: skip
+_WAVES = frozenset({"SinBackward0", "CosBackward0"})
+"""A random projection and then a sine or cosine are random Fourier features (Rahimi and Recht, 2007), which nobody makes by accident."""
+
 
 def collect_parameters(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return JSON facts about parameters that stay as they begin: frozen, not given to the optimizer, or unknown to the model.
 
-    Whether they hold anything is told by a second model under another seed: what was loaded or set to a constant is equal in both.
-    The model does not know what a list holds; such parameters are found where the loss would send them a gradient.
+    Whether they hold anything is told by a second model under another seed: what was loaded or set to a constant is equal in both,
+    and so is a net that was made once and for all. The model does not know what a list holds; such parameters are found where the
+    loss would send them a gradient. Those of the loss alone, without a gradient, are its own affair.
 
     Args:
         workload: what is trained.
         config: the baseline's.
         device: where.
+
+    Returns:
+        "numbers" (of the model, and of random parameters outside it), and under "frozen", "unowned" and "outside" a row for each parameter:
+        "name", "numbers", "random", "waves" (only a sine or cosine takes what it makes), "by_loss" (the model does not use it).
     """
     with isolated_rng():
         model = build_model(workload, config, device)
@@ -39,67 +54,156 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
             optimizer = config.optimizer(list(trained.values()), config.peak_lr)
             owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
             unowned = {name: p for name, p in trained.items() if id(p) not in owned}
+        used = _used(workload, config, model, device)
+        outside = _outside(model, used)
         idle = frozen | unowned
-        outside = _outside(workload, config, model, device)
         random: set[str] = set()
-        if idle:
-            other = dict(
-                build_model(workload, config.replace(shared_seed=config.shared_seed + 1), device).named_parameters()
-            )
-            random = {name for name, p in idle.items() if name in other and not torch.equal(p, other[name])}
-        random |= {name for name, p in outside.items() if p.numel() > 1 and float(p.detach().float().std()) > 0}
+        if idle or outside:
+            second = build_model(workload, config.replace(shared_seed=config.shared_seed + 1), device)
+            other = dict(second.named_parameters())
+            random = {name for name, p in idle.items() if name in other and not _same(p, other[name])}
+            if outside:
+                seeded = bool(trained) and all(name in other and _same(p, other[name]) for name, p in trained.items())
+                again = _outside(second, _used(workload, config, second, device))
+                random |= _random_outside(model, outside, again, seeded=seeded)
+    in_use = {name: p for name, p in outside.items() if p.requires_grad}
+    counted = (*model.parameters(), *(p for name, p in outside.items() if name in random))
     return {
-        "numbers": sum(p.numel() for p in (*model.parameters(), *outside.values())),
+        "numbers": sum(p.numel() for p in counted),
         **{
-            kind: [{"name": name, "numbers": p.numel(), "random": name in random} for name, p in each.items()]
-            for kind, each in (("frozen", frozen), ("unowned", unowned), ("outside", outside))
+            kind: [
+                {"name": name, "numbers": p.numel(), "random": name in random, "waves": id(p) in used.waves, "by_loss": id(p) in used.by_loss}
+                for name, p in each.items()
+            ]
+            for kind, each in (
+                ("frozen", frozen | {name: p for name, p in outside.items() if name not in in_use and id(p) not in used.by_loss}),
+                ("unowned", unowned),
+                ("outside", in_use),
+            )
         },
+    }  # fmt: skip
+
+
+class _Used(NamedTuple):
+    """Parameters that the loss of a batch depends on; by id, those that only the loss itself uses, and those that only waves take."""
+
+    parameters: list[nn.Parameter]
+    by_loss: set[int]
+    waves: set[int]
+
+
+def _used(workload: Workload, config: TrainConfig, model: nn.Module, device: torch.device) -> _Used:
+    """Return the parameters that the loss of a batch depends on, frozen ones that the model holds too."""
+    held = (*model.parameters(), *(p for _, p in _held_in_containers(model)))
+    for asleep in ([p for p in held if not p.requires_grad and p.is_floating_point()], []):
+        with contextlib.suppress(WorkbenchError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            batch, examples = next(train_batches(workload, config, device))[0]
+            try:
+                for p in asleep:
+                    p.requires_grad_(True)
+                outputs, losses, _ = per_example(workload, model.train(), batch, examples)
+            finally:
+                for p in asleep:
+                    p.requires_grad_(False)
+            forward = _Graph(leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+            graph = _Graph([losses.grad_fn])
+            parameters = [node.variable for node in graph.leaves]
+            by_model = {id(node.variable) for node in forward.leaves}
+            return _Used(
+                parameters,
+                {id(p) for p in parameters if id(p) not in by_model},
+                {id(node.variable) for node in graph.leaves if graph.only_waves_take(node)},
+            )
+    return _Used([], set(), set())  # the pre-flight says what is wrong
+
+
+class _Graph:
+    """What a backward pass from some nodes would reach, and from where; `leaves` are the nodes of parameters, each once."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        waiting, self.takers = [root for root in roots if root is not None], dict[Any, list[Any]]()
+        self.leaves: list[Any] = []
+        seen = set()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if isinstance(getattr(node, "variable", None), nn.Parameter):
+                self.leaves.append(node)
+            for child, _ in node.next_functions:
+                if child is not None:
+                    self.takers.setdefault(child, []).append(node)
+                    waiting.append(child)
+
+    def only_waves_take(self, leaf: Any) -> bool:
+        """Tell whether all that is made of a leaf, by linear operations, goes into a sine or a cosine."""
+        waiting = [leaf]
+        while waiting:
+            node = waiting.pop()
+            if node.name() in _WAVES:
+                continue
+            if node.name().rsplit("::")[-1] not in _LINEAR or not self.takers.get(node):
+                return False
+            waiting.extend(self.takers[node])
+        return True
+
+
+def _outside(model: nn.Module, used: _Used) -> dict[str, nn.Parameter]:
+    """Return what is used and `model.parameters()` does not hold."""
+    known, places = {id(p) for p in model.parameters()}, {id(p): name for name, p in _held_in_containers(model)}
+    found = [p for p in used.parameters if id(p) not in known]
+    named = {
+        places.get(id(p), f"a parameter of shape {tuple(p.shape)}{f' ({k + 1})' if k else ''}"): p
+        for k, p in enumerate(found)
+    }
+    return dict(sorted(named.items()))
+
+
+def _random_outside(
+    model: nn.Module, outside: Mapping[str, nn.Parameter], again: Mapping[str, nn.Parameter], *, seeded: bool
+) -> set[str]:
+    """Return which parameters outside a model differ from all those outside another build of it, and are no copies of its own.
+
+    Args:
+        model: theirs.
+        outside: of this build.
+        again: of the other.
+        seeded: the builds do not differ at all, so that equal values tell nothing of those that were made anew to be trained.
+    """
+    own = list(model.parameters())
+    made_anew = {name for name, p in outside.items() if not any(p is q for q in again.values())}
+    return {
+        name
+        for name in made_anew
+        if not any(_same(outside[name], q) for q in own)
+        and (
+            not any(_same(outside[name], q) for q in again.values())
+            or (seeded and outside[name].requires_grad and bool((outside[name] != outside[name].flatten()[0]).any()))
+        )
     }
 
 
-def _outside(
-    workload: Workload, config: TrainConfig, model: nn.Module, device: torch.device
-) -> dict[str, nn.Parameter]:
-    """Return the parameters that the loss of a batch depends on and `model.parameters()` does not hold."""
-    try:
-        batch, examples = next(train_batches(workload, config, device))[0]
-        _, losses, _ = per_example(workload, model.train(), batch, examples)
-    except (WorkbenchError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-        return {}  # the pre-flight says what is wrong
-    known, places = {id(p) for p in model.parameters()}, {id(p): name for name, p in _held_in_containers(model)}
-    found = (
-        (places.get(id(p), f"a parameter of shape {tuple(p.shape)}"), p)
-        for p in _leaves(losses.grad_fn)
-        if id(p) not in known
-    )
-    return dict(sorted(found, key=lambda named: named[0]))
-
-
-def _leaves(root: Any) -> Iterator[nn.Parameter]:
-    """Yield the parameters that a backward pass from here would reach, each once."""
-    waiting, seen = [root], {None}
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(getattr(node, "variable", None), nn.Parameter):
-            yield node.variable
-        waiting.extend(child for child, _ in node.next_functions)
+def _same(p: Tensor, q: Tensor) -> bool:
+    return p.device == q.device and p.dtype == q.dtype and torch.equal(p, q)
 
 
 def _held_in_containers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield parameters, and those of modules, that attributes of the model hold in plain lists, tuples and mappings."""
+    own = vars(nn.Module())
     for place, module in model.named_modules():
         for name, value in vars(module).items():
-            if name.startswith("_"):
-                continue
-            items = (
-                value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, Sequence) else ()
-            )
-            for key, item in items:
-                where = f"{place}.{name}[{key!r}]".lstrip(".")
-                if isinstance(item, nn.Parameter):
-                    yield where, item
-                elif isinstance(item, nn.Module):
-                    yield from ((f"{where}.{inner}", p) for inner, p in item.named_parameters())
+            if name not in own:
+                yield from _held(value, f"{place}.{name}".lstrip("."))
+
+
+def _held(value: Any, where: str, depth: int = 3) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what a value holds, containers in containers down to some depth (rule of thumb)."""
+    if isinstance(value, nn.Parameter):
+        yield where, value
+    elif isinstance(value, nn.Module):
+        yield from ((f"{where}.{inner}", p) for inner, p in value.named_parameters())
+    elif depth and isinstance(value, (Mapping, Sequence)) and not isinstance(value, (str, bytes)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _held(item, f"{where}[{key!r}]", depth - 1)
