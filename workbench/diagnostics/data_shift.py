@@ -21,6 +21,10 @@ _FEWEST = 20
 """Rows of either split for that, however they depend on each other (rule of thumb)."""
 _UNSEEN, _LACKING = 0.05, 0.25
 """Shares of validation in classes that are never trained on, and of training in classes that validation lacks (rule of thumb)."""
+_CERTAIN, _LIKE = 3.0, 0.5
+"""Standard errors below 0, and share of the correlation within training, from which on predictions have the wrong sign (rule of thumb)."""
+_CHANCE, _MOVED = 1e-4, 0.15
+"""Chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)."""
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
 
 
@@ -73,7 +77,15 @@ def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, la
             f"as they are, {renumbered[1]:.0%} with classes matched anew.", evidence=dict(targets),
             advice=("Number the classes once, for all splits: an offset of one, or a mapping by the order in which they are met, differs between splits.",),
         )  # fmt: skip
-    if _relation(facts) == "targets" and (gap is None or gap.share >= 0.5):
+    relation = _relation(facts) if gap is None or gap.share >= 0.5 else None
+    if relation == "sign":
+        return data_finding(
+            "label_shift", "fail", f"Predictions have the wrong sign on validation: what a simple model learns from training has correlation "
+            f"{max(facts['yardsticks']['score'].values()):.2g} with the targets there, and {facts['yardsticks']['carried']['score']:.2g} with those of "
+            "validation: its targets are negated, or all of its inputs.", evidence=dict(targets),
+            advice=("Prepare the targets of both splits by the same code: is one split a gain, and the other a cost?",),
+        )  # fmt: skip
+    if relation == "targets":
         return data_finding(
             "label_shift", "fail", f"Training can be learned by a simple model, validation cannot, not even from its own examples "
             f"({_scores(facts)}): its targets do not belong to its inputs.", evidence=dict(targets),
@@ -178,7 +190,7 @@ def _renumbered(facts: Facts, gap: Gap | None) -> tuple[float, float] | None:
 
 
 def _relation(facts: Facts) -> str | None:
-    """Return what is wrong where what holds in training does not on validation: "inputs", "targets", or None."""
+    """Return what is wrong where what holds in training does not on validation: "inputs", "targets", their "sign", or None."""
     found = facts.get("yardsticks") or {}
     carried, own = found.get("carried"), found.get("own")
     if not carried or own is None or "reason" in own or max(found["z"].values()) < 10:
@@ -193,6 +205,11 @@ def _relation(facts: Facts) -> str | None:
         return None
     if targets.get("kind") == "classes" and targets["distance"] >= 0.15:  # that alone moves an accuracy
         return None
+    if not found["classes"] and carried["score"] < -max(_CERTAIN * spread, _LIKE * learned):
+        inputs = facts["shift"][_SPLIT]["inputs"]
+        moved = None if "reason" in inputs else _worst(inputs, _CHANCE)
+        if moved is None or moved["distance"] < _MOVED:
+            return "sign"
     z = max(own["z"].values())
     return "inputs" if z >= 6 else "targets" if z < 3 and own["rows"] >= 100 else None
 

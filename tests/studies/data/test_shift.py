@@ -126,6 +126,7 @@ LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "two classes the other way round": ("tokens", lambda y: 1 - y),
     "shuffled on validation alone": ("digits", lambda y: y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]),
     "numbers in other units": ("diabetes", lambda y: 77 * y + 150),
+    "gains that are costs": ("diabetes", lambda y: -y),
 }  # fmt: skip
 
 
@@ -136,6 +137,19 @@ def test_targets_that_were_prepared_in_another_way(name: str) -> None:
     diagnosis = found(train, (x, change(y)))
     assert diagnosis["data.label_shift"].status == "fail", diagnosis
     assert diagnosis["data.train_validation_shift"].status == "ok"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_wrong_sign_is_said_of_targets_alone(seed: int) -> None:
+    train, (x, y) = split(diabetes(), seed)
+    finding = found(train, (x, -y))["data.label_shift"]
+    assert finding.status == "fail"
+    assert "wrong sign" in finding.summary
+    mixed = found(train, (x.flip(1), y))
+    assert "wrong sign" not in mixed["data.label_shift"].summary
+    moved = found(train, (3 - x, y))
+    assert moved["data.label_shift"].status == "ok", "inputs that lie elsewhere are reason enough"
+    assert moved["data.train_validation_shift"].status == "fail"
 
 
 @pytest.mark.parametrize("source", ["digits", "wine"])
