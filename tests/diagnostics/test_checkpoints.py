@@ -238,6 +238,13 @@ def test_a_metric_that_does_not_improve_from_its_first_evaluation_on_flatters_by
     assert "inf" not in found.summary
 
 
+def test_luck_beyond_what_was_learned_is_no_percentage() -> None:
+    found = selection([1.0, 0.99, 1.3, 0.98, 1.4, 0.99, 1.2])
+    assert found.status == "warn"
+    assert "more than all that training learned" in found.summary
+    assert "% of" not in found.summary
+
+
 def test_a_metric_that_was_never_evaluated_is_named() -> None:
     found = selection([2.0, 1.0, 0.9, 0.8, 0.7], select="validation/f1")
     assert found.status == "fail"

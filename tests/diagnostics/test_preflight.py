@@ -67,6 +67,22 @@ def test_non_finite_validation_data_alone_are_said_to_be_there() -> None:
     assert finding.advice[0] == "Look at the validation data from example 8 on."
 
 
+@pytest.mark.parametrize(
+    ("inside", "last", "summary", "advice"),
+    [
+        ({"targets": 2}, 8, "2 in train (targets).", "example 8 of the train data: it is the first"),
+        ({"inputs": 1, "batch[2]": 1}, 15, "2 in train (1 in inputs and 1 in batch[2]).", "examples 8 to 15 of the train data"),
+    ],
+)  # fmt: skip
+def test_non_finite_data_are_said_to_be_inputs_or_targets(
+    inside: dict[str, int], last: int, summary: str, advice: str
+) -> None:
+    facts = {"nonfinite_in": inside, "nonfinite_from_example": 8, "nonfinite_to_example": last}
+    finding = said(with_train(nonfinite_values=2, loss=None, **facts))["data.nonfinite"]
+    assert finding.summary == f"NaN or infinite values: {summary}"
+    assert advice in finding.advice[0]
+
+
 def with_parameters(kind: str, names: list[str], **one_batch: Any) -> dict[str, Any]:
     sizes = {"stem.weight": 6, "stem.bias": 1, "head.weight": 8, "head.bias": 1}
     changes = {kind: names, "sizes": {name: sizes[name] for name in names}, "parameters": 16, "tensors": 4}

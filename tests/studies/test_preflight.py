@@ -19,7 +19,7 @@ from workbench.config import TrainConfig
 from workbench.diagnostics.preflight import diagnose_preflight, spoilt_splits
 from workbench.errors import WorkloadError
 from workbench.studies.data.collect import collect_data
-from workbench.studies.preflight import collect_preflight
+from workbench.studies.preflight import _not_finite, collect_preflight
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification
 
@@ -64,7 +64,8 @@ def test_non_finite_inputs_are_counted(value: float) -> None:
     x[40, 1] = value
     facts = collected(classes(x, Y))
     assert facts["train"]["nonfinite_values"] == 1
-    assert 32 <= facts["train"]["nonfinite_from_example"] <= 40
+    assert facts["train"]["nonfinite_from_example"] == facts["train"]["nonfinite_to_example"] == 40
+    assert facts["train"]["nonfinite_in"] == {"inputs": 1}
     assert facts["validation"]["nonfinite_values"] == 0
 
 
@@ -75,6 +76,25 @@ def test_non_finite_validation_data_alone_are_counted_there() -> None:
     facts = collected(workload.replace(validation_data=TensorDataset(bad, Y[:9])))
     assert [facts[split]["nonfinite_values"] for split in ("train", "validation")] == [0, 1]
     assert facts["validation"]["nonfinite_from_example"] is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "places", "first"),
+    [
+        (lambda x, y: (x, y), {"inputs": 1, "targets": 2}, (5, 5)),
+        (lambda x, y: {"of": [x[:, :1], x], "y": y}, {"batch['of'][1]": 1, "batch['y']": 2}, (5, 5)),
+        (lambda x, y: (x.T, y), {"inputs": 1, "targets": 2}, (0, 5)),
+        (lambda x, y: (x[:4], y[:4]), {}, (8, 7)),
+    ],
+)
+def test_the_part_and_the_example_that_hold_the_first_value(
+    form: Any, places: dict[str, int], first: tuple[int, int]
+) -> None:
+    x, y = X[:8].clone(), torch.zeros(8)
+    x[6, 1], y[5], y[7] = math.nan, math.inf, math.nan
+    batch = form(x, y)
+    labels = batch[1] if isinstance(batch, tuple) else None
+    assert _not_finite(batch, 8, labels) == (places, first)
 
 
 def test_a_first_loss_that_is_not_finite_is_laid_to_the_data_where_they_are_not() -> None:

@@ -136,7 +136,8 @@ def _range(loss: Facts, limit: float) -> Finding:
     )
     return finding(
         code, "fail" if share >= 0.5 else "warn",
-        f"The model ends in a {loss['head'].lower()}, but {asked}: {share:.0%} of what a constant output costs is out of reach.", **numbers,
+        f"The model ends in a {loss['head'].lower()}, but {asked}: whatever it learns, the loss of this batch is no "
+        f"less than {loss['reachable']:.3g}{', more than' if share > 1 else '; it is'} {loss['ignorant']:.3g} for one and the same output without such bounds.", **numbers,
         advice=["End the model in a linear layer, or scale the targets into the range of its activation function."],
     )  # fmt: skip
 

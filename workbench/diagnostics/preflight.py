@@ -95,18 +95,34 @@ def _nonfinite(facts: Mapping[str, Any]) -> Finding:
             said = f"{masked} values of {shown} examples are not finite; the loss of every example is."
         return Finding(code="data.nonfinite", status="ok", summary=said, evidence=evidence)
     where = (
-        ", ".join(f"{count} in {split}" for split, count in bad.items()) or f"the gradient of {', '.join(gradient[:3])}"
+        ", ".join(f"{count} in {split}{_parts(facts[split])}" for split, count in bad.items())
+        or f"the gradient of {', '.join(gradient[:3])}"
     )
-    first = {split: facts[split]["nonfinite_from_example"] for split in bad}
     return Finding(
         code="data.nonfinite", status="fail", value=float(sum(bad.values())), unit="values", evidence=evidence,
         summary=f"NaN or infinite values: {where}.",
         advice=[
-            *(f"Look at the {split} data from example {start} on." for split, start in first.items()),
+            *(_where_to_look(split, facts[split]) for split in bad),
             *([] if bad else ["Look at logarithms and divisions."]),
             "Replace or drop missing values before training.",
         ],
     )  # fmt: skip
+
+
+def _parts(split: Mapping[str, Any]) -> str:
+    """Return which parts of the batches hold the values, of a record that knows."""
+    known = split.get("nonfinite_in") or {}
+    parts = " and ".join(known if len(known) == 1 else [f"{n} in {part}" for part, n in known.items()])
+    return f" ({parts})" if parts else ""
+
+
+def _where_to_look(name: str, split: Mapping[str, Any]) -> str:
+    first, last = split["nonfinite_from_example"], split.get("nonfinite_to_example")
+    if last is None:
+        return f"Look at the {name} data from example {first} on."
+    if first == last:
+        return f"Look at example {first} of the {name} data: it is the first."
+    return f"Look at examples {first} to {last} of the {name} data: the first is one of them."
 
 
 def _labels(facts: Mapping[str, Any], data: Mapping[str, Any], min_class_frac: float) -> Finding:

@@ -163,11 +163,13 @@ def _by_luck(runs: Sequence[SelectedRun], select: str, evidence: dict[str, Any],
     evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": _carried(runs)}
     head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
     if share > known["threshold"]:
-        much = (
-            f"as much as {share:.0%} of what training learned"
-            if math.isfinite(share)
-            else "and training learned nothing"
-        )
+        much = "and training learned nothing"
+        if math.isfinite(share):
+            much = (
+                f"as much as {share:.0%} of what training learned"
+                if share <= 1
+                else "more than all that training learned"
+            )
         return Finding(
             status="warn", value=share, evidence=evidence, advice=_NOISE_ADVICE, **known,
             summary=f"{head}: the selected value flatters by about {luck:.2g}, {much}.",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from workbench.config import TrainConfig
 from workbench.diagnostics.preflight import misnumbered, spoilt_splits
@@ -23,6 +25,7 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
+from workbench.workloads.predictions import label_of
 
 __all__ = ["collect_preflight"]
 
@@ -67,8 +70,9 @@ def _scan(
     workload: Workload, stack: LaneStack, split: str, *, config: TrainConfig, device: torch.device, max_examples: int
 ) -> dict[str, Any]:
     """Read a split once: non-finite values, losses of the untrained model, classes."""
-    seen = nonfinite = 0
-    first_bad: int | None = None
+    seen = 0
+    bad_in: Counter[str] = Counter()
+    first_bad: tuple[int, int] | None = None
     losses_seen: list[Tensor] = []
     counts: Tensor | None = None
     classes: int | None = None
@@ -77,10 +81,10 @@ def _scan(
     with torch.no_grad():
         size = evaluation_batch(workload, config, device)
         for batch, examples in eval_batches(workload, split, size, device, config.precision):
-            bad = sum(int((~torch.isfinite(t)).sum()) for t in float_tensors(batch))
+            bad, first = _not_finite(batch, examples, label_of(workload.loss, batch, examples))
             if bad and first_bad is None:
-                first_bad = seen
-            nonfinite += bad
+                first_bad = (seen + first[0], seen + first[1])
+            bad_in.update(bad)
             where = f"in the batch of the {split} split that begins with example {seen}"
             try:
                 with explained(workload, where), autocast(device, config.precision):
@@ -104,13 +108,34 @@ def _scan(
     finite = torch.cat(losses_seen)
     return {
         "read": seen,
-        "nonfinite_values": nonfinite,
-        "nonfinite_from_example": first_bad,
+        "nonfinite_values": bad_in.total(),
+        "nonfinite_in": dict(bad_in),
+        "nonfinite_from_example": None if first_bad is None else first_bad[0],
+        "nonfinite_to_example": None if first_bad is None else first_bad[1],
         "loss": float(finite.mean()) if finite.isfinite().all() else None,
         "classes": classes,
         "misnumbered": wrong,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
     }
+
+
+def _not_finite(batch: Any, examples: int, labels: Tensor | None) -> tuple[dict[str, int], tuple[int, int]]:
+    """Return how many values are not finite in which part of a batch, and between which two examples of it the first one lies."""
+    bad, first = dict[str, int](), (examples, examples - 1)
+    pair = isinstance(batch, (list, tuple)) and len(batch) == 2
+    for path, leaf in tree_flatten_with_path(batch)[0]:
+        wrong = [~torch.isfinite(t) for t in float_tensors(leaf)]
+        if not any(bool(w.any()) for w in wrong):
+            continue
+        place = keystr(path)
+        is_target = labels is not None and leaf.data_ptr() == labels.data_ptr()
+        where = "targets" if is_target else "inputs" if pair and place == "[0]" else f"batch{place}"
+        bad[where] = bad.get(where, 0) + sum(int(w.sum()) for w in wrong)
+        low, high = 0, examples - 1
+        if leaf.dim() and len(leaf) == examples:
+            low = high = int(wrong[0].reshape(examples, -1).any(1).nonzero()[0])
+        first = (min(first[0], low), min(first[1], high))
+    return bad, first
 
 
 def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | None:
