@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.diagnostics.base import Finding
@@ -40,7 +40,7 @@ def scale(
         far_share: of the rows that may lie so far and still be single ones.
     """
     found = facts["scale"]
-    single = _far(facts.get("far") or {}, far_ratio, far_share)
+    single = _code(facts.get("codes") or ()) or _far(facts.get("far") or {}, far_ratio, far_share)
     if single is not None:
         return single
     targets = _targets(found.get("targets"), target, output_ratio)
@@ -64,6 +64,23 @@ def scale(
     if targets is not None:
         return targets
     return data_finding("scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
+
+
+def _code(codes: Sequence[Facts]) -> Finding | None:
+    """Return the finding on values that stand for missing ones, if there are some."""
+    if not codes:
+        return None
+    first = codes[0]
+    columns = first["columns"]
+    where = f" of {columns} column{'s' if columns > 1 else ''} of the inputs" if columns else " of the inputs"
+    others = ", ".join(f"{code['value']:g}" for code in codes[1:4])
+    more = f"; {others} too" if others else ""
+    return data_finding(
+        "scale", "warn", f"{first['value']:g} stands in {first['share']:.1%} of the cells{where}, {first['deviations']:.3g} deviations from "
+        f"the others and none between: a code for a missing value{more}. To a model it is a number like any other.",
+        value=first["deviations"], unit="deviations", evidence={"codes": list(codes)},
+        advice=("Replace it by the mean of the training split, with a column that tells that it was missing, before anything is standardised.",),
+    )  # fmt: skip
 
 
 def _far(facts: Facts, ratio: float, share: float) -> Finding | None:

@@ -14,13 +14,14 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from workbench.diagnostics.audited import Audit
 from workbench.errors import ConfigError, UsageError
+from workbench.studies.data.codes import missing_codes
 from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.order import loader_order, stream_order, trainer_order
 from workbench.studies.data.overlap import find_overlap
 from workbench.studies.data.repeats import chance_bits
 from workbench.studies.data.rows import Rows, fetch_rows, read_rows
 from workbench.studies.data.sample import Sample, split_sample
-from workbench.studies.data.scale import far_in_the_model, far_rows, input_scale, model_scale
+from workbench.studies.data.scale import codes_in_the_model, far_in_the_model, far_rows, input_scale, model_scale
 from workbench.studies.data.shift import input_shift, target_shift
 from workbench.studies.data.workers import probe_workers
 from workbench.studies.data.yardsticks import measure
@@ -118,6 +119,7 @@ def collect_data(
         if "inputs" in found["far"]:
             inputs = found["far"]["inputs"]
             inputs["far"] = far_in_the_model(workload, device or torch.device("cpu"), inputs["far"], most=max_examples)
+        found["codes"] = codes_in_the_model(workload, device or torch.device("cpu"), found["codes"], most=max_examples)
     found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
     return found
 
@@ -167,6 +169,7 @@ def _facts(
             "stream": _is_stream(train),
             "scale": input_scale(sample),
             "far": far_rows(sample),
+            "codes": missing_codes(sample),
             "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
             "workers": _workers(train, loader, num_workers),

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from workbench.errors import WorkbenchError
+from workbench.studies.data.codes import MOST as MOST_CODES
+from workbench.studies.data.codes import apart
 from workbench.studies.data.sample import Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
@@ -20,7 +22,7 @@ from workbench.workloads.base import Workload
 from workbench.workloads.indexed import in_its_own_order
 from workbench.workloads.predictions import label_of
 
-__all__ = ["far_in_the_model", "far_rows", "input_scale", "model_scale"]
+__all__ = ["codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "model_scale"]
 
 MOST = 4096
 """Examples that the model is shown: a batch of the config, and no more than these (rule of thumb)."""
@@ -130,6 +132,34 @@ def far_in_the_model(
     away = _distances(values[: len(places)], values[len(places) :])
     found = [] if away is None else zip(places, away.tolist(), strict=True)
     return sorted(([place, distance] for place, distance in found), key=lambda pair: -pair[1])
+
+
+def codes_in_the_model(
+    workload: Workload, device: torch.device, codes: Sequence[dict[str, Any]], *, most: int | None = None
+) -> list[dict[str, Any]]:
+    """Return those of `missing_codes` that reach the first layer with weights: a model may put something else in their place.
+
+    Args:
+        workload: to look at.
+        device: where.
+        codes: as `missing_codes` has them.
+        most: examples to choose from, the first ones; None is all.
+    """
+    data = workload.train_data
+    count = len(data) if most is None else min(most, len(data))
+    return [code for code in codes if in_its_own_order(data) or _reaches(workload, device, code["places"], count)]
+
+
+def _reaches(workload: Workload, device: torch.device, places: list[int], count: int) -> bool:
+    """Tell whether some number of these rows lies apart from those of others in the first layer; True where nobody can tell."""
+    spread = np.linspace(0, count - 1, min(count, int(len(places) / MOST_CODES))).astype(int).tolist()
+    chosen = sorted({*places, *spread})
+    seen = _shown(workload.replace(train_data=Subset(workload.train_data, chosen)), device, len(chosen))
+    taken = next((x for module, x in seen.called if isinstance(module, _WEIGHED)), None) if seen else None
+    if not isinstance(taken, Tensor) or len(taken) != len(chosen):
+        return True
+    values = taken.detach().double().cpu().flatten(1)
+    return any(True for _ in apart((values if taken.dim() == 2 else values.reshape(-1, 1)).numpy()))
 
 
 def _distances(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64] | None:
