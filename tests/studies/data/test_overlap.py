@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_linnerud, load_wine
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 import workbench.studies.data.overlap as overlap
+from workbench.diagnostics.data import diagnose_data
 from workbench.errors import ConfigError, DataError
+from workbench.studies.data.collect import audit_data
 from workbench.studies.data.hashing import NearTables, exact_hashes, text_of
 from workbench.studies.data.overlap import find_overlap
 from workbench.studies.data.rows import fetch_rows, read_rows
@@ -139,14 +142,81 @@ def test_text_ignores_case_space_and_punctuation() -> None:
     assert text_of("  Ä-b,\n C ") == "ä b c"
 
 
-def test_tokens_and_short_rows_have_exact_copies_only() -> None:
+def test_tokens_have_exact_copies_only() -> None:
     tokens = torch.randint(0, 1000, (60, 32), generator=G)
     other = tokens[:10].clone()
     other[5:, 3] += 1
     facts = find_overlap(TensorDataset(tokens), {"test": TensorDataset(other)})
     assert not facts["near"]
     assert facts["splits"]["test"]["exact"] == 5
-    assert not find_overlap(TensorDataset(X[:, :8]), {"test": TensorDataset(Z[:, :8])})["near"]
+
+
+def test_few_rows_of_few_columns_are_not_told_from_neighbours() -> None:
+    facts = find_overlap(TensorDataset(X[:40, :8]), {"test": TensorDataset(X[:40, :8] + 1e-4)})
+    assert not facts["near"]
+    assert facts["splits"]["test"]["near"] == 0
+
+
+TABLES: dict[str, Any] = {
+    "iris": lambda r: load_iris().data,
+    "wine": lambda r: load_wine().data,
+    "diabetes": lambda r: load_diabetes().data,
+    "linnerud": lambda r: load_linnerud().data,
+    "breast cancer": lambda r: load_breast_cancer().data[:, :8],
+    "normal": lambda r: r.normal(size=(500, 8)),
+    "integers": lambda r: r.integers(0, 50, (500, 8)).astype(float),
+    "categories": lambda r: np.c_[r.integers(0, 5, (500, 5)), r.normal(size=(500, 2))],
+    "a walk": lambda r: np.cumsum(r.normal(size=(500, 4)), 0),
+    "a curve": lambda r: np.c_[np.sin(np.linspace(0, 30, 500)), np.cos(np.linspace(0, 30, 500))],
+    "persons": lambda r: np.repeat(r.normal(size=(100, 6)), 5, 0) + 0.02 * r.normal(size=(500, 6)),
+    "tails": lambda r: r.lognormal(0, 2, (500, 8)),
+}
+
+
+def tables(name: str, seed: int) -> tuple[Any, Any]:
+    r = np.random.default_rng(seed)
+    rows = r.permutation(torch.tensor(TABLES[name](r)).float().numpy())
+    cut = len(rows) // 4
+    return torch.from_numpy(rows[cut:]), torch.from_numpy(rows[:cut])
+
+
+def leaked(train: Any, held: Any) -> Any:
+    facts = audit_data(TensorDataset(train), validation=TensorDataset(held))
+    return diagnose_data(facts)["data.leakage"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_neighbours_in_a_table_of_few_columns_are_no_copies(name: str, seed: int) -> None:
+    finding = leaked(*tables(name, seed))
+    assert finding.status == "ok", finding.summary
+
+
+@pytest.mark.parametrize("name", ["wine", "diabetes", "breast cancer", "normal", "integers", "tails"])
+@pytest.mark.parametrize("change", ["scaled", "noisy"])
+def test_near_copies_in_a_table_of_few_columns(name: str, change: str) -> None:
+    train, held = tables(name, 0)
+    held[:30] = train[40:70] * 1.0001 if change == "scaled" else train[40:70] + 1e-3 * train.std(0) * torch.randn(30, train.shape[1], generator=G)  # fmt: skip
+    finding = leaked(train, held)
+    assert finding.status == "fail", finding.summary
+    split = finding.evidence["splits"]["validation"]
+    assert 25 <= split["near"] <= 33
+    assert all(theirs == mine + 40 for mine, theirs, _ in split["pairs"] if mine < 30)
+
+
+def test_huge_and_missing_numbers_are_near_nothing() -> None:
+    train, held = torch.randn(200, 4, generator=G).double(), torch.randn(50, 4, generator=G).double()
+    train[3, 1], train[5, 2], held[0, 1], held[1, 0] = 1e30, float("nan"), -1e30, float("inf")
+    facts = find_overlap(TensorDataset(train), {"validation": TensorDataset(held)})
+    assert facts["near"]
+    assert facts["splits"]["validation"]["near"] == 0
+
+
+def test_a_large_split_counts_in_proportion() -> None:
+    train = torch.randn(2000, 6, generator=G)
+    held = torch.cat([train + 1e-4, torch.randn(2000, 6, generator=G)])
+    near = found(TensorDataset(train), TensorDataset(held))["near"]
+    assert near == pytest.approx(2000, rel=0.03)
 
 
 def test_rows_of_other_sizes_are_no_copies() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.studies.data.hashing import NEAR_VALUES, NearTables, Numbers, exact_hashes, standardised, text_of
+from workbench.studies.data.narrow import ROWS, narrow_copies
 from workbench.studies.data.repeats import closer_than_chance, comparable, repeats
 from workbench.studies.data.rows import Rows, as_objects, fetch_rows, read_rows
 from workbench.studies.data.sample import Sample, split_sample
@@ -41,8 +42,9 @@ def find_overlap(
     Exact: equal inputs. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
     distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
     without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
-    words; near integers (tokens), near rows of different sizes, and of fewer than 16 values, which chance would find as well.
-    Near rows that are no closer than unrelated ones come by chance do not count (`closer_than_chance`).
+    words; near integers (tokens) and near rows of different sizes. Near rows that are no closer than unrelated ones come by chance do
+    not count (`closer_than_chance`); in rows of fewer than 16 values they are looked for by column, among their neighbours
+    (`narrow_copies`), where the training split has no more than 20,000 rows.
 
     Args:
         train: the training split, map-style.
@@ -72,6 +74,7 @@ def find_overlap(
         first = as_objects(first)
     sample = split_sample(train, split="train", most=max_rows, memory_mb=size, rows=BACKGROUND)
     tables = _tables(first, sample) if near else None
+    narrow: list[NDArray[Any]] | None = [] if near and _are_narrow(first) else None
     sides = {
         name: _Side(name, data, like=first, tables=tables, size=size, most=max_rows) for name, data in others.items()
     }
@@ -82,6 +85,8 @@ def find_overlap(
         hashes = exact_hashes(alike.inputs)
         seen.append(hashes)
         labels.append(rows.labels)
+        if narrow is not None and rows.start + len(rows.inputs) <= ROWS:
+            narrow.append(alike.inputs.astype(np.float64))
         close = _near_hashes(alike.inputs, tables) if near else None
         for side in sides.values():
             side.match(alike, hashes, close, tolerance)
@@ -89,11 +94,13 @@ def find_overlap(
     if tables is not None:
         for side in sides.values():
             side.confirm(train, sample, len(every))
+    whole = np.concatenate(narrow) if narrow else np.empty((0, 0))
+    told = [side.search(whole, _joined(labels)) for side in sides.values() if len(whole) == len(every) > 0]
     own = repeats(every, _joined(labels))
     return {
         "train_rows": own["rows"],
         "train_duplicates": own["repeated"],
-        "near": near and (tables is not None or _are_text(first)),
+        "near": near and (tables is not None or (bool(told) and all(told)) or _are_text(first)),
         "repeats": {"train": own} | {name: repeats(side.exact, side.labels) for name, side in sides.items()},
         "splits": {name: side.facts(every) for name, side in sides.items()},
     }
@@ -183,6 +190,33 @@ class _Side:
         self.found[dropped], self.distance[dropped] = -1, np.inf
         self.agrees[dropped], self.labelled[dropped] = False, False
 
+    def search(self, train: NDArray[np.float64], labels: NDArray[Any] | None) -> bool:
+        """Look for near copies of few columns; False where nobody can tell them from neighbours.
+
+        Args:
+            train: the rows of the training split.
+            labels: of these; None where unknown.
+        """
+        different = np.flatnonzero(~self.equal)
+        if not different.size:
+            return True
+        asked = different[np.linspace(0, different.size - 1, min(different.size, CONFIRMED)).astype(int)]
+        blocks = [
+            fetch_rows(self.data, part.tolist(), split=self.name).inputs
+            for part in np.array_split(asked, -(-len(asked) // PEEKED))
+        ]
+        if any(_any_objects(block) or block.shape[1] != train.shape[1] for block in blocks):
+            return False
+        told = narrow_copies(np.concatenate(blocks).astype(np.float64), train)
+        if told is None:
+            return False
+        hits, places = asked[told.copies], told.nearest[told.copies]
+        self.found[hits], self.distance[hits] = places, told.distance[told.copies]
+        if self.labels is not None and labels is not None:
+            self.agrees[hits], self.labelled[hits] = self.labels[hits] == labels[places], True
+        self.scale, self.by_chance = different.size / len(asked), told.by_chance
+        return True
+
     def facts(self, train: NDArray[np.uint64]) -> dict[str, Any]:
         """Return what was found as JSON values, `train` being the hashes of the training rows."""
         hits = np.flatnonzero(self.found >= 0)
@@ -214,11 +248,20 @@ def _joined(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 def _tables(rows: NDArray[Any], sample: Sample) -> NearTables | None:
     """Return tables for rows like these; None for text, tokens and rows of few values. `sample` is of the training split."""
-    if rows.dtype == object or (rows.dtype.kind in "iu" and rows.dtype.itemsize > 2) or rows.dtype.kind == "b":
+    if not _are_measured(rows):
         return None
     whole = sample.inputs is not None and sample.inputs.shape[1] == rows.shape[1]
     view = comparable(sample.inputs) if whole and sample.inputs is not None else None
     return NearTables(rows.shape[1], view=view) if rows.shape[1] >= NEAR_VALUES else None
+
+
+def _are_measured(rows: NDArray[Any]) -> bool:
+    """Tell whether rows hold numbers that may differ a little: no text, tokens or flags."""
+    return not (rows.dtype == object or (rows.dtype.kind in "iu" and rows.dtype.itemsize > 2) or rows.dtype.kind == "b")
+
+
+def _are_narrow(rows: NDArray[Any]) -> bool:
+    return _are_measured(rows) and rows.ndim == 2 and 0 < rows.shape[1] < NEAR_VALUES
 
 
 def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> NDArray[np.uint64] | None:

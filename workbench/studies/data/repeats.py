@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from workbench.studies.data.hashing import standardised
 from workbench.studies.data.sample import Sample
 
-__all__ = ["chance_bits", "closer_than_chance", "comparable", "repeats"]
+__all__ = ["by_column", "chance_bits", "closer_than_chance", "comparable", "repeats"]
 
 NEIGHBOURS = (10, 20)
 """By the distances to which of the nearest rows it is told in how many directions rows vary."""
@@ -20,6 +20,8 @@ CLOSE = 0.1
 
 LARGE = 10.0
 """A column that is as many times larger than three quarters of the columns hides what rows differ by (rule of thumb)."""
+LARGEST = 1e100
+"""Numbers beyond it are as good as infinite: their squares would be."""
 CERTAIN = 1e6
 """Bits of rows that never agree by chance."""
 
@@ -101,7 +103,7 @@ def closer_than_chance(
         return None
     ours, theirs, background = (np.nan_to_num(each) for each in (ours, theirs, background))
     found: list[tuple[NDArray[np.bool_], float]] = []
-    for view in (standardised, _by_column(background)):
+    for view in (standardised, by_column(background)):
         a, b, c = view(ours), view(theirs), view(background)
         apart = np.sqrt(((a - b) ** 2).mean(1))
         between = np.maximum((a**2).mean(1)[:, None] + (c**2).mean(1) - 2 * (a @ c.T) / a.shape[1], 0)
@@ -120,11 +122,15 @@ def comparable(background: Floats) -> Callable[[Floats], Floats] | None:
     Args:
         background: random training rows, shape (some, columns).
     """
-    size = np.sqrt((np.nan_to_num(background) ** 2).mean(0)) if len(background) else np.zeros(1)
-    return _by_column(np.nan_to_num(background)) if size.max() > LARGE * np.quantile(size, 0.75) > 0 else None
+    size = (
+        np.sqrt(np.square(np.clip(np.nan_to_num(background), -LARGEST, LARGEST)).mean(0))
+        if len(background)
+        else np.zeros(1)
+    )
+    return by_column(np.nan_to_num(background)) if size.max() > LARGE * np.quantile(size, 0.75) > 0 else None
 
 
-def _by_column(background: Floats) -> Callable[[Floats], Floats]:
+def by_column(background: Floats) -> Callable[[Floats], Floats]:
     """Return the function that puts every column on the scale of its middle half, or of its deviation where that is a point."""
     low, middle, high = np.quantile(background, (0.25, 0.5, 0.75), axis=0)
     spread = np.where(high > low, high - low, np.std(background, axis=0))
