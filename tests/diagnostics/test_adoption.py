@@ -83,9 +83,10 @@ def test_the_reason_says_p_and_n() -> None:
         (1.0 + SPREAD, 0.0, "is exactly 0 in 1 of 1 runs"),
         (1.0 + SPREAD, 1e-6, ""),
         (-2e4 + SPREAD, -3e36, "falls to -3e+36, as if without bound"),
+        (0.5 + SPREAD, -600.0 + SPREAD, "falls to -6e+02, as if without bound"),
         (0.5 + SPREAD, -30.0 + SPREAD, ""),
     ],
-    ids=["zero", "nearly zero", "no minimum", "log density"],
+    ids=["zero", "nearly zero", "no minimum", "300 times as far below zero", "log density"],
 )
 def test_a_loss_that_is_too_good_is_doubted(before: Any, after: Any, why: str) -> None:
     adopted, reason = said(two_arms(before, after))
@@ -109,6 +110,18 @@ def test_a_gain_that_does_not_matter_is_not_even_proved() -> None:
         assert said(made)[0] is adopted
         assert screen(made, known())["promising"] is adopted
     assert "the gain is 1.0% of what training learned (limit 2%)" in said(two_arms(0.5, 0.485))[1]
+
+
+@pytest.mark.parametrize(("better", "adopted"), [(2.35, False), (2.25, True)])
+def test_a_config_that_is_no_better_than_guessing_is_refused(better: float, adopted: bool) -> None:
+    """From 66 down to chance at 2.3 takes no learning, however much less bad one of the two is."""
+    study = Study().arm(0.1, 2.4 + SPREAD, start=66.0).arm(0.3, better + SPREAD, start=66.0)
+    made = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, facts={"chance_loss": 2.3})
+    got, reason = said(made)
+    assert got is adopted
+    assert screen(made, known())["promising"] is adopted, "it is not even proved"
+    why = "Not adopted: neither run learned anything: the better one is 0.05 worse than guessing or the untrained model"
+    assert (why in reason) is not adopted
 
 
 def test_the_best_of_more_evaluations_is_no_gain() -> None:
@@ -230,6 +243,6 @@ def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
     found = recommend(made, known(1.0))
     assert found["candidate"] == "lr 0.1, clipping at 1"
     for run in study.runs:
-        run["columns"]["grad_norm"] = np.where(np.arange(TOTAL) < 20, 0.5, 0.005)
+        run["columns"]["grad_norm"] = np.where(np.arange(TOTAL) < 60, 0.5, 0.005)
     rarely = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, max_grad_norm=0.01)
     assert recommend(rarely, known(1.0))["candidate"] == "lr 1"

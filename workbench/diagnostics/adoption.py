@@ -62,17 +62,22 @@ def by_values(record: RecordLike, baseline: Sequence[int], candidate: Sequence[i
 
 
 def by_size(gain: float, learned: float | None, *, material_frac: float = 0.02) -> str:
-    """Say that a gain is too small to matter.
+    """Say that a gain is too small to matter, or that it is no gain on knowing nothing.
 
     Args:
         gain: in the selected metric.
-        learned: what training gained on the untrained model; None where that was not evaluated.
+        learned: what the better of the two gained on the untrained model, or on guessing where that is better; None where the
+            untrained model was not evaluated.
         material_frac: share of it below which a gain does not matter (O1 calls differences of 2 % equal).
     """
-    if learned is None or gain >= material_frac * learned:
+    if learned is None:
         return ""
-    share = gain / learned if learned > 0 else 0.0
-    return f"the gain is {max(share, 0.0):.1%} of what training learned (limit {material_frac:.0%})"
+    if learned <= 0:
+        by = f"{-learned:.2g} worse than" if learned < 0 else "as good as"
+        return f"neither run learned anything: the better one is {by} guessing or the untrained model"
+    if gain >= material_frac * learned:
+        return ""
+    return f"the gain is {max(gain / learned, 0.0):.1%} of what training learned (limit {material_frac:.0%})"
 
 
 def by_spread(proof: Mapping[str, Any], *, ratio: float = 3.0, sds: float = 3.0) -> str:
