@@ -134,6 +134,40 @@ def test_the_error_of_a_run_that_blew_up_makes_no_tie_and_lr_star_keeps_away_fro
     assert best.high <= 0.2
 
 
+def run(lr, level, *, wild=0.0, blown=False):
+    """400 minibatch steps from 2.3 to a level; the noise of the batches is that of any other lr but for `wild`."""
+    own = np.random.default_rng(int(1e4 * lr)).standard_normal(400)
+    loss = level + (2.3 - level) * np.exp(-np.arange(400) / 20) + 0.03 * np.random.default_rng(0).standard_normal(400)
+    loss[200:] += np.linspace(2, 60, 200) if blown else wild * own[200:]
+    return trial(loss + 0.003 * own, lr, columns={"loss_se": np.full(400, 0.03 + wild)})
+
+
+@pytest.mark.parametrize("beyond", [0.302, 0.297])
+@pytest.mark.parametrize("own", [None, 0.25])
+def test_a_run_that_trains_well_beyond_the_edge_is_no_tie(beyond, own):
+    """0.25 is as good as the best, or the best itself, and 0.2278 is unstable: luck."""
+    levels = {0.0125: 1.2, 0.025: 0.6, 0.05: 0.3, 0.1: 0.3, 0.2181: 0.3, 0.25: beyond}
+    trials = [run(lr, level) for lr, level in levels.items()] + [run(lr, 0.3, blown=True) for lr in (0.2278, 0.5)]
+    table = sweep_table(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3}))
+    assert [p.lr for p in table.points if p.unstable] == [0.2278, 0.5]
+    assert (table.points[table.best].lr == 0.25) is (beyond < 0.3)
+    bracket, best = unstable_bracket(table), lr_best(table, own=own)
+    assert (bracket.lower, bracket.upper, bracket.stable_above) == (0.2181, 0.2278, (0.25,))
+    assert best.tied == (0.05, 0.1, 0.2181)
+    assert best.low < best.lr <= best.high == 0.2181
+    assert best.measured_lr < 0.2278
+
+
+def test_a_large_error_that_blew_nothing_up_makes_no_tie_either():
+    """A stable run whose difference to the best is within its own error, as that is larger than anything learned."""
+    trials = [run(0.05, 0.6), run(0.1, 0.3), run(0.2, 0.5, wild=1.0)]
+    table = sweep_table(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3}))
+    last = table.points[-1]
+    assert not last.unstable
+    assert last.above_best <= 2 * last.above_best_se, "within its own noise, for this test to mean anything"
+    assert lr_best(table).tied == (0.1,)
+
+
 def bowl(ratio, *, rise, memory=0.0):
     """Full-batch runs at three lrs, `ratio` apart, whose end losses rise by `rise` on both sides of the middle."""
     steps = np.arange(TOTAL)

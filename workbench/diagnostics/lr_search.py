@@ -29,7 +29,7 @@ EDGE_MARGIN = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class BestLR:
-    """lr*, with its doubt.
+    """lr*, with its doubt. Beyond the first unstable lr nothing counts: a run that trains well there is luck.
 
     Attributes:
         lr: the reported learning rate.
@@ -132,12 +132,14 @@ def lr_best(
         dense_ratio: neighbours closer than this make the grid dense.
         edge_margin: see `below_edge`.
     """
-    best = table.best
-    if best is None:
+    if table.best is None:
         return None
     points = table.points
-    equal = [i for i, p in enumerate(points) if not p.unstable and tied(
-        table, p, noise_sds=noise_sds, loss_tolerance=loss_tolerance)]  # fmt: skip
+    equal = _as_good(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    bracket = unstable_bracket(table, above=points[equal[0]].lr)
+    top = math.inf if bracket is None else bracket.upper
+    equal = [i for i in equal if points[i].lr < top]
+    best = table.best if points[table.best].lr < top else min(equal, key=lambda i: points[i].above_best)
     if table.noise_free:
         chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
     else:
@@ -155,6 +157,12 @@ def lr_best(
         needs_refinement=refine_next(table, dense_ratio=dense_ratio) is not None,
         reason=reason,
     )
+
+
+def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
+    """Return the points that are as good as the best, which is one of them, wherever they lie."""
+    at = enumerate(table.points)
+    return [i for i, p in at if i == table.best or (not p.unstable and tied(table, p, **thresholds))]
 
 
 def _upper_end(points: Sequence[LRPoint], high: int) -> float:
@@ -298,12 +306,12 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
 
     Args:
         table: the sweep.
-        above: lr to start from; None is the lr of the lowest objective.
+        above: lr to start from; None is the lowest lr that is as good as the one of the lowest objective.
     """
     if above is None:
         if table.best is None:
             return None
-        above = table.points[table.best].lr
+        above = table.points[_as_good(table)[0]].lr
     upper = next((p for p in table.points if p.lr > above and p.unstable), None)
     if upper is None:
         return None
