@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.diagnostics.base import Finding
 from workbench.diagnostics.lr_own import settled_by_proof
 from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.diagnostics.recommendation import recommend
 
 TOTAL, AT = 200, range(0, 201, 20)
 BLOWN = np.r_[2.3, 50.0, np.inf]
@@ -101,23 +105,78 @@ def test_a_flat_bowl_a_baseline_that_was_not_trained_and_none_at_all():
     assert (found["lr.too_low"].status, found["lr.too_high"].status) == ("not_measured", "not_measured")
 
 
-def proved(lr, *, wins, given):
-    (trial_number,) = given.trials["trial"][given.trials["peak_lr"] == lr]
-    return {"proof": {"wins": wins, "seeds": [1, 2, 3]}, "recommended": {"trials": [trial_number]}}
+def proved(levels, *, baseline, named, fresh, accuracies=(0.9, 0.9), faults=(), validation=None):
+    """A sweep, and a proof under three more seeds: (baseline, candidate) levels of `fresh`, accuracies of the two everywhere."""
+    trials, rows = [], []
 
+    def add(lr, level, seed, stage):
+        curve = BLOWN if level is None else decay(level)
+        seen = decay((validation or {}).get(lr, 2.3 if level is None else level))
+        right = accuracies[lr == named] * (1 - np.exp(-np.array(AT) / 20.0))
+        rows.extend(evaluations(len(trials), AT, seen[AT], split="validation"))
+        rows.extend(evaluations(len(trials), AT, right, split="validation", metric="accuracy"))
+        trials.append(trial(curve[:TOTAL], lr, seed=seed, stage=stage))
 
-@pytest.mark.parametrize(("wins", "lr", "status"), [(False, 0.4, "ok"), (True, 0.4, "warn"), (False, 0.8, "warn")])
-def test_a_warning_that_fresh_seeds_do_not_bear_out_is_none(wins, lr, status):
-    given = sweep({0.1: 0.9, 0.4: 0.6, 0.8: 0.62}, baseline=0.1, validation={})
+    for lr, level in levels.items():
+        add(lr, level, 0, "baseline" if lr == baseline else "lr_sweep")
+    for seed, (ours, theirs) in enumerate(fresh, start=1):
+        add(baseline, ours, seed, "baseline")
+        add(named, theirs, seed, "proof")
+    given = record(trials, evals=rows, total_steps=TOTAL, peak_lr=baseline)
     found = diagnose_lr_sweep(given)
-    assert found["lr.too_low"].evidence["better_lr"] == 0.4
-    settled = settled_by_proof(given, found, proved(lr, wins=wins, given=given))["lr.too_low"]
-    assert (settled.status, bool(settled.advice)) == (status, status == "warn")
-    assert settled_by_proof(given, found, {"proof": None}) == found
+    found = replace(found, findings=(*found.findings, *faults))
+    recommendation = recommend(given, found)
+    return found, recommendation, settled_by_proof(given, found, recommendation)
 
 
-def test_a_failure_stays_whatever_the_proof_says():
-    given = sweep(BOWL, baseline=0.1, validation={})
+LOW = {0.1: 1.5, 0.2: 1.2, 0.4: 0.5, 0.8: 0.6}
+HIGH = {0.1: 0.6, 0.2: 0.5, 0.4: 1.2, 0.8: 1.5}
+WINS = [(1.5, 0.5), (1.51, 0.5), (1.52, 0.5)]
+LOSES = [(1.5, 1.8), (1.5, 1.3), (1.5, 1.6)]
+
+
+@pytest.mark.parametrize(("levels", "baseline", "named", "code"), [
+    (LOW, 0.1, 0.4, "lr.too_low"), (HIGH, 0.8, 0.2, "lr.too_high"),
+])  # fmt: skip
+@pytest.mark.parametrize(("fresh", "accuracies", "why"), [
+    (WINS, (0.9, 0.9), ""), (LOSES, (0.9, 0.9), "p = 0.6"), (WINS, (0.9, 0.8), "validation/accuracy is worse: 0.8 against 0.9"),
+])  # fmt: skip
+def test_an_alarm_is_settled_where_the_lr_it_names_is_not_adopted(
+    levels, baseline, named, code, fresh, accuracies, why
+):
+    """A failure too: one list never holds "use 0.4" beside "Not adopted"."""
+    found, recommendation, after = proved(levels, baseline=baseline, named=named, fresh=fresh, accuracies=accuracies)
+    assert (found[code].status, found[code].evidence["better_lr"]) == ("fail", named)
+    assert recommendation["adopted"] is not bool(why)
+    if not why:
+        assert after == found
+        return
+    assert (after[code].status, after[code].advice) == ("ok", ())
+    assert why in recommendation["reason"]
+    assert f"lr {named:.4g} looks better under one seed" in after[code].summary
+    assert f"but is not adopted: {why}" in after[code].summary
+    assert "use" not in after[code].summary
+    assert settled_by_proof(None, found, {"adopted": True}) == found
+
+
+def test_what_diverges_stays_too_high_whatever_becomes_of_the_smaller_lr():
+    found, recommendation, after = proved(
+        {0.1: 1.5, 0.2: 0.5, 0.8: None}, baseline=0.8, named=0.2, fresh=[(None, 0.5)] * 3, accuracies=(0.9, 0.8),
+        validation={0.8: 2.0},
+    )  # fmt: skip
+    assert (found["lr.too_high"].status, found["lr.too_high"].evidence["own_unstable"]) == ("fail", True)
+    assert recommendation["refuted"]
+    assert after == found
+
+
+def test_a_reason_that_is_not_about_the_lr_settles_nothing():
+    fault = Finding(code="data.labels", status="fail", summary="planted")
+    found, recommendation, after = proved(LOW, baseline=0.1, named=0.4, fresh=LOSES, faults=(fault,))
+    assert "mend data.labels first" in recommendation["reason"]
+    assert after == found
+    other = {"refuted": "planted", "recommended": {"trials": [1]}}  # the trial of lr 0.2, which nothing names
+    given = record([trial(decay(level)[:-1], lr) for lr, level in LOW.items()], total_steps=TOTAL, peak_lr=0.1)
     found = diagnose_lr_sweep(given)
-    named = found["lr.too_low"].evidence["better_lr"]
-    assert settled_by_proof(given, found, proved(named, wins=False, given=given)) == found
+    assert settled_by_proof(given, found, other) == found
+    other["recommended"] = {"trials": [2]}
+    assert settled_by_proof(given, found, other)["lr.too_low"].status == "ok"

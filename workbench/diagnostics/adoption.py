@@ -18,7 +18,7 @@ from workbench.diagnostics.selection import selectable
 from workbench.diagnostics.trials import RecordLike
 from workbench.record import periodic_rows
 
-__all__ = ["by_examples", "by_faults", "by_metrics", "by_size", "by_spread", "by_values"]
+__all__ = ["by_examples", "by_faults", "by_metrics", "by_room", "by_size", "by_spread", "by_values"]
 
 
 def by_faults(diagnosis: Diagnosis) -> str:
@@ -34,20 +34,28 @@ def by_faults(diagnosis: Diagnosis) -> str:
     return f"mend {first} first; until then no comparison of configs holds" if first else ""
 
 
-def by_values(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int], *, deep: float = 100.0) -> str:
-    """Say what is odd about the selected values: nothing is left to gain, or they are too good to be true.
+def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int]) -> str:
+    """Say that nothing is left to gain: another metric of the examples that select is as good as it can be.
 
     Args:
         record: a study.
         baseline: trial numbers.
         candidate: trial numbers.
-        deep: a loss so many times as far below zero as that of the untrained model is above or below, and at least 1, has no
-            minimum (rule of thumb).
     """
     metrics = _metrics(record, [*baseline, *candidate])
     perfect = [name for name, (starts, ends) in metrics.items() if (ends == 1).all() and (starts < 1).all()]
-    if perfect:
-        return f"nothing is left to gain: {_split(record)}/{perfect[0]} is 1 in both"
+    return f"nothing is left to gain: {_split(record)}/{perfect[0]} is 1 in both" if perfect else ""
+
+
+def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = 100.0) -> str:
+    """Say that the selected values are too good to be true.
+
+    Args:
+        record: a study.
+        candidate: trial numbers.
+        deep: a loss so many times as far below zero as that of the untrained model is above or below, and at least 1, has no
+            minimum (rule of thumb).
+    """
     select = str(record.config["select"])
     if record.config["select_mode"] != "min" or not select.endswith("/loss"):
         return ""

@@ -11,6 +11,7 @@ from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.lr_points import LRPoint, SweepTable
 from workbench.diagnostics.lr_rivals import Rival, best_rival
 from workbench.diagnostics.lr_search import BestLR, UnstableBracket, below_edge
+from workbench.diagnostics.same_config import trials_with
 from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["own_lr_findings", "settled_by_proof"]
@@ -150,28 +151,32 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
 
 
 def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
-    """Return the diagnosis without the warning that the proof over fresh seeds does not bear out.
+    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out.
 
-    A warning of `lr.too_high` or `lr.too_low` rests on one seed. Where the lr that it names was trained under fresh seeds and is not
-    better, it is ok and says so. A failure stays.
+    `lr.too_high` and `lr.too_low` rest on one seed and one metric. Where the lr that they name is not adopted, for a reason that
+    is about that lr, they are ok and say so. A baseline that does not train stably stays too high: no comparison refutes that.
 
     Args:
         record: a study.
         diagnosis: of it.
         recommendation: what `recommend` returned for it.
     """
-    proof = recommendation.get("proof")
-    if proof is None or proof["wins"]:
+    why = recommendation.get("refuted")
+    if not why:
         return diagnosis
-    trials = record.trials
-    lr = float(trials["peak_lr"][trials["trial"] == recommendation["recommended"]["trials"][0]].iloc[0])
 
     def settled(finding: Finding) -> Finding:
-        named = finding.evidence.get("better_lr") if finding.code in CLAUSE and finding.status == "warn" else None
-        if named is None or not math.isclose(named, lr, rel_tol=1e-9):
+        named = finding.evidence.get("better_lr")
+        if finding.code not in CLAUSE or finding.status not in ("warn", "fail") or named is None:
             return finding
-        count = len(proof["seeds"])
-        said = f"{finding.summary.rstrip('.')}. Not borne out: over {count} fresh seeds lr {lr:.4g} is no better."
+        tried = set(trials_with(record, record.config | {"peak_lr": named}))
+        if finding.evidence.get("own_unstable") or not tried.issuperset(recommendation["recommended"]["trials"]):
+            return finding
+        known = finding.evidence
+        said = (
+            f"The baseline's lr {known['baseline_lr']:.4g} is not {finding.code[3:].replace('_', ' ')}: lr {named:.4g} looks better "
+            f"under one seed ({known['select']} {known['own']:.4g} against {known['better']:.4g}), but is not adopted: {why}."
+        )
         return replace(finding, status="ok", summary=said, advice=())
 
     return replace(diagnosis, findings=tuple(map(settled, diagnosis.findings)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
-from workbench.diagnostics.adoption import by_examples, by_faults, by_metrics, by_size, by_spread, by_values
+from workbench.diagnostics.adoption import by_examples, by_faults, by_metrics, by_room, by_size, by_spread, by_values
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.clip_ladder import masks
 from workbench.diagnostics.clip_reference import SHORT_STAGES
@@ -58,11 +58,12 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
-    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, proof and examples.
+    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
     The best candidate of `screen` is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
     by more than its noise, and where nothing in `adoption` speaks against it. What training with it gives, under the seed that
-    chose it, is `chosen`. The config has the length of the workload's own; a study of shorter trials says so, because short
+    chose it, is `chosen`. Where the comparison itself speaks against the candidate, and no fault elsewhere or a lack of runs,
+    `refuted` is the reason, else "". The config has the length of the workload's own; a study of shorter trials says so, because short
     runs prefer larger learning rates.
 
     Args:
@@ -103,6 +104,7 @@ def _judged(
     found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
     found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
+    doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] else "")
     if proof is not None:
         before, after = (
             selected(record, trials_with(record, c, seeds=proof["seeds"])) for c in (record.config, candidate)
@@ -110,9 +112,11 @@ def _judged(
         found |= {"baseline": before, "recommended": after}
         said, verdict = f"Candidate: {comparison['candidate']}. {proof['said']}", proof["verdict"]
         gain, why = min(arm["gain"] for arm in proof["arms"]), "" if proof["wins"] else verdict
+        doubt = doubt or by_values(record, after["trials"])
         why = (
             why
-            or by_values(record, before["trials"], after["trials"])
+            or doubt
+            or by_room(record, before["trials"], after["trials"])
             or by_size(gain, proof["learned"])
             or by_spread(proof)
             or by_metrics(record, before["trials"], after["trials"])
@@ -121,9 +125,11 @@ def _judged(
     why = comparison["against"] or why
     refused = "" if why else by_examples(examples, 2 * limit)
     why = why or refused
+    doubt = doubt or (refused if examples is not None and not examples["enough"] else "")
     return found | {
         "examples": None if examples is None else examples | {"refused": bool(refused)},
         "adopted": not why,
+        "refuted": "" if doubt else why,
         "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
     }
 
@@ -141,22 +147,24 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, margin: float = EDGE_MAR
         margin: see `EDGE_MARGIN`.
 
     Returns:
-        What `compare_selected` does, and against: why the candidate is not worth a proof, or "", and untried: the candidate has to
-        be trained at `margin` times its lr, as nothing shows yet how far it is from the edge.
+        What `compare_selected` does, and against: why the candidate is not worth a proof, or "", doubt: the same where that is
+        no word against the candidate itself, and untried: the candidate has to be trained at `margin` times its lr, as nothing
+        shows yet how far it is from the edge.
     """
     candidates, keeps = _candidates(record, diagnosis, margin)
     compared = compare_selected(record, baseline=trials_with(record, record.config), candidates=candidates)
     if compared["candidate"] is None:
         return compared
     ours, theirs = compared["baseline"]["trials"], compared["recommended"]["trials"]
-    against = by_faults(judged_without_loss(record, diagnosis)) or by_values(record, ours, theirs)
+    doubt = by_faults(judged_without_loss(record, diagnosis)) or by_values(record, theirs)
+    against = doubt or by_room(record, ours, theirs)
     if not against and compared["promising"]:
         against = by_size(compared["gain"], compared["learned"])
     worth = compared["promising"] and not against
     untried = keeps.get(compared["candidate"], True) is None
     if untried and not against:
-        against = f"not trained at {margin:g} times its lr, so how far it is from the edge is not known"
-    return compared | {"promising": worth, "untried": untried, "against": against}
+        doubt = against = f"not trained at {margin:g} times its lr, so how far it is from the edge is not known"
+    return compared | {"promising": worth, "untried": untried, "against": against, "doubt": doubt}
 
 
 def _candidates(
