@@ -54,6 +54,21 @@ def test_a_loss_that_still_falls_towards_chance_had_too_few_steps():
     assert (finding.status, "too few" in finding.summary) == ("not_measured", True)
 
 
+@pytest.mark.parametrize(("rate", "status"), [(200.0, "not_measured"), (100.0, "fail")])
+def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate, status):
+    """At the end 20 % and 7 % of the way are left, and it is still falling in both."""
+    finding = found([4.9, 4.5, 3.5, 1.5, 1.2], start=5.0, rate=rate, sd=0.01)
+    assert (finding.status, "too few" in finding.summary) == (status, status == "not_measured")
+
+
+@pytest.mark.parametrize(("sd", "status"), [(1.5, "not_measured"), (0.5, "fail")])
+def test_a_noise_of_a_twentieth_of_chance_is_too_much(sd, status):
+    """The second half is known to 10 % and to 3 % of chance."""
+    finding = found([1.05] * 5, sd=sd)
+    assert (finding.status, "too noisy" in finding.summary) == (status, status == "not_measured")
+    assert finding.evidence["second_half_se"] / CHANCE == pytest.approx(sd / 15, rel=0.3)
+
+
 def test_noise_as_large_as_chance_and_small_lrs_alone_tell_nothing():
     assert found([1.05] * 5, sd=1.5, total=60).status == "not_measured"
     small = found([1.09, 1.08], start=1.1, facts={"chance_loss": CHANCE, "initial_critical_lr": 10.0})

@@ -22,11 +22,15 @@ def decay(level, rate=20.0, start=2.3):
 
 
 def sweep(levels, *, baseline, blown=(12.8,), validation=None, wobble=0.0, chance=None, mode="min"):
-    """Full batches; `validation` gives the level of the selected metric at an lr, None leaves evaluations out."""
+    """Full batches; `validation` gives the level of the selected metric at an lr, None leaves evaluations out.
+
+    `wobble` is the standard deviation of the evaluations, at every lr or at some.
+    """
+    wobble = wobble if isinstance(wobble, dict) else dict.fromkeys(levels, wobble)
     trials = [trial(decay(level)[:-1], lr) for lr, level in levels.items()]
     rows = []
     for number, (lr, level) in enumerate(levels.items() if validation is not None else ()):
-        noise = wobble * np.random.default_rng(number).standard_normal(len(AT))
+        noise = wobble.get(lr, 0.0) * np.random.default_rng(number).standard_normal(len(AT))
         rows += evaluations(number, AT, decay(validation.get(lr, level))[AT] + noise, split="validation")
     trials += [trial(BLOWN, lr) for lr in blown]
     facts = {} if chance is None else {"chance_loss": chance}
@@ -79,6 +83,35 @@ def test_a_gain_within_the_noise_of_the_evaluations_is_none():
     assert diagnose_lr_sweep(noisy)["lr.too_low"].status == "ok"
 
 
+def test_a_lucky_evaluation_of_another_lr_is_no_gain():
+    """One evaluation of lr 0.4 is better by more than a tenth of what is learned, but not by twice its noise."""
+    levels = {0.1: 0.9, 0.4: 0.6, 0.8: 0.65}
+    found = diagnose_lr_sweep(sweep(levels, baseline=0.1, validation={0.4: 1.0, 0.8: 1.8}, wobble={0.4: 0.3}))
+    seen = found["lr.too_low"].evidence
+    assert (seen["better_lr"], found["lr.too_low"].status) == (0.4, "ok")
+    assert 0 < seen["own"] - seen["better"] <= 2 * seen["noise"], "within its noise, for this test to mean anything"
+    assert min(seen["share"], seen["lost_frac"]) > 0.1
+
+
+def test_the_noise_of_an_lr_counts_against_it_in_the_choice():
+    levels = {0.1: 1.5, 0.4: 0.6, 0.8: 0.6}
+    given = sweep(levels, baseline=0.1, validation={0.8: 0.55}, wobble={0.8: 0.2})
+    values = given.evals[given.evals["trial"] == 2]["value"]
+    assert values.min() < 0.5, "the lowest of all, for this test to mean anything"
+    found = diagnose_lr_sweep(given)["lr.too_low"]
+    assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
+
+
+def test_a_better_metric_at_the_same_training_loss_does_not_make_an_lr_too_low():
+    """What validation gains where training gains nothing is no want of steps: another kind of fault."""
+    levels, better = {0.1: 0.43, 0.4: 0.4, 0.8: 0.6}, {0.1: 1.0, 0.4: 0.5, 0.8: 1.0}
+    found = diagnose_lr_sweep(sweep(levels, baseline=0.1, validation=better))["lr.too_low"]
+    assert (found.status, found.value) == ("ok", pytest.approx(4.0))
+    assert found.evidence["share"] > 0.1
+    found = diagnose_lr_sweep(sweep(levels | {0.1: 0.9}, baseline=0.1, validation=better))["lr.too_low"]
+    assert found.status == "warn"
+
+
 def test_what_is_learned_counts_from_chance():
     """From 180 down to 2.4 takes no learning: what is left below 2.3 decides."""
     trials = [trial(decay(end, start=180.0, rate=4.0)[:-1], lr) for lr, end in {0.001: 2.2, 0.1: 0.2, 0.2: 0.3}.items()]
@@ -90,6 +123,17 @@ def test_what_is_learned_counts_from_chance():
 def test_the_lr_to_use_keeps_a_margin_to_the_edge():
     found = diagnose_lr_sweep(sweep({0.1: 0.5, 0.4: 0.42, 0.7: 0.4}, baseline=0.9, blown=(0.8, 0.9)))["lr.too_high"]
     assert (found.status, found.value) == ("fail", 0.4)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "code", "blown"), [(0.1, "lr.too_low", (0.8, 1.8)), (1.8, "lr.too_high", (0.8, 1.8))]
+)
+def test_the_best_lr_is_not_named_where_it_lies_at_the_edge(baseline, code, blown):
+    """0.7 is the best by training and by validation, and 0.8 is unstable."""
+    for validation in (None, {}):
+        given = sweep({0.1: 1.5, 0.4: 0.42, 0.7: 0.3}, baseline=baseline, blown=blown, validation=validation)
+        found = diagnose_lr_sweep(given)[code]
+        assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
 
 
 def test_a_flat_bowl_a_baseline_that_was_not_trained_and_none_at_all():
