@@ -15,6 +15,7 @@ from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.diagnostics.causes import causes_first
 from workbench.diagnostics.checkpoints import diagnose_checkpoints
+from workbench.diagnostics.clipped_runs import fixed_step
 from workbench.diagnostics.clipping import diagnose_clipping
 from workbench.diagnostics.data import diagnose_data
 from workbench.diagnostics.evaluation import diagnose_evaluation
@@ -118,9 +119,10 @@ class _Walk:
         if session.workload.minimised:
             collect_replaced(session)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
-        if session.workload.minimised:
+        fixed = session.workload.minimised and _fixed_step(session)
+        if session.workload.minimised and not fixed:
             self.sweep.extend(session, beside=partial(self._beside, session.config))
-        elif not selects_by_loss(session.record):
+        elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
         run_round(session, self.proof.baselines(session.config))
@@ -137,6 +139,17 @@ class _Walk:
     def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
         return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
+
+
+def _fixed_step(session: Session) -> bool:
+    """Train the baseline without its clipping where that clips, and tell whether its lr only sets the length of every step.
+
+    Such a sweep would end far from any lr that is of use once the threshold is right, and `_cure` needs the run in any case.
+    """
+    if session.config.max_grad_norm is None:
+        return False
+    run_round(session, [Asked("lr_sweep", session.config.replace(max_grad_norm=None))])
+    return fixed_step(session.record)
 
 
 def _evaluate_whole(session: Session, number: int) -> None:

@@ -216,7 +216,11 @@ def test_the_lr_that_a_finding_names_is_the_one_that_is_proved() -> None:
     [
         (None, False, "not trained at 1.5 times its lr"),
         ({}, True, "Adopted"),
-        ({"loss": np.append(FALLING[:50], np.linspace(2, 50, 60))}, False, "nothing else was tried"),
+        (
+            {"loss": np.append(FALLING[:50], np.linspace(2, 50, 60))},
+            False,
+            "no other change that was tried trains stably with a margin",
+        ),
         ({"warmup_steps": 20}, False, "not trained at 1.5 times its lr"),
     ],
     ids=["not tried", "stable", "unstable", "stable with more warmup"],
@@ -246,3 +250,27 @@ def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
         run["columns"]["grad_norm"] = np.where(np.arange(TOTAL) < 60, 0.5, 0.005)
     rarely = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, max_grad_norm=0.01)
     assert recommend(rarely, known(1.0))["candidate"] == "lr 1"
+
+
+@pytest.mark.parametrize(
+    ("star", "edge", "findings", "reason"),
+    [
+        (0.1, None, [], "the baseline trains at the best lr already, and nothing else was tried"),
+        (1.6, None, [("lr.too_low", "ok")], "no other lr is better than the baseline's 0.1 by enough to matter, and nothing else was tried"),
+        (1.6, 0.12, [("lr.too_low", "fail")], "no lr that is better than the baseline's 0.1 keeps a margin to the edge, and nothing else was tried"),
+    ],
+    ids=["own", "as good", "edge"],
+)  # fmt: skip
+def test_where_nothing_was_held_against_the_baseline_the_reason_says_why(star: float, edge: float | None, findings: Any, reason: str) -> None:  # fmt: skip
+    alone = Study().arm(0.1, 1.0 + SPREAD).record
+    got = recommend(alone, known(star, edge, *(alarm(*found) for found in findings)))["reason"]
+    assert got == f"Not adopted: {reason}."
+
+
+def test_a_baseline_that_clips_nearly_every_step_is_told_to_loosen_the_clip() -> None:
+    study = Study().arm(0.1, 1.5 + SPREAD, max_grad_norm=0.01).arm(1.0, 0.5 + SPREAD, max_grad_norm=0.01)
+    made = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, max_grad_norm=0.01)
+    reason = said(made, known(1.0, None, alarm("lr.too_low", "fail")))[1]
+    assert reason.startswith(
+        "Not adopted: nearly every step is clipped, so a larger lr would only make up for that: loosen the clip"
+    )

@@ -105,6 +105,14 @@ def test_a_ladder_that_fails_says_so() -> None:
     }  # fmt: skip
 
 
+def test_a_clipped_run_that_does_not_move_is_not_called_unstable() -> None:
+    still = clipped(STEPS, np.full(STEPS, FALLING[0]), lr=0.4)
+    found = diagnose_clipping(record([plain(), plain(lr=0.4), still]))["clipping.cures"]
+    assert found.evidence["ladder"][0]["lasting"] == 1, "it ends where it began"
+    assert found.status == "warn"
+    assert "stable without clipping, and learns next to nothing with it at 1." in found.summary
+
+
 def test_clipping_that_hurts_where_nothing_was_wrong_warns() -> None:
     found = diagnose_clipping(record([plain(), plain(lr=0.4), clipped(30, BLOWN, lr=0.4)]))["clipping.cures"]
     assert found.status == "warn"

@@ -100,3 +100,15 @@ def test_runs_that_end_at_the_frequencies_are_not_stable():
     assert 0.004 < diagnosis["lr.unstable"].value < 0.016
     blind = diagnose_lr_sweep(sweep(ends, start=4.2, facts={}))
     assert blind["lr.unstable"].value is None, "what the level is for"
+
+
+def test_a_low_loss_that_noise_can_explain_is_not_said_to_be_none():
+    """The lowest end lies far below chance, with an error of the same size."""
+    given = diagnose_lr_sweep(sweep([1.05, 1.05, 0.75, 1.05, 1.05], sd=1.5, total=60))["lr.best"]
+    assert given.status == "not_measured"
+    lowest = min(point["loss"] for point in given.evidence["points"])
+    assert lowest < CHANCE - 0.1, "for this test to mean anything"
+    assert f"the lowest loss, {lowest:.4g} at lr" in given.summary
+    assert "lies below that of the best constant output, 1.05, but no further than its noise" in given.summary
+    flat = diagnose_lr_sweep(sweep([1.2] * 5, sd=0.01))["lr.best"]
+    assert "no learning rate brought the loss below that of the best constant output" in flat.summary

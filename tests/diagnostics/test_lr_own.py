@@ -136,6 +136,16 @@ def test_the_best_lr_is_not_named_where_it_lies_at_the_edge(baseline, code, blow
         assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
 
 
+def test_an_lr_other_than_lr_star_is_named_with_its_reason():
+    """0.8 is the best by training loss; by validation it is 0.4, or 1.6 beyond lr*."""
+    levels = {0.01: 2.2, 0.4: 0.6, 0.8: 0.4, 1.6: 0.6}
+    for named, words in ((0.4, True), (0.8, False), (1.6, True)):
+        found = diagnose_lr_sweep(sweep(levels, baseline=0.01, validation={named: 0.3}))["lr.too_low"]
+        assert (found.status, found.evidence["better_lr"], found.evidence["lr_star"]) == ("fail", named, 0.8)
+        assert f": use {named}" in found.summary
+        assert ("the best by validation/loss that keeps away from the edge" in found.summary) is words
+
+
 def test_a_flat_bowl_a_baseline_that_was_not_trained_and_none_at_all():
     flat = {0.05: 1.4, 0.1: 0.4, 0.2: 0.4, 0.4: 0.3999, 0.8: 0.7}
     found = diagnose_lr_sweep(sweep(flat, baseline=0.1))

@@ -15,7 +15,7 @@ from workbench.diagnostics.clip_reference import SHORT_STAGES, max_grad_norm_of,
 from workbench.diagnostics.lr_points import objective
 from workbench.diagnostics.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
 
-__all__ = ["alternation", "clipped_runs", "step_scale"]
+__all__ = ["alternation", "clipped_runs", "fixed_step", "step_scale"]
 
 FREE = frozenset(
     {
@@ -62,6 +62,23 @@ def clipped_runs(
         if max_grad_norm_of(item.curve.config) is not None
     ]
     return sorted(rows, key=lambda row: (row["lr"], -row["max_grad_norm"], row["seed"], row["trial"]))
+
+
+def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
+    """Tell whether the baseline clips nearly every step though it trains stably without: then its lr sets the length of every step.
+
+    An adaptive rule hardly feels a clipping that is always on, so its lr is what it is everywhere.
+
+    Args:
+        record: a study, or a single trial.
+        frac: share of the steps clipped (rule of thumb).
+    """
+    limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
+    if limit is None or str(record.config.get("optimizer")) not in PLAIN_RULES:
+        return False
+    rows = [row for row in clipped_runs(record) if row["max_grad_norm"] == limit and row["lr"] == lr]
+    known = [row for row in rows if row["twin"] is not None and row["clip_frac"] is not None]
+    return bool(known) and all(row["clip_frac"] >= frac and not row["twin_lasting"] for row in known)
 
 
 def step_scale(norms: ArrayLike, max_grad_norm: float) -> NDArray[np.float64]:

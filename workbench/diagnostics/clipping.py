@@ -148,7 +148,9 @@ def _cures(study: _Study) -> Finding:
     evidence = study.evidence | {"ladder": [_rung_row(study, rung) for rung in study.ladder]}
     common: dict[str, Any] = {"code": code, "clause": "F4.10", "evidence": evidence}
     if all(is_calm(row, "twin_outcome") for row in lead.rows):
-        hurt = f", and unstable with it at {lead.max_grad_norm:.3g}" if lead.lasting else ""
+        still = all(is_calm({**row, "lasting": False}) for row in lead.rows)  # no rise: it ends where it began
+        worse = "learns next to nothing" if still else "unstable"
+        hurt = f", and {worse} with it at {lead.max_grad_norm:.3g}" if lead.lasting else ""
         above = study.unstable_lr is not None and lead.lr > study.unstable_lr
         chance = (
             f" Other runs turned unstable from {study.unstable_lr:.4g} on: this near the edge it is chance."

@@ -12,6 +12,7 @@ from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.curves import Rise
 from workbench.diagnostics.fix_runs import is_harmful
 from workbench.diagnostics.judged_runs import judged_runs
+from workbench.diagnostics.lr_learning import nothing_clear
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
@@ -228,7 +229,7 @@ def _unreadable(study: _Study) -> str | None:
         return study.items[0].verdict.reason.rstrip(".")
     flat = len(study.table.points) > 1 and study.best is None
     if flat and not any(item.curve.diverged for item in study.items):
-        return "no learning rate brought the loss clearly below that of the initial model"
+        return nothing_clear(study.table)
     return None
 
 

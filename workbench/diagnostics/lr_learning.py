@@ -12,7 +12,7 @@ from workbench.diagnostics.base import Finding, Status
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, mean_and_error
 from workbench.diagnostics.trials import RecordLike, TrialCurve, read_curves
 
-__all__ = ["nothing_learns"]
+__all__ = ["nothing_clear", "nothing_learns"]
 
 CODE, CLAUSE = "lr.nothing_learns", "F1.1"
 
@@ -88,6 +88,15 @@ def nothing_learns(
             "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
         ],
     )  # fmt: skip
+
+
+def nothing_clear(table: SweepTable) -> str:
+    """Return in words that no lr came below the loss of knowing nothing, or that the noise of the one that did is too large to tell."""
+    level = "that of the best constant output" if table.level < table.loss_ref else "that of the initial model"
+    point = min((p for p in table.points if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
+    if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
+        return f"no learning rate brought the loss below {level}"
+    return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, but no further than its noise"
 
 
 def _finding(status: Status, summary: str, evidence: dict[str, Any], *, advice: Sequence[str] = ()) -> Finding:

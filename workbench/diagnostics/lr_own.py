@@ -147,7 +147,9 @@ def _lost(rival: Rival) -> str:
 def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[str, list[str]]:
     lr = rival.lr if rival is not None else best.lr
     right = lr < own.lr if word == "Lower" else lr > own.lr
-    return (f": use {lr:.4g}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
+    other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
+    why = f", the best by {rival.select} that keeps away from the edge" if rival is not None and other else ""
+    return (f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
 
 
 def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:

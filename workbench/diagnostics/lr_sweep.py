@@ -8,9 +8,10 @@ from typing import Any
 
 from workbench.diagnostics.advice import advise
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.clipped_runs import fixed_step
 from workbench.diagnostics.fix_runs import is_harmful
 from workbench.diagnostics.judged_runs import judged_runs
-from workbench.diagnostics.lr_learning import nothing_learns
+from workbench.diagnostics.lr_learning import nothing_clear, nothing_learns
 from workbench.diagnostics.lr_own import own_lr_findings
 from workbench.diagnostics.lr_points import LRPoint, SweepTable, objective, sweep_table
 from workbench.diagnostics.lr_rounds import bisect_next
@@ -68,8 +69,9 @@ def diagnose_lr_sweep(
     baseline = _number(record.config.get("peak_lr"))
     best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     learning = nothing_learns(record, table)
-    if best is None or len(table.points) < 2:
-        findings = [*_not_measured(table), learning]
+    fixed = fixed_step(record)
+    if best is None or len(table.points) < 2 or fixed:
+        findings = [*_not_measured(table, fixed=fixed), learning]
     else:
         bracket = unstable_bracket(table)
         findings = [
@@ -118,13 +120,17 @@ def _rows(table: SweepTable) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _not_measured(table: SweepTable) -> list[Finding]:
-    if len(table.points) < 2:
+def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
+    if fixed:
+        reason = (
+            "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
+        )
+    elif len(table.points) < 2:
         reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
         reason = "every learning rate tried became non-finite: try smaller ones"
     else:
-        reason = "no learning rate brought the loss clearly below that of the initial model"
+        reason = nothing_clear(table)
     return [
         Finding(
             code=code, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[code],

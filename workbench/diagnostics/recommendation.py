@@ -38,6 +38,8 @@ REMEDIES = ("fix", "warmup_full", "clipping")
 REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
 """Advice that a study can try -> the config field that it changes."""
 
+_OWN_LR = ("lr.too_high", "lr.too_low")
+
 CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
 """What a candidate may change."""
 
@@ -88,12 +90,31 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         comparison["reason"] = (
             "Not adopted: no learning rate that was tried learned anything, so there is nothing to recommend."
         )
+    elif comparison["baseline"] and not without_loss(record):
+        comparison["reason"] = f"Not adopted: {_no_candidate(record, diagnosis)}."
     if fields["total_steps"] < own["total_steps"]:
         comparison["reason"] += (
             f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
             "whole run is likely lower."
         )
     return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
+
+
+def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
+    """Return why nothing was held against the baseline."""
+    own, best = record.config["peak_lr"], diagnosis["lr.best"].value
+    wrong = next((diagnosis[c] for c in _OWN_LR if c in diagnosis and diagnosis[c].status in ("warn", "fail")), None)
+    rest = "nothing else was tried"
+    if tried_remedies(record):
+        rest = "no other change that was tried trains stably with a margin"
+    if wrong is not None:
+        clipped = clipped_runs(record) if "grad_norm" in record.steps else []
+        if wrong.code == "lr.too_low" and _held_back(record, clipped):
+            return f"nearly every step is clipped, so a larger lr would only make up for that: loosen the clip first; {rest}"
+        return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
+    if equal(best, own):
+        return f"the baseline trains at the best lr already, and {rest}"
+    return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
 
 
 def _judged(
@@ -211,7 +232,7 @@ def _best_lr(diagnosis: Diagnosis, highest: float) -> float | None:
 
     It is the one that `lr.too_high` or `lr.too_low` name, else the best of the sweep that is far enough from the edge.
     """
-    own = [diagnosis[code] for code in ("lr.too_high", "lr.too_low") if code in diagnosis]
+    own = [diagnosis[code] for code in _OWN_LR if code in diagnosis]
     wrong = [f for f in own if f.status in ("warn", "fail")]
     if own and not wrong:
         return None
