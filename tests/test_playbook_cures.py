@@ -13,6 +13,7 @@ from tests.helpers.workloads import small_workload
 from workbench import playbook
 from workbench.config import TrainConfig
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.record import open_record
 from workbench.studies.clipping import ClippingStudy
 from workbench.studies.instability import InstabilityStudy
 from workbench.studies.lr_sweep import LRSweep
@@ -120,3 +121,21 @@ def test_the_restarts_of_a_schedule_of_ones_own_are_planned(tmp_path: Path) -> N
     )  # fmt: skip
     finding = diagnosis["schedule.restarts"]
     assert (finding.status, len(finding.evidence["restarts"])) == ("ok", 3)
+
+
+@pytest.mark.parametrize("limit", [1e-3, 100.0])
+def test_where_nearly_every_step_is_clipped_no_sweep_looks_for_an_lr(tmp_path: Path, limit: float) -> None:
+    """The lr would make up for the threshold: the clip is loosened, at the person's own lr."""
+    config = {"optimizer": "sgd", "peak_lr": 0.05, "total_steps": 100, "batch_size": 48, "max_grad_norm": limit}
+    workload = small_workload(config=config, validation_data=small_workload(examples=64).train_data)
+    found = wb.diagnose(workload, out=tmp_path / "s", instability=InstabilityStudy(confirm_all=False, fixes=()))
+    highest = float(open_record(tmp_path / "s").trials["peak_lr"].max())
+    fixed = limit < 1
+    assert (highest <= 1.5 * 0.05) is fixed
+    assert (found["lr.best"].status == "not_measured") is fixed
+    if fixed:
+        said = "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
+        assert all(said in found[code].summary for code in ("lr.best", "lr.unstable", "lr.too_low", "lr.too_high"))
+        assert found["clipping.aggressive"].status == "warn"
+        assert found.recommendation is not None
+        assert found.recommendation["changed"] == ["max_grad_norm"]

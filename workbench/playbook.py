@@ -126,7 +126,7 @@ class _Walk:
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
         run_round(session, self.proof.baselines(session.config))
-        if session.workload.minimised:
+        if session.workload.minimised and not fixed:
             self.instability.extend(session)
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers.clipped_records import LIMIT, LR, descended, descent
+from tests.helpers.clipped_records import BLOWN, FALLING, LIMIT, LR, STEPS, clipped, descended, descent, plain
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.clipped_runs import alternation, clipped_runs, step_scale
+from workbench.diagnostics.clipped_runs import alternation, clipped_runs, fixed_step, step_scale
+from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 
 
 def test_clipped_descent_above_the_edge_settles_in_the_2_cycle() -> None:
@@ -91,3 +93,26 @@ def test_alternation_of_what_falls_stands_or_is_short() -> None:
     assert alternation([1.0, 2.0] * 20) == pytest.approx(-1.0)
     for nothing in ([1.0] * 20, [1.0, 2.0, 1.0], [], [1.0, math.nan, 1.0, 2.0, 1.0], [0.0] * 9):
         assert math.isnan(alternation(nothing))
+
+
+@pytest.mark.parametrize(
+    ("above", "twin", "optimizer", "fixed"),
+    [
+        (STEPS, FALLING, "sgd", True),
+        (int(0.8 * STEPS), FALLING, "sgd", False),
+        (STEPS, BLOWN, "sgd", False),
+        (STEPS, None, "sgd", False),
+        (STEPS, FALLING, "adam", False),
+    ],
+    ids=["all", "some", "needed", "nobody knows", "adaptive"],
+)
+def test_where_the_clip_fixes_every_step_nothing_is_said_of_the_lr(above: int, twin: Any, optimizer: str, fixed: bool) -> None:  # fmt: skip
+    """Whatever larger lrs were trained: they make up for the threshold. Where training needs it, the lr is too high instead."""
+    slow = 2.3 - 1e-3 * np.arange(STEPS)
+    trials = [clipped(above, slow, stage="baseline"), clipped(STEPS, FALLING, lr=100.0, stage="lr_sweep")]
+    trials += [] if twin is None else [plain(twin, max_grad_norm=None)]
+    made = record(trials, peak_lr=0.1, max_grad_norm=1.0, total_steps=STEPS, optimizer=optimizer)
+    assert fixed_step(made) is fixed
+    found = diagnose_lr_sweep(made)
+    assert (found["lr.best"].value is None) is fixed
+    assert ("loosen the clip first" in found["lr.too_low"].summary) is fixed

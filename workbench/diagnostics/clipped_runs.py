@@ -76,9 +76,9 @@ def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     if limit is None or str(record.config.get("optimizer")) not in PLAIN_RULES:
         return False
-    rows = [row for row in clipped_runs(record) if row["max_grad_norm"] == limit and row["lr"] == lr]
-    known = [row for row in rows if row["twin"] is not None and row["clip_frac"] is not None]
-    return bool(known) and all(row["clip_frac"] >= frac and not row["twin_lasting"] for row in known)
+    own = {"max_grad_norm": limit, "lr": lr, "seed": record.config.get("shared_seed")}
+    rows = [row for row in clipped_runs(record) if all(row[name] == value for name, value in own.items())]
+    return any((row["clip_frac"] or 0.0) >= frac and row["twin_lasting"] is False for row in rows)
 
 
 def step_scale(norms: ArrayLike, max_grad_norm: float) -> NDArray[np.float64]:
