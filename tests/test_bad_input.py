@@ -78,10 +78,6 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: small_workload(loss=lambda o, b: squared(o, b).mean()), WorkloadError,
         r'the loss has shape \(\).*reduction="none"',
     ),
-    "nan loss": (
-        lambda: small_workload(loss=lambda o, b: squared(o, b) * math.nan), WorkloadError,
-        r"the loss is nan at step 0, before any update\. The data are finite: look at",
-    ),
     "no parameters": (
         lambda: small_workload(build_model=nn.Identity), WorkloadError, r"Identity has no parameters.*nn\.ModuleList"
     ),
@@ -316,3 +312,12 @@ def test_the_nearest_notebook_parameter_is_suggested(capsys: pytest.CaptureFixtu
     notebook = str(Path(__file__).parents[1] / "notebooks" / "01_lr_sweep.ipynb")
     assert cli.main(["run", notebook, "-p", "worklod='quadratic'"]) == 2
     assert "Did you mean 'workload'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factor", "said"), [(math.nan, "The loss is nan before any update"), (math.inf, "The loss is inf before any update")])  # fmt: skip
+def test_a_loss_that_is_not_finite_from_the_start_is_a_finding(tmp_path: Path, factor: float, said: str) -> None:
+    diagnosis = wb.diagnose(small_workload(loss=lambda o, b: squared(o, b) * factor), out=tmp_path / "s")
+    assert diagnosis["init.loss"].status == "fail"
+    assert diagnosis["init.loss"].summary.startswith(said)
+    assert not len(wb.open(tmp_path / "s").trials)
+    assert {f.status for f in diagnosis if f.code.startswith(("lr.", "stability."))} == {"not_measured"}

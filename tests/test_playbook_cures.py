@@ -71,7 +71,7 @@ BEYOND = [("clipping", None, None)]
         ("lr.too_high", AT_OWN),
         ("stability.mid", BEYOND),
         ("stability.spike", BEYOND),
-        ("stability.early_recovers", []),
+        ("stability.early_recovers", AT_OWN),
         ("", []),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.diagnostics.adoption import by_faults
-from workbench.diagnostics.architecture import diagnose_architecture
+from workbench.diagnostics.architecture import diagnose_architecture, excused_architecture
 from workbench.diagnostics.base import Diagnosis
 from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.diagnostics.causes import causes_first
@@ -76,9 +76,16 @@ _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
 _GRID = (0.25, 0.5, 2.0, 4.0)
 """Learning rates over the own one that are compared where no loss says which way to search (rule of thumb)."""
-_BAD_START = ("init.loss", "lr.probabilistic", "stability.early", "lr.too_high", "lr.nothing_learns")
+_BAD_START = (
+    "init.loss",
+    "lr.probabilistic",
+    "stability.early",
+    "stability.early_recovers",
+    "lr.too_high",
+    "lr.nothing_learns",
+)
 """Codes of a training that does not get going as it could: it begins confidently wrong, some seeds do not survive the first steps, it is
-stuck, or it rises early and a smaller lr does better. An early rise that comes back and costs nothing is none of them.
+stuck, or it rises early and that costs something.
 """
 _MID = ("stability.mid", "stability.spike")
 _MARGINS = 3
@@ -108,7 +115,7 @@ class _Walk:
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
-        if misnumbered(session.record.facts["preflight"]):
+        if misnumbered(session.record.facts["preflight"]) or session.record.facts["preflight"].get("nonfinite_loss"):
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
@@ -347,7 +354,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     reason = _nothing_trained(record, before)
     if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
-    joined = before + after
+    joined = excused_architecture(before + after)
     joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
     recommendation = recommend(record, joined)
     joined = settled_by_proof(record, joined, recommendation)
@@ -374,4 +381,6 @@ def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
         return "Not measured: the data holds values that are not finite, so nothing was trained."
     if misnumbered(record.facts.get("preflight") or {}):
         return "Not measured: targets are no classes of the model, so nothing was trained."
+    if (record.facts.get("preflight") or {}).get("nonfinite_loss"):
+        return "Not measured: the loss is not finite before any update, so nothing was trained."
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -9,8 +11,13 @@ import pytest
 import torch
 
 from tests.helpers.records import MemoryRecord, empty
-from workbench.diagnostics.architecture import architecture_depths, architecture_joins, diagnose_architecture
-from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.architecture import (
+    architecture_depths,
+    architecture_joins,
+    diagnose_architecture,
+    excused_architecture,
+)
+from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.plain import dumps
 from workbench.studies.audit.collect import collect_architecture
 from workbench.workloads.base import Workload
@@ -122,3 +129,31 @@ def test_the_joins_are_a_table() -> None:
     assert (table["layers"] == 2).all()
     assert architecture_joins(empty()).columns.tolist() == table.columns.tolist()
     assert len(architecture_depths(empty())) == 0
+
+
+ALARM = {"stability.early": "fail", "lr.too_high": "warn", "gradients.exploding": "warn", "data.imbalance": "warn"}
+
+
+@pytest.mark.parametrize(("sign", "status"), [("stability.early", "warn"), ("lr.too_high", "warn"), ("gradients.exploding", "warn"), ("data.imbalance", "ok"), ("", "ok")])  # fmt: skip
+def test_a_practice_that_is_missing_is_an_alarm_only_where_training_shows_a_sign(sign: str, status: str) -> None:
+    structure = diagnose_architecture(audit(deep_residual(residual=False)))
+    assert structure["architecture.no_residual"].status == "warn"
+    codes = dict.fromkeys(("stability.early", "stability.divergent", *ALARM), "ok") | (
+        {sign: ALARM[sign]} if sign else {}
+    )
+    told = tuple(Finding(code=code, status=s, summary="planted") for code, s in codes.items())  # type: ignore[arg-type]
+    found = excused_architecture(dataclasses.replace(structure, findings=structure.findings + told))
+    assert found["architecture.no_residual"].status == status
+    untrained = tuple(dataclasses.replace(f, status="not_measured") for f in told)
+    kept = excused_architecture(dataclasses.replace(structure, findings=structure.findings + untrained))
+    assert kept["architecture.no_residual"].status == "warn"
+
+
+def test_a_small_embedding_is_no_growth() -> None:
+    """Four branches of unit size on an embedding of 0.02: without it they would grow by 4**0.5 / 1."""
+    join = {"module": "", "skip": "identity", "placement": "pre", "norm": None, "layers": 3, "last_weight": "w", "zero_parameters": [], "branch_rms": 1.0}  # fmt: skip
+    sizes = [(0.02**2 + k) ** 0.5 for k in range(5)]
+    joins = [join | {"skip_rms": a, "sum_rms": b} for a, b in itertools.pairwise(sizes)]
+    facts = {"weight_layers": 14, "num_joins": 4, "joins": joins, "norms": ["n"], "norm_modules": ["n"]}
+    found = diagnose_architecture(record_of({"architecture": facts}))["architecture.branch_not_zero"]
+    assert (found.status, found.value) == ("ok", pytest.approx(2.0, rel=0.01))

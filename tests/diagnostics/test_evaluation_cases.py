@@ -104,10 +104,11 @@ def test_what_no_fault_explains_is_a_fault_all_the_same() -> None:
 
 
 def test_values_that_depend_on_the_batch_are_named_first() -> None:
-    found = diagnose_evaluation_cases(facts((3, VALUES.mean(), batches_of(3)), batch_dependence=0.3))[
-        "evaluation.weighting"
-    ]
-    assert (found.status, found.value) == ("fail", 0.3)
+    spread = float(np.ptp(VALUES))
+    for share, status in ((0.3, "fail"), (0.02, "fail"), (0.005, "warn")):
+        given = facts((3, VALUES.mean(), batches_of(3)), batch_dependence=share * spread)
+        found = diagnose_evaluation_cases(given)["evaluation.weighting"]
+        assert (found.status, found.value) == (status, share * spread)
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [0.0] * 7])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.helpers.simulated_records import record, trial
 from workbench.diagnostics.one_batch import CODES, diagnose_one_batch
 
 RUN: dict[str, Any] = {
@@ -40,7 +41,7 @@ SLICES: dict[str, Any] = {"tensor": 0, "shape": [12, 12], "axis": 1, "looked": 1
 
 
 def said(facts: dict[str, Any]) -> dict[str, Any]:
-    found = diagnose_one_batch(SimpleNamespace(facts=facts, workload="w", command=None, path=None))  # type: ignore[arg-type]
+    found = diagnose_one_batch(record([], facts=facts))
     assert tuple(f.code for f in found) == CODES
     return {f.code: f for f in found}
 
@@ -54,6 +55,27 @@ def with_part(path: str, value: Any) -> dict[str, Any]:
         inside = inside[int(key) if key.isdigit() else key]
     inside[last] = value
     return said({"one_batch": facts})
+
+
+STEPS = np.arange(400)
+RATES = (0.05, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "curves", "status"),
+    [
+        ("reward without end", [1.0 - lr * STEPS**2 for lr in RATES], "fail"),
+        ("exponential", [1.0 - np.expm1(lr * STEPS / 4) for lr in RATES], "fail"),
+        ("a deep minimum", [1.0 - 360 * -np.expm1(-lr * STEPS) for lr in RATES], "ok"),  # counts of 100 under Poisson's loss
+        ("one lr alone", [1.0 - STEPS**2], "ok"),
+        ("a density that grows", [2.8 - 0.02 * STEPS * lr for lr in RATES], "ok"),
+        ("not a number", [np.full(400, np.nan) for _ in RATES], "ok"),
+        ("too short", [[1.0, -1e9]] * 3, "ok"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_falls_without_end_is_seen_in_the_runs(name: str, curves: list[Any], status: str) -> None:
+    study = record([trial(c, lr) for c, lr in zip(curves, RATES, strict=False)], facts={"one_batch": HEALTHY})
+    assert diagnose_one_batch(study)["loss.unbounded"].status == status, name
 
 
 def test_healthy() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.diagnostics.one_batch import CODES, diagnose_one_batch
@@ -97,8 +97,8 @@ def alarms(workload: Workload) -> dict[str, str]:
         "preflight": to_json(collect_preflight(workload, workload.config, CPU)),
         "one_batch": to_json(collect_one_batch(workload, workload.config, CPU)),
     }
-    record: Any = SimpleNamespace(facts=facts, workload="w", command=None, path=None)
-    found = [*diagnose_preflight(record), *diagnose_one_batch(record)]
+    study = record([], facts=facts)
+    found = [*diagnose_preflight(study), *diagnose_one_batch(study)]
     assert [f.code for f in found[5:]] == list(CODES)
     return {f.code: f.status for f in found if f.status != "ok"}
 
@@ -337,7 +337,7 @@ def test_what_cannot_be_looked_at_is_said_and_ends_nothing() -> None:
     workload = classes(lambda: Having(fussy, m=mlp()))
     facts = collect_one_batch(workload, workload.config, CPU)
     assert facts["spread"] == {"reason": "KeyError: 'no evaluation here'"}
-    found = diagnose_one_batch(SimpleNamespace(facts={"one_batch": facts}, workload="w", command=None, path=None))
+    found = diagnose_one_batch(record([], facts={"one_batch": facts}))
     assert found["init.constant_output"].status == "not_measured"
     assert "no evaluation here" in found["init.constant_output"].summary
     assert found["loop.overfit_one_batch"].status == "ok"
@@ -365,3 +365,15 @@ def test_a_second_softmax_leaves_the_floor_that_the_formula_says() -> None:
 
 def _asked(workload: Workload) -> tuple[Workload, TrainConfig, torch.device]:
     return workload, workload.config, CPU
+
+
+def test_a_run_that_blows_up_has_fitted_nothing() -> None:
+    """Units that are off for every input come alive at random in a run that diverges; that is no progress."""
+
+    def off() -> nn.Module:
+        model = mlp()
+        nn.init.constant_(next(m for m in model if isinstance(m, nn.Linear)).bias, -8.0)  # type: ignore[union-attr]
+        return model
+
+    found = alarms(classes(off, optimizer="momentum", peak_lr=0.05))
+    assert [found.get(code) for code in ("units.dead", "loop.overfit_one_batch")] == ["fail", "fail"]

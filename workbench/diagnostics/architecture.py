@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding, Status
 from workbench.diagnostics.trials import RecordLike
 
-__all__ = ["architecture_depths", "architecture_joins", "diagnose_architecture"]
+__all__ = ["architecture_depths", "architecture_joins", "diagnose_architecture", "excused_architecture"]
 
 _CLAUSE = {"no_residual": "F2.5", "no_norm": "F2.5", "norm_after_add": "F2.7", "branch_not_zero": "F2.8"}
 _JOIN = (
@@ -32,6 +33,8 @@ _JOIN = (
     "sum_rms",
 )
 _DEPTH = ("variant", "depth", "stable_lr", "unstable_lr", "censored", "best_lr", "best_loss", "identity_at_start")
+_NORMED = ("pre", "branch")
+"""Placements of a norm by which the size of a branch does not depend on that of its skip: sums grow by addition alone."""
 _HOW = "read from one traced forward pass of a fresh model on its first batch, and from the module tree"
 NAMED = 8  # names that a sentence or its evidence holds
 
@@ -92,6 +95,29 @@ def architecture_depths(record: RecordLike) -> pd.DataFrame:
     known = table["censored"].notna()
     table["censored"] = table["censored"].astype(object).where(known, None)
     return table
+
+
+_SIGNS = ("init.", "units.", "gradients.", "stability.", "lr.nothing_learns", "lr.too_high", "lr.at_edge", "lr.probabilistic",
+          "loop.overfit_one_batch", "warmup.", "clipping.")  # fmt: skip
+"""Alarms that a missing practice may be the cause of."""
+
+
+def excused_architecture(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis without warnings of a practice that is missing where training shows no sign of it.
+
+    Args:
+        diagnosis: all findings of a training, those of `diagnose_architecture` among them.
+    """
+    signs = any(f.status in ("warn", "fail") and f.code.startswith(_SIGNS) for f in diagnosis)
+    trained = all(f.status != "not_measured" for f in diagnosis if f.code in ("stability.early", "stability.divergent"))
+    if signs or not trained:
+        return diagnosis
+    said = " Nothing in this training asks for it: it starts well, and is stable."
+    findings = tuple(
+        replace(f, status="ok", summary=f.summary + said, advice=()) if f.code.startswith("architecture.") and f.status == "warn" else f
+        for f in diagnosis
+    )  # fmt: skip
+    return replace(diagnosis, findings=findings)
 
 
 def _finding(name: str, status: Status, summary: str, **fields: Any) -> Finding:
@@ -222,13 +248,14 @@ def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> 
 def _growth(joins: Sequence[Mapping[str, Any]]) -> float | None:
     """Return by how much the sums grow between two norms after an addition; None where a size is not finite or a skip 0."""
     grown = largest = 1.0
-    for join in joins:
+    for place, join in enumerate(joins):
         skip, total = join["skip_rms"], join["sum_rms"]
         if not all(isinstance(v, (int, float)) for v in (skip, total)) or not (
             skip > 0 and 0 < total / skip < float("inf")
         ):
             return None
-        grown *= total / skip
+        first = place == 0 and join["placement"] in _NORMED and isinstance(join["branch_rms"], (int, float))
+        grown *= total / max(skip, join["branch_rms"] if first else skip)  # a small embedding is no growth
         largest = max(largest, grown)
         if join["placement"] == "after_add":
             grown = 1.0

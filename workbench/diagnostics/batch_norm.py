@@ -267,7 +267,7 @@ def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> 
             "stale", "not_measured", "Not measured: there are no statistics of training data to compare with, or the stored ones are still cold.",
         )  # fmt: skip
     worst = max(estimate["layers"], key=lambda row: _unknown_first(row["shift"]))
-    value, noise = float(worst["shift"]), float(worst["noise"])
+    value, noise = (math.nan if worst[name] is None else float(worst[name]) for name in ("shift", "noise"))
     numbers: dict[str, Any] = {
         "value": value,
         "unit": "standard deviations",

@@ -50,7 +50,7 @@ _LOST = (
     "clipping.cures", "clipping.nonfinite",
 )  # fmt: skip
 """What a training that goes badly shows, whatever the reason."""
-_VALIDATED = ("checkpoints.best_not_last", "evaluation.generalisation_gap", "batch_norm.stale")
+_VALIDATED = ("checkpoints.best_not_last", "checkpoints.selection", "evaluation.generalisation_gap", "batch_norm.stale")
 _LEARNS = (
     "lr.*", "stability.*", "warmup.*", "loop.overfit_one_batch", "clipping.aggressive", "clipping.masks_lr", *_LOST,
 )  # fmt: skip

@@ -31,6 +31,9 @@ EXACT, BATCH_MEANS, ROWS, PADDING, UNWEIGHTED = (
 )
 UNEXPLAINED = "unexplained"
 SHORT = 100.0
+_LITTLE = 0.01
+"""Of the spread between examples, up to which the batch's part in the value of one is a warning: padding that reaches the outputs through a
+recurrent layer, not a mean over the batch (rule of thumb)."""
 _WEIGHTING = {BATCH_MEANS, PADDING, UNWEIGHTED, UNEXPLAINED}
 _ADVICE = {
     BATCH_MEANS: "Sum the values of all examples and divide once by their number; the mean of batch means gives an example of a "
@@ -188,9 +191,14 @@ def _weighting(
         same = ", and all examples of a batch have the same" if not spread > allowed else ""
         averaged = f"Return the {facts['metric']} of each example: no mean over the batch, expanded or not."
         looks = "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
+        little = (
+            ""
+            if same or dependent > _LITTLE * spread
+            else f", {dependent / spread:.2%} of what it differs by between examples"
+        )
         return Finding(
-            code=code, status="fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence, clause="P2.11",
-            summary=f"The {facts['metric']} of one and the same example differs by {dependent:.3g} between batch sizes{same}.",
+            code=code, status="warn" if little else "fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence,
+            clause="P2.11", summary=f"The {facts['metric']} of one and the same example differs by {dependent:.3g} between batch sizes{same or little}.",
             advice=[averaged if same else looks],
         )  # fmt: skip
     if not spread > allowed:

@@ -176,6 +176,12 @@ def _init_loss(
     facts: Mapping[str, Any], one_batch: Mapping[str, Any], ratio: float, spread_ratio: float, offset: float
 ) -> Finding:
     classes, losses = facts["train"]["classes"], (facts["train"]["loss"], facts["first_loss"])
+    if facts.get("nonfinite_loss"):
+        return Finding(
+            code="init.loss", status="fail", evidence={"loss": facts["nonfinite_loss"]},
+            summary=f"The loss is {facts['nonfinite_loss']} before any update, though all data are finite.",
+            advice=("Look at the size of inputs and targets, at the model's initialisation, and at exponentials, logarithms and divisions in the loss.",),
+        )  # fmt: skip
     if losses[0] is None:
         return Finding(code="init.loss", status="not_measured", summary="Not measured: the initial loss is not finite.")
     loss = min(v for v in losses if v is not None)  # batch norm: in evaluation the fresh statistics tell nothing

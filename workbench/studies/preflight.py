@@ -153,10 +153,7 @@ def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, devic
     with explained(workload, "at the first step"):
         loss = float(gradients([next(train_batches(workload, config, device))]).loss)
     if not math.isfinite(loss):
-        raise WorkloadError(
-            f"workload {workload.name!r}: the loss is {loss} at step 0, before any update. The data are finite: look at "
-            "the model's initialisation, and at logarithms or divisions in the loss."
-        )
+        return _NO_STEP | {"nonfinite_loss": str(loss)}
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
     updater = make_updater([config], stack.values, stack.parameters)
     moved = torch.zeros_like(stack.values, dtype=torch.bool)

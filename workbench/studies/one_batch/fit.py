@@ -148,7 +148,7 @@ def _progress(run: dict[str, Any], *, informative: bool) -> float:
     A gap that was there before is kept: a model may come with weights that fit.
     """
     (first, *_, last), gaps = run["loss"], run["gap"]
-    if not math.isfinite(last):
+    if not math.isfinite(last) or last > first + SOME * abs(first):  # a loss that blew up depends on everything
         return 0.0
     if informative:
         return float(gaps[-1] - (gaps[0] if abs(gaps[0]) < SOME else 0.0))
