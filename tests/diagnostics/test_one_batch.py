@@ -35,6 +35,7 @@ HEALTHY: dict[str, Any] = {
         "without_gradient": [],
     },
     "coupling": {"own": 1.0, "other": 0.0, "ratio": 0.0},
+    "answer": None,
     "unused": [{"tensor": 0, "shape": [12], "axis": 1, "looked": 12, "unused": []}],
 }  # fmt: skip
 SLICES: dict[str, Any] = {"tensor": 0, "shape": [12, 12], "axis": 1, "looked": 12}

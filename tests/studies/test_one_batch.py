@@ -377,3 +377,43 @@ def test_a_run_that_blows_up_has_fitted_nothing() -> None:
 
     found = alarms(classes(off, optimizer="momentum", peak_lr=0.05))
     assert [found.get(code) for code in ("units.dead", "loop.overfit_one_batch")] == ["fail", "fail"]
+
+
+class Language(nn.Module):
+    """A layer of attention over 16 symbols, with a mask of later positions or without."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal, self.token, self.place = causal, nn.Embedding(16, 24), nn.Parameter(0.1 * torch.randn(9, 24))
+        self.mix, self.head = nn.Linear(24, 72), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.token(x) + self.place[: x.shape[1]]
+        q, k, v = self.mix(h).chunk(3, -1)
+        return self.head(h + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal))
+
+
+SENTENCES = torch.randint(16, (64, 10), generator=torch.Generator().manual_seed(4))
+MASKED = torch.where(torch.rand(64, 9, generator=torch.Generator().manual_seed(5)) < 0.15, 15, SENTENCES[:, :9])
+
+
+@pytest.mark.parametrize(
+    ("causal", "inputs", "targets", "status"),
+    [
+        (True, SENTENCES[:, :-1], SENTENCES[:, 1:], None),
+        (False, SENTENCES[:, :-1], SENTENCES[:, 1:], "fail"),
+        (True, SENTENCES[:, :-1], SENTENCES[:, :-1], "warn"),
+        (False, MASKED, torch.where(SENTENCES[:, :9] == MASKED, -100, SENTENCES[:, :9]), None),
+        (False, SENTENCES[:, :-1], SENTENCES[:, :-1].flip(1), None),
+        (False, SENTENCES[:, :-1], SENTENCES[:, :-1] % 3, None),
+    ],
+    ids=["language model", "no mask", "not shifted", "masked tokens", "reversed", "tags"],
+)
+def test_the_token_to_predict_stands_in_what_is_seen(
+    causal: bool, inputs: Tensor, targets: Tensor, status: str | None
+) -> None:
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(outputs.transpose(1, 2), batch[1], reduction="none").sum(1)
+
+    workload = classes(lambda: Language(causal), x=inputs.contiguous(), y=targets.contiguous(), loss=loss)
+    assert alarms(workload).get("loop.sees_target") == status

@@ -266,6 +266,22 @@ def deep_branches_of_unit_gain(r: Recipe) -> Recipe:
     return r.but(build=build)
 
 
+def _open(module: nn.Module) -> None:
+    for attention in module.modules():
+        if isinstance(attention, nets.Attention):
+            attention.causal = False
+
+
+@fault("loop", "loop.sees_target", on="text_transformer")
+def mask_left_out(r: Recipe) -> Recipe:
+    return r.model(_open)
+
+
+@fault("loop", "loop.sees_target", on="text_transformer text_gru")
+def targets_not_shifted(r: Recipe) -> Recipe:
+    return r.but(train=(r.train[0], r.train[0]), validation=(r.validation[0], r.validation[0]))
+
+
 @fault("stability", "architecture.norm_after_add warmup.needed warmup.insufficient stability.early lr.too_high", on="brackets_transformer text_transformer")  # fmt: skip
 def post_norm_deep(r: Recipe) -> Recipe:
     m = r.build()

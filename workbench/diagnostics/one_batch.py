@@ -22,6 +22,7 @@ _OWN = (
     "loop.eval_mode_in_training",
     "evaluation.nondeterministic",
     "loop.batch_dependence",
+    "loop.sees_target",
     "input.unused_features",
     "init.constant_output",
 )
@@ -70,6 +71,7 @@ def diagnose_one_batch(
         found = [
             *_modes(facts, random),
             _coupling(facts, coupled),
+            _answer(facts),
             _unused(facts, unused_columns, unused_slices),
             _constant(facts, constant),
             *_with_depth(loss_findings(facts), record, deep),
@@ -190,6 +192,29 @@ def _coupling(facts: Facts, limit: float) -> Finding:
             "Look for a view or reshape that mixes the batch axis with another, and for a mean, softmax or norm over axis 0.",
             "Set batch_first=True where nn.RNN, LSTM, GRU, MultiheadAttention or Transformer get (batch, length, width).",
         ],
+    )  # fmt: skip
+
+
+def _answer(facts: Facts) -> Finding:
+    code = "loop.sees_target"
+    if isinstance(facts.get("answer"), dict) and "reason" in facts["answer"]:
+        return unmeasured(code, facts, "answer")
+    found = facts.get("answer")
+    if not found:
+        return finding(code, "ok", "Does not apply: the targets are no tokens of the inputs.")
+    numbers: dict[str, Any] = {"value": found["agree"], "unit": "share", "evidence": dict(found)}
+    if not found["sees"]:
+        return finding(
+            code, "ok", "The output of a position does not depend on the token that it has to predict.", **numbers
+        )
+    if found["offset"]:
+        return finding(
+            code, "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.", **numbers,
+            advice=["Mask later positions in attention (is_causal=True, or a causal mask), and read sequences in one direction alone."],
+        )  # fmt: skip
+    return finding(
+        code, "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.", **numbers,
+        advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
     )  # fmt: skip
 
 

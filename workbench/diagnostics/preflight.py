@@ -133,6 +133,23 @@ def _labels(facts: Mapping[str, Any], data: Mapping[str, Any], min_class_frac: f
             code="data.labels", status="fail", evidence={"misnumbered": wrong}, summary=f"Targets are no classes of the model: {wrong[0]}",
             advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
         )  # fmt: skip
+    tokens = (
+        counts is not None and sum(counts) != facts["train"]["read"]
+    )  # a vocabulary may well have symbols that a text has not
+    if counts is not None and len(counts) > 1 and max(counts) == sum(counts) > 0 and not tokens:
+        return Finding(
+            code="data.labels", status="fail", evidence={"class_counts": counts},
+            summary=f"All {sum(counts):,} training examples are of class {counts.index(sum(counts))}.",
+            advice=["Look at how the targets are made, and at what was filtered or cut off."],
+        )  # fmt: skip
+    flipped = wrong_labels(data)
+    if flipped is not None:
+        return Finding(
+            code="data.labels", status="warn", value=flipped["share"], unit="share", evidence={"class_counts": counts, **flipped},
+            summary=f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
+            f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
+            advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
+        )  # fmt: skip
     if counts is None:
         return Finding(
             code="data.labels", status="ok",
@@ -141,20 +158,6 @@ def _labels(facts: Mapping[str, Any], data: Mapping[str, Any], min_class_frac: f
     total = sum(counts)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
     evidence = {"class_counts": counts}
-    tokens = total != facts["train"]["read"]  # a vocabulary may well have symbols that a text has not
-    if len(counts) > 1 and max(counts) == total > 0 and not tokens:
-        return Finding(
-            code="data.labels", status="fail", evidence=evidence, summary=f"All {total:,} training examples are of class {counts.index(total)}.",
-            advice=["Look at how the targets are made, and at what was filtered or cut off."],
-        )  # fmt: skip
-    flipped = wrong_labels(data)
-    if flipped is not None:
-        return Finding(
-            code="data.labels", status="warn", value=flipped["share"], unit="share", evidence=evidence | flipped,
-            summary=f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
-            f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
-            advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
-        )  # fmt: skip
     if len(counts) > 50 or tokens or not rare:
         summary = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return Finding(

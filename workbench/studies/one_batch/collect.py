@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
+from workbench.studies.one_batch.answers import find_answer
 from workbench.studies.one_batch.batch import OneBatch, first_batch
 from workbench.studies.one_batch.fit import fit_one_batch
 from workbench.studies.one_batch.influence import find_coupling, find_spread, find_unused
@@ -50,6 +51,7 @@ def collect_one_batch(
             "modes": lambda: find_modes(one),
             "coupling": lambda: find_coupling(one),
             "unused": lambda: find_unused(one),
+            "answer": lambda: find_answer(one),
         }
         return {"examples": one.examples, **{name: _looked(one, find) for name, find in parts.items()}}
 
