@@ -277,7 +277,7 @@ def test_a_planted_fault_is_named(name: str) -> None:
 def test_what_a_bounded_output_cannot_reach_is_said_as_a_loss(low: float, words: str) -> None:
     workload = numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.ReLU())), y=NUMBER / NUMBER.std() + low)
     facts = collect_one_batch(workload, workload.config, CPU)
-    said = diagnose_one_batch(SimpleNamespace(facts={"one_batch": facts}, workload="w", command=None, path=None))["loss.output_range"]  # fmt: skip
+    said = diagnose_one_batch(record([], facts={"one_batch": facts}))["loss.output_range"]
     assert said.status != "ok"
     assert f"no less than {facts['loss']['reachable']:.3g}{words}{facts['loss']['ignorant']:.3g} for" in said.summary
     assert "%" not in said.summary

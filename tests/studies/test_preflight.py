@@ -107,8 +107,8 @@ def test_a_first_loss_that_is_not_finite_is_laid_to_the_data_where_they_are_not(
     def broken(outputs: Tensor, batch: Any) -> Tensor:
         return outputs.squeeze(-1) * math.nan
 
-    with pytest.raises(WorkloadError, match="divisions in the loss.$"):
-        collected(small_workload(loss=broken))
+    stuck = collected(small_workload(loss=broken))
+    assert (stuck["nonfinite_loss"], stuck["tensors"]) == ("nan", 0), "nor on a loss that is not finite by itself"
 
 
 def test_a_frozen_and_an_unused_parameter_are_told_apart() -> None:
