@@ -145,7 +145,12 @@ def _first_area(said: Result) -> str:
 
 
 def write(
-    told: Sequence[Result], trained: Sequence[Result], root: Path, others: Mapping[str, Alarms] | None = None
+    told: Sequence[Result],
+    trained: Sequence[Result],
+    root: Path,
+    others: Mapping[str, Alarms] | None = None,
+    *,
+    planned: int = 0,
 ) -> None:
     """Write `docs/zoo.md`, its picture, and the README's table between its markers."""
     commit = subprocess.run(
@@ -154,6 +159,7 @@ def write(
     alone = [said for said in told if not said["case"].startswith("pair/")]
     faults, healthy = [s for s in alone if s["accepts"]], [s for s in alone if not s["accepts"]]
     said = f"{datetime.date.today()}, commit {commit.stdout.strip()}, {len(faults)} planted faults and {len(healthy)} healthy trainings"
+    said += f" ({len(told)} of {planned} cases ran, in random order)" if len(told) < planned else ""
     text = (
         f"# How often the workbench is right\n\nMeasured by `make zoo` on {said}; `tests/zoo/` holds them all. The half named tune was "
         "looked at while verdicts were mended, the half named scored was not. First: the finding printed first names the fault. "

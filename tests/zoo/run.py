@@ -169,4 +169,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     others = peers(given.peers)
     print(report(told, trained, others))
     if given.write:
-        write(told, trained, ROOT, others)
+        write(told, trained, ROOT, others, planned=len(cases))
