@@ -6,7 +6,7 @@
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
-# make zoo        how often the workbench is right: planted faults and healthy trainings, an hour on two cores
+# make zoo        how often the workbench is right: planted faults and healthy trainings, 40 minutes on two idle cores
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
