@@ -95,7 +95,7 @@ def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     runs = cost.get("baseline_runs")
-    share = "" if runs is None else f", as much as {runs:.1f} baseline runs"
+    share = "" if runs is None else f", as long as {runs:.1f} baseline runs take"
     return f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training{share}"
 
 

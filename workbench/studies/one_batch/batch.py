@@ -57,7 +57,9 @@ class OneBatch:
     def check_time(self) -> None:
         """Raise TimeoutError when time is up."""
         if self.late:
-            raise TimeoutError("forward and backward passes of this model take too long")
+            raise TimeoutError(
+                "forward and backward passes take too long here; fewer threads (OMP_NUM_THREADS=1) or an idle machine may help"
+            )
 
     @property
     def model(self) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,32 +35,32 @@ def collect_one_batch(
         workload: what to look at.
         config: how it would be trained.
         device: where.
-        seconds: after which a large model is let go; a small one takes less than one.
+        seconds: after which a large model is let go, a third of them before it is fitted, while, and after; a small one takes less than one.
 
     Raises:
         WorkbenchError: the model cannot be built, or the batch not loaded.
     """
     with isolated_rng():
-        one = first_batch(workload, config.replace(bn_stat_examples=None), device, until=time.monotonic() + seconds)
-        parts: dict[str, Callable[[], Any]] = {
-            "loss": lambda: find_loss(one),
-            "layers": lambda: find_layers(one),
-            "spread": lambda: find_spread(one),
-            "fit": lambda: fit_one_batch(one, config),
-            "fitted": lambda: find_layers(one),
-            "fitted_spread": lambda: find_spread(one),
-            "modes": lambda: find_modes(one),
-            "coupling": lambda: find_coupling(one),
-            "unused": lambda: find_unused(one),
-            "answer": lambda: find_answer(one),
-        }
-        return {"examples": one.examples, **{name: _looked(one, find) for name, find in parts.items()}}
+        one = first_batch(workload, config.replace(bn_stat_examples=None), device)
+        stages: list[dict[str, Callable[[OneBatch], Any]]] = [
+            {"loss": find_loss, "layers": find_layers, "spread": find_spread},
+            {"fit": lambda one: fit_one_batch(one, config)},
+            {
+                "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
+                "unused": find_unused,
+            },
+        ]  # fmt: skip
+        found: dict[str, Any] = {"examples": one.examples}
+        for parts in stages:
+            timed = replace(one, until=time.monotonic() + seconds / len(stages))
+            found |= {name: _looked(timed, find) for name, find in parts.items()}
+        return found
 
 
-def _looked(one: OneBatch, find: Callable[[], Any]) -> Any:
+def _looked(one: OneBatch, find: Callable[[OneBatch], Any]) -> Any:
     try:
         one.check_time()
-        return find()
+        return find(one)
     except Exception as error:  # the person's own code, on batches that were made for this: whatever it raises
         line = (str(error).splitlines() or ["no message"])[0]
         return {"reason": f"{type(error).__name__}: {line[:200]}"}
