@@ -17,7 +17,7 @@ CODE = "evaluation.periodic"
 EPOCH, STEPS = 15, 600  # of the records: 1000 examples, batches of 64
 K = np.arange(STEPS)
 CLEAN_DATA: dict[str, Any] = {
-    "examples": {"train": 1000, "validation": 100}, "changes": False,
+    "examples": {"train": 1000, "validation": 100}, "reading": "fixed",
     "overlap": {"train_rows": 1000, "train_duplicates": 0, "near": True,
                 "splits": {"validation": {"rows": 100, "exact": 0, "near": 0, "pairs": [], "same_label": 0, "labelled": 0}}},
     "order": {"source": "trainer", "examples": 1000, "indices": None, "labels": None, "stored_labels": None, "epochs": None},

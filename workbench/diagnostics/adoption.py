@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.diagnostics.base import Diagnosis
+from workbench.diagnostics.bottomless import DEEP, is_deep
 from workbench.diagnostics.causes import vetoes_tuning
 from workbench.diagnostics.example_chance import MIN_EXAMPLES
 from workbench.diagnostics.selection import selectable
@@ -47,7 +48,7 @@ def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int
     return f"nothing is left to gain: {_split(record)}/{perfect[0]} is 1 in both" if perfect else ""
 
 
-def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = 100.0) -> str:
+def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = DEEP) -> str:
     """Say that the selected values are too good to be true.
 
     Args:
@@ -64,7 +65,7 @@ def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = 100
     if zero:
         return f"{select} is exactly 0 in {zero} of {len(curves)} runs: find out what makes it 0 before trusting it"
     lowest = min(
-        (float(values.min()) for values in curves if -values.min() > deep * max(abs(values[0]), 1.0)), default=None
+        (low for values in curves if is_deep(low := float(values.min()), float(values[0]), deep=deep)), default=None
     )
     return "" if lowest is None else f"{select} falls to {lowest:.2g}, as if without bound: a loss needs a minimum"
 

@@ -49,7 +49,7 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
                 "train_duplicates": repeated, "near_looked_for": overlap["near"], "bits": facts.get("bits")}  # fmt: skip
     numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
     part = "" if rows >= total else f" The first {rows:,} of {total:,} training rows were read."
-    part += _AUGMENTED if facts.get("augmented") else ""
+    part += _AUGMENTED if facts.get("reading") == "augmented" else ""
     same = [name for name, each in splits.items() if each.get("same")]
     if same:
         return data_finding(
@@ -92,11 +92,11 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
 
 def _not_compared(facts: Facts, few_rows: int) -> Finding | None:
     overlap = facts["overlap"]
-    if facts.get("drawn"):
+    if facts.get("reading") == "drawn":
         return data_finding("leakage", "ok", f"{_DRAWN}.")
     if overlap is None:
         why = "items change from one reading to the next; audit the datasets without their random augmentation"
-        return data_finding("leakage", "not_measured", f"Not measured: {why if facts['changes'] else 'no rows were read'}.")  # fmt: skip
+        return data_finding("leakage", "not_measured", f"Not measured: {why if facts.get('reading') == 'random' else 'no rows were read'}.")  # fmt: skip
     distinct = overlap["train_rows"] - overlap["train_duplicates"]
     if not any(found["rows"] for found in overlap["splits"].values()):
         return data_finding("leakage", "not_measured", "Not measured: there is no other split to compare with.")
@@ -127,10 +127,10 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
         blank: share of the rows that are all the same one.
     """
     overlap = facts["overlap"]
-    if facts.get("drawn"):
+    if facts.get("reading") == "drawn":
         return data_finding("duplicates", "ok", f"{_DRAWN}.")
     if overlap is None:
-        why = "items change from one reading to the next" if facts["changes"] else "no rows were read"
+        why = "items change from one reading to the next" if facts.get("reading") == "random" else "no rows were read"
         return data_finding("duplicates", "not_measured", f"Not measured: {why}.")
     known = {name: each for name, each in (overlap.get("repeats") or {}).items() if each["rows"] > 1}
     if not known or facts.get("stream"):
@@ -154,7 +154,7 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
     if shares[worst] < limit or chance or rare or count == rows:
         why = ": rows of so few distinct values agree by chance" if chance else ""
         why = ", of the rarer classes alone, as by oversampling" if rare and found["repeated"] else why
-        augmented = _AUGMENTED if facts.get("augmented") else ""
+        augmented = _AUGMENTED if facts.get("reading") == "augmented" else ""
         return data_finding("duplicates", "ok", f"{said}{why}.{augmented}", **numbers)
     other = found["contradicting"]
     contradicting = f", {other:,} of them with another label" if other else ""

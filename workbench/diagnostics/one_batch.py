@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from workbench.diagnostics.audited import why_missing
 from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.diagnostics.bottomless import DEEP, bottomless
 from workbench.diagnostics.one_batch_layers import LAYER_CODES, layer_findings
 from workbench.diagnostics.one_batch_loss import LOSS_CODES, loss_findings
 from workbench.diagnostics.one_batch_parts import Facts, finding, named, part, unmeasured
-from workbench.diagnostics.trials import RecordLike, read_curves
+from workbench.diagnostics.trials import RecordLike
 
 __all__ = ["diagnose_one_batch"]
 
@@ -40,7 +39,7 @@ def diagnose_one_batch(
     random: float = 1e-3,
     unused_columns: float = 0.1,
     unused_slices: float = 0.25,
-    deep: float = 100.0,
+    deep: float = DEEP,
 ) -> Diagnosis:
     """Judge the facts that were collected about one batch of training data and a fresh model.
 
@@ -140,30 +139,6 @@ def _with_depth(findings: list[Finding], record: RecordLike, deep: float) -> lis
         advice=("Look for a term that rewards ever larger or smaller outputs: the sign or the exponential of a log variance, a missing square.",),
     )  # fmt: skip
     return [said if f.code == said.code and f.status != "fail" else f for f in findings]
-
-
-def bottomless(record: RecordLike, *, deep: float) -> tuple[float, float, float] | None:
-    """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
-
-    A loss that has a minimum, however low, is reached at several learning rates, and is not twice as far from zero at the end of the
-    best run as after a quarter of it.
-
-    Args:
-        record: a study; without runs there is nothing to see.
-        deep: as in `diagnose_one_batch`.
-    """
-    by_lr: dict[float, tuple[float, float, float]] = {}
-    for curve in read_curves(record):
-        known = curve.loss[np.isfinite(curve.loss)]
-        if known.size >= 4:
-            row = (float(known.min()), float(known[: max(1, known.size // 4)].min()), float(known[0]))
-            by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
-    ranked = sorted((row, lr) for lr, row in by_lr.items())
-    if len(ranked) < 2:
-        return None
-    ((lowest, quarter, first), lr), ((second, _, _), _) = ranked[:2]
-    endless = lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0)
-    return (lowest, lr, first) if endless and lowest < -deep * max(abs(first), 1.0) else None
 
 
 def _coupling(facts: Facts, limit: float) -> Finding:

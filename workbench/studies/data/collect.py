@@ -158,9 +158,7 @@ def _facts(
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples),
-            "changes": reading != "fixed",
-            "augmented": reading == "augmented",
-            "drawn": reading == "drawn",
+            "reading": reading,
             "overlap": _overlap(kept, held, reading, near=near, memory_mb=memory_mb, max_rows=max_examples),
             "order": order,
             "classes": _classes(labels),
@@ -220,9 +218,7 @@ class _Steady:
 
 def _reading(data: Any) -> str:
     """Return how items are read: "fixed"; "augmented" (the same under one random state); "drawn" (all alike under it); "random"."""
-    if not len(data):
-        return "fixed"
-    if _same(data):
+    if not len(data) or _same(data):
         return "fixed"
     steady = _Steady(data)
     if not _same(steady):

@@ -136,7 +136,7 @@ class OneBatch:
         return found.detach().double()
 
 
-def first_batch(workload: Workload, config: TrainConfig, device: torch.device, *, until: float = math.inf) -> OneBatch:
+def first_batch(workload: Workload, config: TrainConfig, device: torch.device) -> OneBatch:
     """Return a fresh model and the first batch that it would be trained on, without worker processes.
 
     A micro-batch of the config, cut to 128 examples; a small one of small examples is filled up to 16.
@@ -152,7 +152,7 @@ def first_batch(workload: Workload, config: TrainConfig, device: torch.device, *
     if size > micro:
         larger = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
         batch, examples = next(train_batches(read, larger, device))[0]
-    found = OneBatch(workload, stack, batch, examples, until=until)
+    found = OneBatch(workload, stack, batch, examples)
     half = found.rows(torch.arange(max(1, examples // 2)))
     try:
         some = half.forward()
