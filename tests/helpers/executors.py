@@ -102,17 +102,24 @@ class Durable(Hook):
 
 
 class Dies(Hook):
-    """Kills the process that it runs in, at a step, a number of times in all."""
+    """Kills the process that it runs in, at a step, a number of times in all; first waits for files to have arrived."""
 
-    def __init__(self, folder: Path, at: int, times: int = 1) -> None:
-        self.folder, self.at, self.times = folder, at, times
+    def __init__(self, folder: Path, at: int, times: int = 1, *, arrived: tuple[str, int] = ("", 0)) -> None:
+        self.folder, self.at, self.times, self.arrived = folder, at, times, arrived
 
     def on_step(self, step: Step) -> None:
         if step.index == self.at:
             died = len(list(self.folder.glob("died-*")))
             if died < self.times:
+                self._wait()
                 (self.folder / f"died-{died}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _wait(self) -> None:
+        pattern, count = self.arrived
+        end = time.monotonic() + 60
+        while count and len(list(self.folder.glob(pattern))) < count and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 class Slow(Hook):

@@ -43,7 +43,8 @@ def test_the_chunk_of_a_killed_worker_is_trained_again_from_its_checkpoints(exec
     workload = small_workload(config={"eval_every_steps": 5})
     short = rates(workload.config, 0.01, 0.02, 0.03, total_steps=10)
     configs = [*short, *rates(workload.config, 0.05, 0.06, 0.07)]
-    train(executor, workload, configs, tmp_path / "s", hooks=[Durable(), Dies(tmp_path, at=28)])
+    dies = Dies(tmp_path, at=28, arrived=("s/trials/*/checkpoints/step-0000002?", 3))
+    train(executor, workload, configs, tmp_path / "s", hooks=[Durable(), dies])
     assert_whole(tmp_path / "s")
     assert [len(begins(tmp_path / "s", n)) for n in range(3)] == [1, 1, 1], "finished trials are not trained again"
     again = [begins(tmp_path / "s", n) for n in range(3, 6)]
