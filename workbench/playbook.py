@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,10 @@ class _Walk:
         found, candidate = _candidate(session, known)
         if candidate is not None:
             self.proof.extend(session, candidate)
+            if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
+                _, second = _candidate(session, known, without={found["candidate"]})
+                if second is not None:
+                    self.proof.extend(session, second)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
 
     def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
@@ -199,13 +203,15 @@ def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
     return any(diagnosis[code].status in ("warn", "fail") for code in codes)
 
 
-def _candidate(session: Session, known: Diagnosis) -> tuple[Mapping[str, Any], TrainConfig | None]:
+def _candidate(
+    session: Session, known: Diagnosis, *, without: Collection[str] = ()
+) -> tuple[Mapping[str, Any], TrainConfig | None]:
     """Return what `screen` says, and the config that looks better than the baseline, if there is one.
 
     A candidate of which nothing shows how far it is from the edge of stability is trained beyond its lr first.
     """
     for _ in range(_MARGINS):
-        found = screen(session.record, known)
+        found = screen(session.record, known, without=without)
         if not found["promising"]:
             break
         changed = config_of(session.record, found["recommended"]["trials"][0])

@@ -111,6 +111,12 @@ def test_noisy_lr_star_is_the_middle_of_the_ties_and_its_interval_holds_them(lev
     assert best.high == pytest.approx(best.tied[-1] * np.sqrt(2))
 
 
+def test_the_interval_ends_where_an_lr_is_not_as_good():
+    best = lr_best(sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.4501, 0.04: 0.45, 0.08: 0.6, 0.16: 0.4502, 0.32: 0.9})))
+    assert best.tied == (0.02, 0.04, 0.16)
+    assert (best.low, best.lr, best.high) == (pytest.approx(0.02 / np.sqrt(2)), 0.04, pytest.approx(0.04 * np.sqrt(2)))
+
+
 def blown_up(*, level):
     """A loss that is 0 at most steps and huge in between, as of a net that gets one example wrong; a spike every 20 steps."""
     at = np.arange(400)

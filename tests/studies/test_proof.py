@@ -16,12 +16,12 @@ from workbench.studies.proof import Proof
 from workbench.studies.session import Session, open_session
 
 
-def run(out: Path, candidate: TrainConfig, *, seeds: int = 3, first: Any = ()) -> StudyRecord:
+def run(out: Path, candidate: TrainConfig, *, seeds: int = 3, more: int = 0, first: Any = ()) -> StudyRecord:
     workload = small_workload(build_model=lambda: small_net(0.3))
     with open_session(workload, stem="proof", settings={"seeds": seeds}, out=out) as session:
         for config in first:
             _trained(session, config)
-        Proof(seeds=seeds).extend(session, candidate)
+        Proof(seeds=seeds, more_seeds=more).extend(session, candidate)
     record = open_record(out)
     assert isinstance(record, StudyRecord)
     return record
@@ -66,12 +66,10 @@ def test_a_single_seed_proves_nothing_and_trains_nothing(tmp_path: Path) -> None
     )
 
 
-def test_seeds_that_agree_without_deciding_are_followed_by_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_that_do_not_decide_are_followed_by_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three, then two: both arms, the first three not trained again."""
     monkeypatch.setattr("workbench.studies.proof.worth_more_seeds", lambda proof: len(proof["seeds"]) == 3)
-    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=[BASE]).trials
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), more=2, first=[BASE]).trials
     assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 10
     seeds = {lr: sorted(rows["shared_seed"]) for lr, rows in trials.groupby("peak_lr")}
     assert seeds == {0.05: [0, 1, 2, 3, 4, 5], 0.1: [1, 2, 3, 4, 5]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ class BestLR:
 
     Attributes:
         lr: the reported learning rate.
-        low: lower end of the interval of lrs that are as good.
+        low: lower end of the interval around `lr` in which all lrs tried are as good.
         high: upper end.
         measured_lr: the lr with the lowest objective; `lr` may be its lower neighbour.
         point: the measurement at `lr`.
@@ -144,7 +144,7 @@ def lr_best(
         chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
     else:
         chosen, reason = _middle(table, equal, own, edge_margin)
-    low, high = min([*equal, chosen]), max([*equal, best])
+    low, high = _around(chosen, {*equal, chosen, best})
     border = "low" if best == 0 else "high" if best == len(points) - 1 else None
     return BestLR(
         lr=points[chosen].lr,
@@ -163,6 +163,16 @@ def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
     """Return the points that are as good as the best, which is one of them, wherever they lie."""
     at = enumerate(table.points)
     return [i for i, p in at if i == table.best or (not p.unstable and tied(table, p, **thresholds))]
+
+
+def _around(chosen: int, among: Collection[int]) -> tuple[int, int]:
+    """Return the first and last of the neighbours of a point that are all among some points."""
+    low = high = chosen
+    while low - 1 in among:
+        low -= 1
+    while high + 1 in among:
+        high += 1
+    return low, high
 
 
 def _upper_end(points: Sequence[LRPoint], high: int) -> float:

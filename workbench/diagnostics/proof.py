@@ -23,7 +23,7 @@ from workbench.diagnostics.trials import RecordLike
 __all__ = ["LIMIT", "p_value", "p_words", "prove", "worth_more_seeds"]
 
 LIMIT = 0.05
-"""Largest p of one look at the seeds (rule of thumb). The two looks of `worth_more_seeds` adopt 7 % of what is no better (simulated)."""
+"""Largest p of one look at the seeds (rule of thumb). The two looks of `worth_more_seeds` adopt 8 % of what is no better (simulated)."""
 MOST_FLIPPED = 10
 """Seeds up to which all signs are tried: 2 ** 10 sums."""
 
@@ -93,9 +93,9 @@ def prove(
 
 
 def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> bool:
-    """Return whether a candidate that was not adopted gained under every seed, and enough: then the spread hides it, not the sign.
+    """Return whether a candidate that was not adopted gained enough in the mean for more seeds to decide.
 
-    One seed under which the baseline dies is the usual cause: the larger its gain, the larger the spread.
+    Three seeds leave a gain of 1.5 standard deviations unproven in 22 % of cases, five in 12 % (simulated).
 
     Args:
         proof: of `prove`.
@@ -103,8 +103,8 @@ def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> 
     """
     if proof is None or proof["wins"] or len(proof["seeds"]) < min_seeds:
         return False
-    small = by_size(min(arm["gain"] for arm in proof["arms"]), proof["learned"])
-    return not small and all(gain > 0 for arm in proof["arms"] for gain in arm["gains"])
+    gain = min(arm["gain"] for arm in proof["arms"])
+    return gain > 0 and not by_size(gain, proof["learned"])
 
 
 def p_value(gains: Sequence[float], *, flip_from: int = 5) -> float:

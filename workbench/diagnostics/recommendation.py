@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
@@ -62,7 +62,7 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
     """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
-    The best candidate of `screen` is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
+    The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
     by more than its noise, and where nothing in `adoption` speaks against it. What training with it gives, under the seed that
     chose it, is `chosen`. Where the comparison itself speaks against the candidate, and no fault elsewhere or a lack of runs,
     `refuted` is the reason, else "". The config has the length of the workload's own; a study of shorter trials says so, because short
@@ -71,17 +71,21 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
         diagnosis: of the study, with `lr.best`.
-        limit: see `prove`; over the examples twice as much is allowed (rule of thumb).
+        limit: see `prove`, half of it for the second candidate (Bonferroni); over the examples twice as much is allowed (rule of thumb).
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
     comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
     if comparison["candidate"] is not None:
-        candidate = config_of(record, comparison["recommended"]["trials"][0])
-        comparison |= _judged(record, comparison, candidate, limit)
+        comparison = _decided(record, comparison, limit)
+        if not comparison["adopted"]:
+            other = screen(record, diagnosis, without={comparison["candidate"]})
+            second = _decided(record, other, limit / 2) if other["candidate"] is not None else other
+            if second["adopted"] and second["proof"] is not None:
+                comparison = second
         if comparison["adopted"]:
-            changes = _changes(candidate, fields, own)
+            changes = _changes(config_of(record, comparison["recommended"]["trials"][0]), fields, own)
     elif without_loss(record) and selects_by_loss(record):
         comparison["reason"] = (
             "Not adopted: the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select."
@@ -117,11 +121,10 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
     return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
 
 
-def _judged(
-    record: RecordLike, comparison: Mapping[str, Any], candidate: Mapping[str, Any], limit: float
-) -> dict[str, Any]:
-    """Return what follows for the candidate of a comparison: chosen, proof, examples, adopted, reason, and results over the seeds."""
+def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Return a comparison with what follows for its candidate: chosen, proof, examples, adopted, reason, and results over the seeds."""
     select, chosen = str(record.config["select"]), comparison["recommended"]
+    candidate = config_of(record, chosen["trials"][0])
     found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
     found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
@@ -147,15 +150,21 @@ def _judged(
     refused = "" if why else by_examples(examples, 2 * limit)
     why = why or refused
     doubt = doubt or (refused if examples is not None and not examples["enough"] else "")
-    return found | {
-        "examples": None if examples is None else examples | {"refused": bool(refused)},
-        "adopted": not why,
-        "refuted": "" if doubt else why,
-        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
-    }
+    return (
+        dict(comparison)
+        | found
+        | {
+            "examples": None if examples is None else examples | {"refused": bool(refused)},
+            "adopted": not why,
+            "refuted": "" if doubt else why,
+            "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
+        }
+    )
 
 
-def screen(record: RecordLike, diagnosis: Diagnosis, *, margin: float = EDGE_MARGIN) -> dict[str, Any]:
+def screen(
+    record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str] = (), margin: float = EDGE_MARGIN
+) -> dict[str, Any]:
     """Compare the baseline with everything that trained stably: the best lr, and what was tried against instability.
 
     The baseline counts with all its seeds. A candidate's trials of a proof do not: they would pull the one that was chosen
@@ -165,6 +174,7 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, margin: float = EDGE_MAR
     Args:
         record: a study.
         diagnosis: of the study, with `lr.best`.
+        without: names of candidates that are left out.
         margin: see `EDGE_MARGIN`.
 
     Returns:
@@ -172,7 +182,8 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, margin: float = EDGE_MAR
         no word against the candidate itself, and untried: the candidate has to be trained at `margin` times its lr, as nothing
         shows yet how far it is from the edge.
     """
-    candidates, keeps = _candidates(record, diagnosis, margin)
+    found, keeps = _candidates(record, diagnosis, margin)
+    candidates = {name: numbers for name, numbers in found.items() if name not in without}
     compared = compare_selected(record, baseline=trials_with(record, record.config), candidates=candidates)
     if compared["candidate"] is None:
         return compared

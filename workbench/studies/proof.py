@@ -21,7 +21,7 @@ class Proof:
     Attributes:
         seeds: for each arm, behind the baseline's own, under which the candidate was chosen. A candidate that lengthens the
             run is held against a third arm, the baseline at its length.
-        more_seeds: trained behind them where the candidate gained under every seed and the spread still leaves it to chance.
+        more_seeds: trained behind them where the candidate gained in the mean and the spread still leaves it to chance.
     """
 
     seeds: int = 3
