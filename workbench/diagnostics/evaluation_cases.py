@@ -197,9 +197,9 @@ def _weighting(
             else f", {dependent / spread:.2%} of what it differs by between examples"
         )
         return Finding(
-            code=code, status="warn" if little else "fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence,
+            code=code, status="ok" if little else "fail", value=dependent, unit=facts["metric"], threshold=allowed, evidence=evidence,
             clause="P2.11", summary=f"The {facts['metric']} of one and the same example differs by {dependent:.3g} between batch sizes{same or little}.",
-            advice=[averaged if same else looks],
+            advice=[] if little else [averaged if same else looks],
         )  # fmt: skip
     if not spread > allowed:
         return _none(
