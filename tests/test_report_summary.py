@@ -26,7 +26,7 @@ def test_every_line_has_the_numbers_of_this_study() -> None:
         f"11 runs, {steps:,} steps together; the baseline is momentum, lr 0.02, batch size 64"
     )
     diverged = int((record.trials["state"] == "diverged").sum())
-    assert f"{diverged} runs ended non-finite." in said["Trained"]
+    assert f"{diverged} runs at larger learning rates ended non-finite." in said["Trained"]
     assert said["Found"] == "The loss jumps. The next lr is unstable."
     assert (
         said["To change"] == "peak_lr 0.02 → 0.08; warmup_steps 0 → 12; total_steps 120 → 132; max_grad_norm off → 0.5."
@@ -41,6 +41,21 @@ def test_the_chance_of_the_proof_is_said_and_the_worst_arm_counts() -> None:
     found["proof"] = {**found["proof"], "arms": arms, "level": 0.05}
     said = rows(study(), replace(diagnosis(), recommendation=found))["How sure"]
     assert said.startswith("p = 0.041 over n = 3 seeds (limit 0.05).")
+
+
+def test_a_baseline_that_diverged_is_no_run_at_a_larger_learning_rate() -> None:
+    record = study()
+    record.trials.loc[record.trials["peak_lr"] <= record.config["peak_lr"], "state"] = "diverged"
+    assert re.search(r" \d+ runs ended non-finite\.", rows(record, diagnosis())["Trained"])
+
+
+def test_a_cause_is_mended_before_the_config_is_changed() -> None:
+    scale = Finding(code="data.scale", status="warn", summary="One column is large.", advice=("Standardise it.",))
+    found = replace(diagnosis(), findings=(*diagnosis().findings, scale))
+    said = rows(study(), found)["To change"]
+    assert said.startswith("First: Standardise it. The config by itself, without that: peak_lr 0.02 → 0.08; ")
+    kept = replace(found, recommendation={**(found.recommendation or {}), "adopted": False, "changed": []})
+    assert rows(study(), kept)["To change"] == "First: Standardise it."
 
 
 def test_a_candidate_that_was_not_adopted_changes_nothing_and_gains_nothing() -> None:

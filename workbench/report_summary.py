@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from workbench.diagnostics.base import MEASUREMENTS, Diagnosis, Finding
-from workbench.diagnostics.causes import listed
+from workbench.diagnostics.causes import listed, vetoes_tuning
 from workbench.diagnostics.proof import p_words
 from workbench.report_html import counted, number_text, redact, text
 
@@ -61,7 +62,9 @@ def _trained(record: Any) -> str:
     known = "steps_run" in trials and bool(trials["steps_run"].notna().all())
     steps = f", {int(trials['steps_run'].sum()):,} steps together" if known else ""
     states = Counter(str(state) for state in trials["state"])
-    diverged = f" {counted(states['diverged'], 'run')} ended non-finite." if states["diverged"] else ""
+    lrs = trials["peak_lr"][trials["state"] == "diverged"] if "peak_lr" in trials else trials["state"][:0]
+    where = " at larger learning rates" if len(lrs) and lrs.min() > config.get("peak_lr", math.inf) else ""
+    diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
     left = _left(record)
     unfinished = f" Not complete: {left}; the same command goes on from there." if left else ""
     base = (
@@ -99,15 +102,19 @@ def _change(record: Any, diagnosis: Diagnosis) -> str:
     if not found:
         first = _first_advice(diagnosis)
         return f"Not asked by this study. First to try: {first}" if first else ""
-    changed = [str(name) for name in found.get("changed", ())]
-    if not found.get("adopted"):
-        candidate = str(found.get("candidate") or "")
-        tried = f" The best candidate, {candidate}, was not proven better." if candidate else ""
-        return f"Nothing: keep the baseline's config.{tried}"
-    if not changed:
-        return "Nothing: the baseline's config is the one to keep."
+    changed = [str(name) for name in found.get("changed", ())] if found.get("adopted") else []
     after: Mapping[str, Any] = found.get("config") or {}
-    return "; ".join(f"{name} {_value(record.config.get(name))} → {_value(after.get(name))}" for name in changed) + "."
+    values = "; ".join(f"{name} {_value(record.config.get(name))} → {_value(after.get(name))}" for name in changed)
+    first = _first_advice(diagnosis) if vetoes_tuning(diagnosis.findings) else ""
+    if first:
+        return f"First: {first}" + (f" The config by itself, without that: {values}." if values else "")
+    if values:
+        return f"{values}."
+    if found.get("adopted"):
+        return "Nothing: the baseline's config is the one to keep."
+    candidate = str(found.get("candidate") or "")
+    tried = f" The best candidate, {candidate}, was not proven better." if candidate else ""
+    return f"Nothing: keep the baseline's config.{tried}"
 
 
 def _gain(record: Any, diagnosis: Diagnosis) -> str:
