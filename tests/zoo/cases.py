@@ -54,7 +54,10 @@ class Case:
 def _all() -> Iterator[Case]:
     for kind, fault in FAULTS.items():
         for base in fault.bases:
-            yield Case(f"{kind}/{base}", partial(_planted, fault.plant, base), fault.area, fault.accepts, f"control/{base}-seed0")  # fmt: skip
+            twin = f"control/{base}-{'seed0' if fault.twin is None else kind}"
+            yield Case(f"{kind}/{base}", partial(_planted, fault.plant, base), fault.area, fault.accepts, twin)
+            if fault.twin is not None:
+                yield Case(twin, partial(_planted, fault.twin, base))
     for name, make in CONTROLS.items():
         yield Case(f"control/{name}", make)
 

@@ -137,9 +137,10 @@ def _normed(r: Recipe) -> Recipe:
     "batch_norm",
     "batch_norm.small_batch batch_norm.stale batch_size.noise_scale",
     on="digits_cnn_bn digits_resnet digits_mlp",
+    twin=lambda r: _normed(r).tuned(eval_batch_size=256),
 )
 def norm_of_two(r: Recipe) -> Recipe:
-    return _normed(r).tuned(batch_size=2, peak_lr=r.config.peak_lr / 10, eval_batch_size=256)
+    return _normed(r).tuned(batch_size=2, eval_batch_size=256)
 
 
 class Skipping(torch.optim.Adam):
@@ -150,23 +151,24 @@ class Skipping(torch.optim.Adam):
         return super().step(closure) if all(g.isfinite().all() for g in gradients) else None
 
 
-def _rms_normed(h: Tensor) -> Tensor:
-    return h / (h.square().mean(-1, keepdim=True).sqrt() + 1e-6)
+def _blank(x: Tensor) -> Tensor:
+    x[:: len(x) // 4] = 0.0
+    return x
 
 
-@fault("stability", "clipping.nonfinite", on="digits_mlp friedman")
-def eps_outside_the_root(r: Recipe) -> Recipe:
+def _rms_normed(after: Callable[[Tensor], Tensor], r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
-        swap(m, nn.Linear, lambda a: After(nn.Linear(a.in_features, a.out_features, bias=False), after=_rms_normed))
+        swap(m, nn.Linear, lambda a: After(nn.Linear(a.in_features, a.out_features, bias=False), after=after))
 
-    def blank(x: Tensor) -> Tensor:
-        x[:: len(x) // 4] = 0.0
-        return x
-
-    return r.inputs(blank, validation=False).model(change).tuned(optimizer=Skipping, peak_lr=0.01, max_grad_norm=5.0)
+    return r.inputs(_blank, validation=False).model(change).tuned(optimizer=Skipping, peak_lr=0.01, max_grad_norm=5.0)
 
 
-@fault("batch_norm", "batch_norm.ghost_size", on="digits_cnn_bn digits_mlp")
+@fault("stability", "clipping.nonfinite", on="digits_mlp friedman", twin=partial(_rms_normed, lambda h: h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()))  # fmt: skip
+def eps_outside_the_root(r: Recipe) -> Recipe:
+    return _rms_normed(lambda h: h / (h.square().mean(-1, keepdim=True).sqrt() + 1e-6), r)
+
+
+@fault("batch_norm", "batch_norm.ghost_size", on="digits_cnn_bn digits_mlp", twin=_normed)
 def statistics_of_more_than_a_batch(r: Recipe) -> Recipe:
     return _normed(r).tuned(bn_stat_examples=4 * r.config.batch_size)
 
@@ -184,4 +186,4 @@ def _norm_momentum(value: float, r: Recipe) -> Recipe:
     return _normed(r).model(change)
 
 
-fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001")(partial(_norm_momentum, 0.001))  # fmt: skip
+fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001", twin=_normed)(partial(_norm_momentum, 0.001))  # fmt: skip
