@@ -37,6 +37,7 @@ from workbench.diagnostics.preflight import diagnose_preflight, misnumbered
 from workbench.diagnostics.recommendation import CHANGEABLE, config_of, cost_of, recommend, screen
 from workbench.diagnostics.replaced import diagnose_replaced
 from workbench.diagnostics.schedule import diagnose_schedule
+from workbench.diagnostics.underfit import diagnose_underfit
 from workbench.diagnostics.warmup import diagnose_warmup
 from workbench.diagnostics.warmup_search import cap_steps
 from workbench.plain import dumps
@@ -332,7 +333,7 @@ _AFTER: dict[str, Callable[[StudyRecord], Diagnosis]] = {
     "noise_scale": diagnose_noise_scale,
     "batch_norm": diagnose_batch_norm,
     "parameter_server": diagnose_parameter_server,
-    "generalisation": diagnose_generalisation_gap,
+    "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
     "evaluation": diagnose_evaluation,
 }
 """Facts -> what judges them, where somebody looked."""

@@ -147,3 +147,9 @@ def test_what_training_teaches_has_to_hold_on_validation(
     facts = of(classes(0.0), yardsticks=yardsticks(**known))
     assert (labels(facts, trained).status == "fail") is (wrong == "targets")
     assert (inputs(facts, trained).status == "fail") is (wrong == "inputs")
+
+
+@pytest.mark.parametrize(("copies", "status"), [(49, "fail"), (50, "ok")])
+def test_a_yardstick_that_knows_rows_by_their_copies_shows_no_shift(copies: int, status: str) -> None:
+    facts = of(classes(0.0), yardsticks=yardsticks()) | {"overlap": {"train_rows": 100, "train_duplicates": copies}}
+    assert inputs(facts, None).status == status

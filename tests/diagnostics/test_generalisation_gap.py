@@ -52,6 +52,11 @@ def said(last: dict[str, Any], selected: dict[str, Any] | None = None, *, mode: 
         (at(0.9, 0.9, se=(0.13, 0.01)), None, 0.3, "ok", NONE_LOST),
         # too little is 0.23 of 2.3, or four standard errors
         (at(2.08, 2.08), None, 2.08, "ok", "too little"),
+        # of 2.0 that were learned training mode hides 0.49 and 0.51, then as much by 5.2 and 4.8 standard errors
+        (at(0.3, 0.3), None, 1.28, "ok", NONE_LOST),
+        (at(0.3, 0.3), None, 1.32, "warn", "hides 51% of what was learned"),
+        (at(0.3, 0.3, se=(0.19, 0.01)), None, 1.32, "warn", "hides 51% of what was learned"),
+        (at(0.3, 0.3, se=(0.22, 0.01)), None, 1.32, "ok", NONE_LOST),
         (at(2.06, 2.06), None, 2.06, "ok", NONE_LOST),
         (at(1.9, 1.9, se=(0.11, 0.01)), None, 1.9, "ok", "too little"),
         (at(1.9, 1.9, se=(0.09, 0.01)), None, 1.9, "ok", NONE_LOST),

@@ -307,3 +307,16 @@ class Gain(nn.Module):
 @fault("stability", "stability.mid stability.spike stability.divergent", on="digits_mlp diabetes moons")
 def gain_jumps(r: Recipe) -> Recipe:
     return r.model(partial(Gain, at=r.config.total_steps // 2, gain=12.0))
+
+
+@fault("init", "units.linear", on="digits_mlp friedman digits_tanh")
+def no_activation(r: Recipe) -> Recipe:
+    return r.model(lambda m: swap(m, (nn.ReLU, nn.Tanh), lambda _: nn.Identity(), every=True))
+
+
+@fault("init", "evaluation.underfits evaluation.generalisation_gap", on="digits_mlp digits_tanh")
+def keep_probability_dropped(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        swap(m, nn.Linear, lambda a: nn.Sequential(nn.Dropout(0.95), a), at=-1)
+
+    return r.model(change)

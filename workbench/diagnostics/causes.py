@@ -32,7 +32,7 @@ _PLACES = (
     "stability.divergent", "stability.early", "stability.mid", "stability.spike", "stability.early_recovers", "stability.*",
     "lr.too_low", "lr.at_edge", "lr.*", "warmup.*",
     "hosts.*", "ps.*",
-    "evaluation.generalisation_gap", "evaluation.nondeterministic", "evaluation.weighting", "evaluation.coverage",
+    "evaluation.underfits", "evaluation.generalisation_gap", "evaluation.nondeterministic", "evaluation.weighting", "evaluation.coverage",
     "checkpoints.selection", "evaluation.bad_proxy", "evaluation.skew", "evaluation.*",
     "checkpoints.*", "data.imbalance", "batch_size.*", "architecture.*", "input.*",
 )  # fmt: skip
@@ -47,7 +47,7 @@ REMARKS = (
 
 _LOST = (
     "checkpoints.best_not_last", "checkpoints.selection", "evaluation.generalisation_gap", "evaluation.periodic",
-    "clipping.cures", "clipping.nonfinite",
+    "evaluation.underfits", "clipping.cures", "clipping.nonfinite",
 )  # fmt: skip
 """What a training that goes badly shows, whatever the reason."""
 _VALIDATED = ("checkpoints.best_not_last", "checkpoints.selection", "evaluation.generalisation_gap", "batch_norm.stale")
@@ -57,7 +57,14 @@ _LEARNS = (
 """How training goes: what anything wrong with the data, the loop, the loss or the model changes."""
 _START = ("init.*", "units.*", "gradients.*", *_LEARNS)
 _TUNED = ("stability.*", "lr.at_edge", "lr.grid_edge", "lr.probabilistic", "lr.too_low")
-_DRIVEN = ("lr.too_low", "lr.nothing_learns", "lr.grid_edge", "lr.at_edge", "loop.overfit_one_batch")
+_DRIVEN = (
+    "lr.too_low",
+    "lr.nothing_learns",
+    "lr.grid_edge",
+    "lr.at_edge",
+    "loop.overfit_one_batch",
+    "evaluation.underfits",
+)
 
 _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.nonfinite": ("loss.*", "loop.*", "batch_norm.*", "data.scale", *_START),
@@ -100,7 +107,8 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "stability.divergent": ("stability.*", "lr.too_low", *_LOST),
     "stability.early": ("stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
-    "lr.too_low": ("lr.grid_edge",),
+    "lr.too_low": ("lr.grid_edge", "evaluation.underfits"),
+    "evaluation.underfits": ("evaluation.generalisation_gap", "checkpoints.best_not_last"),
     "evaluation.generalisation_gap": ("checkpoints.best_not_last",),
     "evaluation.batch_size": ("evaluation.generalisation_gap", "checkpoints.best_not_last"),
 }  # fmt: skip

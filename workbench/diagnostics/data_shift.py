@@ -19,6 +19,8 @@ FAR = 0.8
 """Kolmogorov-Smirnov distance of distributions with next to nothing in common: other units, another normalisation."""
 _FEWEST = 20
 """Rows of either split for that, however they depend on each other (rule of thumb)."""
+_COPIED = 0.5
+"""Share of training rows that are copies, from which on a yardstick knows a row that was left out by its copy (rule of thumb)."""
 _UNSEEN, _LACKING = 0.05, 0.25
 """Shares of validation in classes that are never trained on, and of training in classes that validation lacks (rule of thumb)."""
 _CERTAIN, _LIKE = 3.0, 0.5
@@ -194,6 +196,9 @@ def _relation(facts: Facts) -> str | None:
     found = facts.get("yardsticks") or {}
     carried, own = found.get("carried"), found.get("own")
     if not carried or own is None or "reason" in own or max(found["z"].values()) < 10:
+        return None
+    overlap = facts.get("overlap") or {}
+    if overlap.get("train_duplicates", 0) >= _COPIED * max(overlap.get("train_rows", 0), 1):
         return None
     learned = max(found["score"].values())
     rows = carried["rows"]

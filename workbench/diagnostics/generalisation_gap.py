@@ -84,9 +84,15 @@ def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
 
 
 def diagnose_generalisation_gap(
-    record: Audited, *, broken: float = 0.25, rise: float = 0.25, lost: float = 0.5, carried: float = 0.1
+    record: Audited,
+    *,
+    broken: float = 0.25,
+    rise: float = 0.25,
+    lost: float = 0.5,
+    carried: float = 0.1,
+    hidden: float = 0.5,
 ) -> Diagnosis:
-    """Say how far validation is from training in evaluation mode, and whether evaluation mode itself or overfitting makes the gap.
+    """Say how far validation is from training in evaluation mode, and whether a mode itself or overfitting makes the gap.
 
     Args:
         record: a study whose facts hold "generalisation".
@@ -95,15 +101,19 @@ def diagnose_generalisation_gap(
         lost: share of what was learned that does not hold on validation at the end, from which on such a rise is overfitting (rule
             of thumb).
         carried: share of what was learned that has to hold on validation at its best, for training to mean anything (rule of thumb).
+        hidden: share of what was learned that training mode may hide on training examples; dropout of one half hides about a tenth (rule
+            of thumb).
 
     Returns:
         The one code `evaluation.generalisation_gap`.
     """
-    found = _finding(record.facts, broken=broken, rise=rise, lost=lost, carried=carried)
+    found = _finding(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
     return Diagnosis(findings=(found,), workload=record.workload, command=record.command, path=record.path)
 
 
-def _finding(facts: Mapping[str, Any], *, broken: float, rise: float, lost: float, carried: float) -> Finding:
+def _finding(
+    facts: Mapping[str, Any], *, broken: float, rise: float, lost: float, carried: float, hidden: float
+) -> Finding:
     found = facts.get("generalisation") or {}
     if not found or "reason" in found:
         reason = why_missing(
@@ -121,6 +131,14 @@ def _finding(facts: Mapping[str, Any], *, broken: float, rise: float, lost: floa
                 "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
                 "Look at what differs for the data: a transform that only one of the two gets.",
             ],
+        )  # fmt: skip
+    noise = _hidden(facts, found)
+    if noise is not None and noise >= hidden:
+        return Finding(
+            status="warn", value=noise, threshold=hidden, **known,
+            summary=f"On training examples the loss is {found['last']['train']['loss']:.3g} in evaluation mode, and {found['training_mode']['loss']:.3g} in "
+            f"training mode at the end of the run: what training mode adds hides {noise:.0%} of what was learned.",
+            advice=["Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under `if self.training`."],
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
     if gap is None:
@@ -159,6 +177,17 @@ def _broken_evaluation(facts: Mapping[str, Any], found: Mapping[str, Any]) -> fl
         return math.inf
     worse, se = train["loss"] - mode["loss"], math.hypot(train["se"], mode["se"])
     if learned <= _LEAST * abs(start) or worse < 5 * se:
+        return None
+    return float(worse / learned)
+
+
+def _hidden(facts: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
+    """Return the share of what was learned in evaluation mode that training mode hides; None where it is not beyond chance."""
+    start, mode, train = _start(facts), found["training_mode"], found["last"]["train"]
+    if start is None or not _finite(mode["loss"]) or not _finite(train["loss"]) or not _finite(train["se"]):
+        return None
+    learned, worse = start - train["loss"], mode["loss"] - train["loss"]
+    if learned <= max(4 * train["se"], _LEAST * abs(start)) or worse < 5 * math.hypot(train["se"], mode["se"]):
         return None
     return float(worse / learned)
 

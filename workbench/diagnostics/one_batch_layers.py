@@ -9,7 +9,14 @@ from workbench.diagnostics.one_batch_parts import Facts, finding, named, part, u
 
 __all__ = ["LAYER_CODES", "layer_findings"]
 
-LAYER_CODES = ("units.equal", "units.dead", "units.saturated", "gradients.vanishing", "gradients.exploding")
+LAYER_CODES = (
+    "units.equal",
+    "units.dead",
+    "units.saturated",
+    "units.linear",
+    "gradients.vanishing",
+    "gradients.exploding",
+)
 
 
 def layer_findings(
@@ -22,6 +29,7 @@ def layer_findings(
     both_sides: float = 0.1,
     vanishing: float = 1e-5,
     exploding: float = 1e3,
+    linear: float = 1e-4,
 ) -> list[Finding]:
     """Return the findings of `LAYER_CODES`.
 
@@ -36,6 +44,8 @@ def layer_findings(
         vanishing: last layer's signal over the inputs', or first layer's gradient over the last one's (rule of thumb: eight plain
             layers under PyTorch's initialisation have 5e-4).
         exploding: the same, the other way (rule of thumb).
+        linear: how far outputs halfway between two examples may be from the mean of theirs, over the largest difference between
+            outputs, where only rounding keeps them apart (rule of thumb: float32 gives 1e-6).
     """
     fresh, fitted = part(facts, "layers"), part(facts, "fitted")
     if fresh is None or fitted is None:
@@ -51,7 +61,10 @@ def layer_findings(
         both = [finding(f"gradients.{name}", "ok", said) for name in ("vanishing", "exploding")]
     else:
         both = [_vanishing(fresh, vanishing, fits=fits), _exploding(fresh, exploding)]
-    return [equal, _dead(units, dead, few_units, fits=fits), _saturated(units, saturated, both_sides, fits=fits), *both]
+    return [
+        equal, _dead(units, dead, few_units, fits=fits), _saturated(units, saturated, both_sides, fits=fits),
+        _linear(part(facts, "affine"), fresh, linear), *both,
+    ]  # fmt: skip
 
 
 def _equal(fresh: Facts, fitted: Facts) -> Finding:
@@ -116,6 +129,19 @@ def _saturated(units: list[dict[str, Any]], limit: float, both: float, *, fits: 
         f"{share:.0%} of the values in {named([u['module'] for u in off])} lie at the bounds of {off[0]['op'].strip('_')}, where the gradient is almost 0.",
         **numbers,
         advice=["Scale the inputs to unit size, and initialise the weights smaller: 1/sqrt(fan_in); attention divides its scores by sqrt(width)."],
+    )  # fmt: skip
+
+
+def _linear(affine: Facts | None, fresh: Facts, limit: float) -> Finding:
+    code, layers = "units.linear", [each["module"] for each in fresh["layers"]]
+    if affine is None or len(layers) < 2:
+        return finding(code, "ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")
+    numbers: dict[str, Any] = {"value": affine["deviation"], "unit": "ratio", "threshold": limit, "evidence": {"layers": layers[:50]}}  # fmt: skip
+    if not affine["deviation"] <= limit:
+        return finding(code, "ok", "The outputs are no linear function of the inputs.", **numbers)
+    return finding(
+        code, "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", **numbers,
+        advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
     )  # fmt: skip
 
 

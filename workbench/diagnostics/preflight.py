@@ -31,6 +31,7 @@ def diagnose_preflight(
     min_class_frac: float = 0.0,
     cut_share: float = 0.1,
     unused_share: float = 0.2,
+    cancelled_share: float = 0.02,
 ) -> Diagnosis:
     """Judge the facts that were collected before training.
 
@@ -45,6 +46,8 @@ def diagnose_preflight(
             uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb).
         unused_share: share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not
             needed has less).
+        cancelled_share: share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one
+            net, or before a norm (rule of thumb).
 
     Returns:
         `data.nonfinite`, `data.labels`, `init.loss`, `loop.no_gradient`, `loop.no_update`, once each.
@@ -59,7 +62,7 @@ def diagnose_preflight(
             _nonfinite(facts),
             _labels(facts, record.facts.get("data") or {}, min_class_frac),
             _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
-            _no_gradient(facts, one_batch, cut_share, unused_share),
+            _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
             _no_update(facts | {"no_update": [n for n in facts["no_update"] if n not in _unowned(record)]}, cut_share),
         )
     findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
@@ -255,7 +258,11 @@ _NO_STEP = "Not measured: the data holds values that are not finite, so no step 
 
 
 def _no_gradient(
-    facts: Mapping[str, Any], one_batch: Mapping[str, Any], cut_share: float, unused_share: float
+    facts: Mapping[str, Any],
+    one_batch: Mapping[str, Any],
+    cut_share: float,
+    unused_share: float,
+    cancelled_share: float,
 ) -> Finding:
     """Judge tensors that got no gradient in the first step, nor in those in which one batch was fitted."""
     fit, layers = one_batch.get("fit") or {}, one_batch.get("layers") or {}
@@ -290,6 +297,9 @@ def _no_gradient(
             code=code, status="warn", summary=said, threshold=unused_share, **numbers,
             advice=["Call the layers in forward, or delete them."],
         )  # fmt: skip
+    if share <= cancelled_share:
+        said = f"{len(names)} of {facts['tensors']} parameter tensors, {share:.1%} of the parameters, have no effect on the loss: {few}."
+        return Finding(code=code, status="ok", summary=said, threshold=cancelled_share, **numbers)
     return Finding(
         code=code, status="fail" if len(names) == facts["tensors"] else "warn", **numbers,
         summary=f"{len(names)} of {facts['tensors']} parameter tensors get no gradient: {few}.",

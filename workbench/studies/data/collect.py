@@ -19,6 +19,7 @@ from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.order import loader_order, stream_order, trainer_order
 from workbench.studies.data.overlap import find_overlap
 from workbench.studies.data.repeats import chance_bits
+from workbench.studies.data.roles import paired
 from workbench.studies.data.rows import Rows, fetch_rows, read_rows
 from workbench.studies.data.sample import Sample, split_sample
 from workbench.studies.data.scale import codes_in_the_model, far_in_the_model, far_rows, input_scale, model_scale
@@ -109,9 +110,9 @@ def collect_data(
         near: look for near duplicates too.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
     """
-    others = {name: data for name, data in workload.splits.items() if name != "train"}
+    splits = paired(workload, device or torch.device("cpu"))
     found = _facts(
-        workload.train_data, others, loader=None, trainer=True, num_workers=workload.num_workers,
+        splits.pop("train"), splits, loader=None, trainer=True, num_workers=workload.num_workers,
         max_examples=max_examples, near=near, memory_mb=memory_mb,
     )  # fmt: skip
     with isolated_rng():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
+from workbench.studies.one_batch.affine import find_affine
 from workbench.studies.one_batch.answers import find_answer
 from workbench.studies.one_batch.batch import OneBatch, first_batch
 from workbench.studies.one_batch.fit import fit_one_batch
@@ -47,7 +48,7 @@ def collect_one_batch(
             {"fit": lambda one: fit_one_batch(one, config)},
             {
                 "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
-                "unused": find_unused,
+                "affine": find_affine, "unused": find_unused,
             },
         ]  # fmt: skip
         found: dict[str, Any] = {"examples": one.examples}

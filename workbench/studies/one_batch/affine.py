@@ -1,0 +1,49 @@
+"""`find_affine`: is the model a linear function of its inputs, however many layers it has?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.studies.one_batch.batch import OneBatch
+
+__all__ = ["find_affine"]
+
+
+def find_affine(one: OneBatch) -> dict[str, Any] | None:
+    """Return how far outputs halfway between two examples are from the mean of theirs; None where that cannot be asked.
+
+    A linear function, with or without a bias, has the mean there: f((a + b) / 2) = (f(a) + f(b)) / 2. Only floating inputs are moved.
+
+    Args:
+        one: the batch, in evaluation mode for as long as it takes.
+
+    Returns:
+        "deviation": the largest difference over the largest difference of two examples' outputs.
+    """
+    if one.examples < 2 or not any(t.is_floating_point() for t in one.inputs()) or not _varies_alone(one):
+        return None
+    own = one.flat(one.forward())
+    other = one.flat(one.forward(one.changed(_floats(lambda t: t.roll(1, 0)))))
+    between = one.flat(one.forward(one.changed(_floats(lambda t: (t + t.roll(1, 0)) / 2))))
+    if own.shape != other.shape or own.shape != between.shape or not own.numel():
+        return None
+    apart = float((own - other).abs().max())
+    deviation = float((between - (own + other) / 2).abs().max())
+    return {"deviation": deviation / apart} if apart > 1e-6 * float(own.abs().max()) else None
+
+
+def _floats(change: Any) -> Any:
+    def apply(t: Tensor) -> Tensor:
+        return change(t) if t.is_floating_point() else t
+
+    return apply
+
+
+def _varies_alone(one: OneBatch) -> bool:
+    """Whether outputs depend on no other tensors than floating ones: a product with an embedding is no matter of layers."""
+    own = one.flat(one.forward())
+    moved = one.flat(one.forward(one.changed(lambda t: t if t.is_floating_point() else t.roll(1, 0))))
+    return own.shape == moved.shape and bool(torch.equal(own, moved))
