@@ -26,7 +26,7 @@ def gap(share: float, z: float = 9.0, **scores: Any) -> Gap:
 
 def classes(distance: float, *, unseen: float = 0.0, lacking: float = 0.0) -> dict[str, Any]:
     missing = {"train": {"share": unseen, "classes": [3]}, "other": {"share": lacking, "classes": [5]}}
-    return {"kind": "classes", "distance": distance, "p": 1e-9, "missing": missing}
+    return {"kind": "classes", "distance": distance, "p": 1e-9, "missing": missing, "rows": (400, 100), "counts": {}}
 
 
 def numbers(distance: float, *, tested: bool = True, rows: tuple[int, int] = (400, 100)) -> dict[str, Any]:
@@ -147,6 +147,25 @@ def test_what_training_teaches_has_to_hold_on_validation(
     facts = of(classes(0.0), yardsticks=yardsticks(**known))
     assert (labels(facts, trained).status == "fail") is (wrong == "targets")
     assert (inputs(facts, trained).status == "fail") is (wrong == "inputs")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "trained", "status"),
+    [
+        (100, 9, SMALL, "warn"), (100, 10, SMALL, "ok"), (79, 2, SMALL, "ok"), (80, 2, SMALL, "warn"), (80, 2, None, "warn"), (80, 2, HARMFUL, "warn"),
+        (200, 10, SMALL, "ok"),
+    ],
+)  # fmt: skip
+def test_a_class_with_too_few_validation_examples_is_named(
+    ours: int, theirs: int, trained: Gap | None, status: str
+) -> None:
+    """Of 400 and 100 rows; the last one is a class that training sees more often on purpose."""
+    targets = classes(0.2) | {"counts": {"0": [400 - ours, 100 - theirs], "1": [ours, theirs]}}
+    found = labels(of(targets), trained)
+    assert found.status == status
+    assert (f"validation has {theirs} examples of class 1, where" in found.summary) is (
+        status == "warn" and trained is not HARMFUL
+    )
 
 
 @pytest.mark.parametrize(("copies", "status"), [(49, "fail"), (50, "ok")])

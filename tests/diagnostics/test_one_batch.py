@@ -67,6 +67,7 @@ RATES = (0.05, 0.1, 0.2)
     [
         ("reward without end", [1.0 - lr * STEPS**2 for lr in RATES], "fail"),
         ("exponential", [1.0 - np.expm1(lr * STEPS / 4) for lr in RATES], "fail"),
+        ("exactly twice as deep at twice the lr", [-(2.0**k) * (1 + STEPS) for k in range(4)], "fail"),
         ("a deep minimum", [1.0 - 360 * -np.expm1(-lr * STEPS) for lr in RATES], "ok"),  # counts of 100 under Poisson's loss
         ("one lr alone", [1.0 - STEPS**2], "ok"),
         ("a density that grows", [2.8 - 0.02 * STEPS * lr for lr in RATES], "ok"),
@@ -75,8 +76,21 @@ RATES = (0.05, 0.1, 0.2)
     ],
 )  # fmt: skip
 def test_a_loss_that_falls_without_end_is_seen_in_the_runs(name: str, curves: list[Any], status: str) -> None:
-    study = record([trial(c, lr) for c, lr in zip(curves, RATES, strict=False)], facts={"one_batch": HEALTHY})
+    rates = RATES if len(curves) < 4 else (0.05, 0.1, 0.2, 0.4)
+    study = record([trial(c, lr) for c, lr in zip(curves, rates, strict=False)], facts={"one_batch": HEALTHY})
     assert diagnose_one_batch(study)["loss.unbounded"].status == status, name
+
+
+@pytest.mark.parametrize(
+    ("constant", "first", "status"),
+    [(4e-7, 0.5, "fail"), (6e-7, 0.5, "ok"), (None, 0.5, "ok"), (1e-9, None, "ok"), (-3.0, 0.5, "ok")],
+)
+def test_a_loss_that_a_constant_output_makes_nothing_asks_nothing_of_the_inputs(
+    constant: float | None, first: float | None, status: str
+) -> None:
+    """A squared error over a variance, without the variance's logarithm: the larger the variance, the better."""
+    facts = {"one_batch": HEALTHY, "chance_loss": constant, "preflight": {"train": {"loss": first}}}
+    assert diagnose_one_batch(record([], facts=facts))["loss.unbounded"].status == status
 
 
 def test_healthy() -> None:

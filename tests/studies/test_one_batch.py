@@ -220,6 +220,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "softmax in the model": ("loss.double_softmax", lambda: classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)))),
     "softmax in the loss": ("loss.double_softmax", lambda: classes(mlp, loss=lambda o, b: cross_entropy(o.softmax(-1), b))),
     "sigmoid before logits": ("loss.double_softmax", lambda: numbers(lambda: nn.Sequential(mlp(12, 1), nn.Sigmoid()), y=(NUMBER > 0).float(), loss=logits_loss)),
+    "sigmoid in the loss": ("loss.double_softmax", lambda: numbers(lambda: flat(mlp(12, 1)), y=(NUMBER > 0).float(), loss=lambda o, b: logits_loss(o.sigmoid(), b))),
     "sigmoid head": ("loss.output_range", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Sigmoid())))),
     "relu head": ("loss.output_range", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.ReLU())))),
     "tanh logits": ("loss.output_range", lambda: classes(lambda: nn.Sequential(mlp(), nn.Tanh()))),

@@ -10,6 +10,7 @@ __all__ = ["DEEP", "bottomless", "is_deep"]
 
 DEEP = 100.0
 """A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
+_APART = 3.9
 
 
 def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
@@ -26,8 +27,8 @@ def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
 def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float, float] | None:
     """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
 
-    A loss that has a minimum, however low, is reached at several learning rates, and is not twice as far from zero at the end of the
-    best run as after a quarter of it.
+    A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
+    the end of the best run as after a quarter of it.
 
     Args:
         record: a study; without runs there is nothing to see.
@@ -42,6 +43,7 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     ranked = sorted((row, lr) for lr, row in by_lr.items())
     if len(ranked) < 2:
         return None
-    ((lowest, quarter, first), lr), ((second, _, _), _) = ranked[:2]
+    (lowest, quarter, first), lr = ranked[0]
+    second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
     falls_on = lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0)
     return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None

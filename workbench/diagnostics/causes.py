@@ -76,7 +76,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.label_shift": ("data.train_validation_shift", *_VALIDATED),
     "data.train_validation_shift": _VALIDATED,
     "data.scale": ("data.no_signal", "loss.output_range", *_START),
-    "loop.no_gradient": ("loop.no_update", "loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
+    "loop.no_gradient": ("loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
     "loop.unowned_parameters": ("loop.no_update", *_LEARNS),
     "loop.overfit_one_batch": ("lr.nothing_learns",),
     "loop.batch_dependence": ("evaluation.weighting", "evaluation.coverage", *_LEARNS),
@@ -85,7 +85,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
     "units.*": (
-        "loop.no_gradient", "loop.no_update", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
+        "loop.no_gradient", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
     ),
     "gradients.vanishing": ("init.constant_output", *_LEARNS),
     "gradients.*": _LEARNS,

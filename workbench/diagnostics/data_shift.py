@@ -116,6 +116,11 @@ def _classes(targets: Facts, gap: Gap | None, *, alpha: float, small: float, lar
         classes = ", ".join(str(c) for c in missing[name]["classes"][:8])
         lacks = f"{'training' if name == 'train' else 'validation'} has none of class {classes}, which {share:.0%} of {of} are of"
         return data_finding("label_shift", "fail", f"{said}: {lacks}.", advice=advice, **numbers)
+    scarce = _scarce(targets)
+    if scarce is not None and not (gap is not None and gap.harmful):
+        name, found, expected = scarce
+        tells = f"validation has {found} examples of class {name}, where its share in training makes {expected:.0f}: how well that is learned is not seen"
+        return data_finding("label_shift", "warn", f"{said}: {tells}.", advice=advice, **numbers)
     if gap is not None and not gap.harmful:
         if distance >= large and gap.share >= HARM:
             return data_finding("label_shift", "warn", f"{said}; {_uncertain(gap)}.", advice=advice, **numbers)
@@ -130,6 +135,19 @@ def _lost(targets: Facts) -> bool:
     """Tell whether one split lacks classes that are a part of the other."""
     missing = targets.get("missing")
     return missing is not None and (missing["train"]["share"] >= _UNSEEN or missing["other"]["share"] >= _LACKING)
+
+
+def _scarce(targets: Facts, *, few: int = 10, expected: int = 20) -> tuple[str, int, float] | None:
+    """Return the class with fewer validation examples than can judge it, though its share in training makes enough; None where there is none.
+
+    Args:
+        targets: shares of classes in both splits.
+        few: examples (rule of thumb).
+        expected: examples that a random split would have, from which on that is no matter of a small split (rule of thumb).
+    """
+    train, other = targets["rows"]
+    known = ((name, theirs, ours / train * other) for name, (ours, theirs) in targets["counts"].items())
+    return max((c for c in known if c[1] < few and c[2] >= expected), key=lambda c: c[2], default=None)
 
 
 def _worst(tested: Facts, alpha: float) -> Facts | None:

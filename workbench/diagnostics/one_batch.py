@@ -40,6 +40,7 @@ def diagnose_one_batch(
     unused_columns: float = 0.1,
     unused_slices: float = 0.25,
     deep: float = DEEP,
+    nothing: float = 1e-6,
 ) -> Diagnosis:
     """Judge the facts that were collected about one batch of training data and a fresh model.
 
@@ -56,6 +57,7 @@ def diagnose_one_batch(
             and pools leave out a border).
         deep: a training loss that falls so many times as far below zero as it began above or below, and at least 1, and goes on
             falling, has no minimum (rule of thumb).
+        nothing: share of the untrained model's loss that one and the same output for every example may not come below (rule of thumb).
 
     Returns:
         The codes of `CODES`, once each.
@@ -73,7 +75,7 @@ def diagnose_one_batch(
             _answer(facts),
             _unused(facts, unused_columns, unused_slices),
             _constant(facts, constant),
-            *_with_depth(loss_findings(facts), record, deep),
+            *_by_runs(loss_findings(facts), record, deep, nothing),
             *layer_findings(facts, fits=fits.status != "fail"),
             fits,
         ]
@@ -127,17 +129,27 @@ def _fits(facts: Facts, least: float) -> Finding:
     )  # fmt: skip
 
 
-def _with_depth(findings: list[Finding], record: RecordLike, deep: float) -> list[Finding]:
-    """Return the findings with `loss.unbounded` as a failure where the loss of a run has no end."""
-    found = bottomless(record, deep=deep)
-    if found is None:
+def _by_runs(findings: list[Finding], record: RecordLike, deep: float, nothing: float) -> list[Finding]:
+    """Return the findings with `loss.unbounded` as a failure where the loss of a run has no end, or asks nothing of the inputs."""
+    found, constant = bottomless(record, deep=deep), record.facts.get("chance_loss")
+    first = ((record.facts.get("preflight") or {}).get("train") or {}).get("loss")
+    if found is not None:
+        lowest, lr, start = found
+        said = Finding(
+            code="loss.unbounded", status="fail", value=lowest, unit="loss",
+            summary=f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
+            advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
+                    "exponential of a log variance, a missing square.",),
+        )  # fmt: skip
+    elif constant is not None and first is not None and 0 <= constant < nothing * first:
+        said = Finding(
+            code="loss.unbounded", status="fail", value=constant, unit="loss", threshold=nothing * first,
+            summary=f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
+            advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
+                    "are all the same.",),
+        )  # fmt: skip
+    else:
         return findings
-    lowest, lr, first = found
-    said = Finding(
-        code="loss.unbounded", status="fail", value=lowest, unit="loss",
-        summary=f"The training loss falls from {first:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
-        advice=("Look for a term that rewards ever larger or smaller outputs: the sign or the exponential of a log variance, a missing square.",),
-    )  # fmt: skip
     return [said if f.code == said.code and f.status != "fail" else f for f in findings]
 
 

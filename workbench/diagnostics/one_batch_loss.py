@@ -102,9 +102,11 @@ def _double(loss: Facts) -> Finding:
 def _is_double(loss: Facts) -> bool:
     """Whether ideal logits leave exactly what a second softmax (or sigmoid) leaves: log(C - 1 + e) - 1 of log(C)."""
     low, high = loss["floor_ratios"]
-    if loss["kind"] == "binary":  # log(1 + 1/e) of log(2) for the one class, all of log(2) for the other
-        left = math.log1p(math.exp(-1)) / math.log(2)
-        return bool(abs(low - left) < 1e-3 and min(abs(high - left), abs(high - 1)) < 1e-3)
+    if (
+        loss["kind"] == "binary"
+    ):  # a second sigmoid takes 1 and 0 of the first for logits, and 1/2 where nothing is known
+        wrong = (math.log1p(math.exp(-1)) / math.log1p(math.exp(-0.5)), math.log(2) / math.log1p(math.exp(0.5)))
+        return all(min(abs(ratio - each) for each in wrong) < 1e-3 for ratio in (low, high))
     left = (math.log(loss["classes"] - 1 + math.e) - 1) / math.log(loss["classes"])
     return bool(abs(low - left) < 1e-3 and abs(high - left) < 1e-3)
 
