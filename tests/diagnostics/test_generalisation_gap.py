@@ -136,3 +136,20 @@ def test_evaluation_mode_that_is_another_model(tmp_path: Any, shift: float, stat
         assert diagnose_generalisation_gap(session.record)[CODE].status == status
     assert found["last"]["train"]["examples"] == 96
     assert found["last"]["train"]["loss"] == pytest.approx(found["last"]["validation"]["loss"])
+
+
+def test_one_logit_for_two_classes_is_held_against_them_as_a_number(tmp_path: Any) -> None:
+    """No logit equals a class: an accuracy would be 0."""
+    x = torch.randn(96, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = TensorDataset(x, (x.sum(1) > 0).long())
+    workload = small_workload(
+        train_data=data, validation_data=data, metrics={}, config={"optimizer": "adam", "peak_lr": 0.02, "total_steps": 200},
+        loss=lambda o, b: nn.functional.binary_cross_entropy_with_logits(o.squeeze(-1), b[1].double(), reduction="none"),
+    )  # fmt: skip
+    with open_session(
+        workload, stem="gap", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
+    ) as session:
+        session.facts(preflight=collect_preflight(workload, session.config, session.device))
+        found = collect_generalisation(session)["last"]["train"]
+    assert found["classes"] is None
+    assert found["score"] > 0.7

@@ -33,7 +33,7 @@ def said(score: float | None, *, best: float = 0.9, chance: float = 0.1, classes
         (said(0.43), "fail"), (said(0.45), "ok"), (said(0.43, examples=100), "ok"), (said(0.43, selected=0.6), "ok"),
         (said(0.12, best=0.29), "ok"), (said(0.12, best=0.31), "fail"), (said(0.05, chance=0.05, best=0.26), "fail"),
         (said(0.3, best=0.8, chance=0.0, classes=None), "fail"), (said(0.3, best=0.6, chance=0.0, classes=None), "ok"),
-        (said(None), "ok"), (said(0.1, sticks={"reason": "text"}), "ok"),
+        (said(-0.5, best=0.8, chance=0.0, classes=None), "ok"), (said(None), "ok"), (said(0.1, sticks={"reason": "text"}), "ok"),
     ],
 )  # fmt: skip
 def test_half_the_skill_of_the_better_yardstick_is_asked_for(found: Finding, status: str) -> None:

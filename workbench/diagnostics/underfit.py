@@ -46,8 +46,8 @@ def _finding(facts: Mapping[str, Any], *, least: float, skill: float, ses: float
         said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
         return Finding(code=CODE, clause=CLAUSE, status="ok", summary=said)
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
-    theirs, model = float(sticks["score"][name]), max(models, key=lambda m: float(m["score"]))
-    ours, what = float(model["score"]), "correlation" if sticks["classes"] is None else "accuracy"
+    theirs, model = float(sticks["score"][name]), max(models, key=_size)
+    ours, what = _size(model), "correlation" if sticks["classes"] is None else "accuracy"
     se = math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
     needed = sticks["chance"] + least * (theirs - sticks["chance"])
     who = {"linear": "a linear model", "neighbours": "nearest neighbours"}[name]
@@ -66,3 +66,8 @@ def _finding(facts: Mapping[str, Any], *, least: float, skill: float, ses: float
             "Overfit a few examples first; add layers one at a time to a model that works.",
         ), **numbers,
     )  # fmt: skip
+
+
+def _size(model: Mapping[str, Any]) -> float:
+    """Return accuracy, or correlation without its sign: the output may be a distance, or a score that is better where it is low."""
+    return abs(float(model["score"]))

@@ -78,13 +78,14 @@ def _part(data: Any) -> Any:
 def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[str, Tensor]) -> dict[str, Any]:
     config = session.config
     model = load_model(build_model(workload, config, session.device), path)
+    place = int((session.record.facts.get("data") or {}).get("target_part", 1))
     found: dict[str, Any] = {"step": int(path.name.removeprefix("step-"))}
     for split in ("train", "validation"):
         said: list[Tensor] = []
         true: list[Tensor] = []
 
         def observe(batch: Any, outputs: Any, examples: int, said: Any = said, true: Any = true) -> None:
-            given = label_of(workload.loss, batch, examples)
+            given = label_of(workload.loss, batch, examples, place=place)
             predicted = prediction_of(outputs, given, examples)
             if given is not None and predicted is not None and given.shape == predicted.shape:
                 said.append(predicted.float().cpu())
@@ -109,7 +110,9 @@ def _mean(values: Any, weights: Any) -> dict[str, Any]:
 
 def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:
     """Return how far predictions agree with targets: classes, one an example, or numbers."""
-    if true.is_floating_point():
+    if (
+        true.is_floating_point() or said.is_floating_point()
+    ):  # one number an example: a logit for two classes tells by its size
         a, b = said.double().flatten(), true.double().flatten()
         size = a.std() * b.std()
         both = float(((a - a.mean()) * (b - b.mean())).mean() / size) if float(size) > 0 else 0.0

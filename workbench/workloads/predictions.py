@@ -12,18 +12,23 @@ __all__ = ["MAX_VALUES", "label_of", "prediction_of"]
 MAX_VALUES = 4096  # rule of thumb: an example whose output has more values than this is no table's business
 
 
-def label_of(loss: object, batch: Any, examples: int) -> Tensor | None:
+def label_of(loss: object, batch: Any, examples: int, *, place: int = 1) -> Tensor | None:
     """Return the labels of a batch, shape (examples, ...); None where nobody can tell what they are.
 
     Args:
         loss: of the workload; those of `classification(...)` and its kind know their targets. For any other loss it is
-            the second of the batch.
+            the part of the batch at `place`.
         batch: as collated.
         examples: in the batch.
+        place: of the target in a batch of several parts.
     """
     targets = getattr(loss, "targets", None)
     found = (
-        targets(batch) if callable(targets) else batch[1] if isinstance(batch, Sequence) and len(batch) > 1 else None
+        targets(batch)
+        if callable(targets)
+        else batch[place]
+        if isinstance(batch, Sequence) and len(batch) > place
+        else None
     )
     if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != examples:
         return None

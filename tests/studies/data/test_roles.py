@@ -90,6 +90,7 @@ def test_ratings_of_items_by_users_are_no_classes_of_users() -> None:
         config={"precision": "float32"},
     )  # fmt: skip
     facts = audit_data(data).facts["data"]
+    assert facts["target_part"] == 2
     assert facts["yardsticks"]["classes"] is None
     assert facts["yardsticks"]["z"]["linear"] > 10, "users and items tell much of the rating"
     found = diagnose_data(audit_data(data))

@@ -19,7 +19,7 @@ from workbench.studies.data.hashing import exact_hashes
 from workbench.studies.data.order import loader_order, stream_order, trainer_order
 from workbench.studies.data.overlap import find_overlap
 from workbench.studies.data.repeats import chance_bits
-from workbench.studies.data.roles import paired
+from workbench.studies.data.roles import Paired, paired
 from workbench.studies.data.rows import Rows, fetch_rows, read_rows
 from workbench.studies.data.sample import Sample, split_sample
 from workbench.studies.data.scale import codes_in_the_model, far_in_the_model, far_rows, input_scale, model_scale
@@ -111,6 +111,7 @@ def collect_data(
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
     """
     splits = paired(workload, device or torch.device("cpu"))
+    target = splits["train"].target if isinstance(splits["train"], Paired) else 1
     found = _facts(
         splits.pop("train"), splits, loader=None, trainer=True, num_workers=workload.num_workers,
         max_examples=max_examples, near=near, memory_mb=memory_mb,
@@ -122,7 +123,7 @@ def collect_data(
             inputs["far"] = far_in_the_model(workload, device or torch.device("cpu"), inputs["far"], most=max_examples)
         found["codes"] = codes_in_the_model(workload, device or torch.device("cpu"), found["codes"], most=max_examples)
     found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
-    return found
+    return found | {"target_part": target}
 
 
 def _facts(
