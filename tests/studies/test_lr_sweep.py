@@ -266,6 +266,18 @@ class Counts(Hook):
         self.steps += len(step.trials)
 
 
+@pytest.mark.parametrize("total_steps", [400, 2000])
+def test_a_loss_without_a_minimum_is_not_followed_upwards(tmp_path: Path, total_steps: int) -> None:
+    """Its depth is proportional to the lr: no lr is unstable, and the largest is always the best."""
+    workload = small_workload(
+        loss=lambda outputs, batch: -outputs.squeeze(-1) * batch[1], metrics={}, build_model=lambda: torch.nn.Linear(3, 1),
+        config={"total_steps": total_steps, "batch_size": 16},
+    )  # fmt: skip
+    record = LRSweep().run(workload, out=tmp_path / "s")
+    assert record.trials["peak_lr"].max() < 1e4
+    assert len(record.trials) < 16
+
+
 def test_the_same_call_again_trains_nothing(tmp_path: Path) -> None:
     counts = Counts()
     first = SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[counts]), out=tmp_path / "s")

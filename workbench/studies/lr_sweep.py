@@ -16,6 +16,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 from workbench.config import TrainConfig
+from workbench.diagnostics.bottomless import bottomless
 from workbench.diagnostics.growth import growth_edge
 from workbench.diagnostics.lr_points import SweepTable, sweep_table
 from workbench.diagnostics.lr_rounds import around, climb_round, edge_round, fill_round, on_lattice, raise_round
@@ -212,6 +213,8 @@ class LRSweep(Study):
         while asked:
             yield ask([(lr, RANGE_STAGE) for lr in asked])
             table = sweep_table(stage_view(read(), RANGE_STAGE))
+            if bottomless(read()) is not None:
+                break
             low, high = limits.of(table)
             asked = (
                 *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=self.lanes),
@@ -242,6 +245,8 @@ class LRSweep(Study):
         while True:
             record = read()
             table = sweep_table(record)
+            if bottomless(record) is not None:  # the higher the lr, the lower the loss
+                return
             if table.noise_free and not near:
                 near = around(growth_edge(record), self.tolerance)
             edge = raise_round(table, highest=limits.highest(table, base), near=near) or edge_round(
