@@ -187,3 +187,14 @@ def _norm_momentum(value: float, r: Recipe) -> Recipe:
 
 
 fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001", twin=_normed)(partial(_norm_momentum, 0.001))  # fmt: skip
+
+
+def _dropping(share: float, r: Recipe) -> Recipe:
+    def layer(inputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(share)]
+
+    build = lambda: nn.Sequential(*layer(r.train[0].shape[1]), *layer(128), nn.Linear(128, 10))  # noqa: E731
+    return r.but(build=build).tuned(optimizer="adamw", peak_lr=8e-3, schedule="cosine", total_steps=400)
+
+
+fault("init", "evaluation.underfits", on="digits_mlp", kind="keep-probability-as-dropout", twin=partial(_dropping, 0.05))(partial(_dropping, 0.95))  # fmt: skip

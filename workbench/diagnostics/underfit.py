@@ -14,7 +14,9 @@ __all__ = ["diagnose_underfit"]
 CODE, CLAUSE = "evaluation.underfits", "P3.2"
 
 
-def diagnose_underfit(record: Audited, *, least: float = 0.5, skill: float = 0.2, ses: float = 4.0) -> Diagnosis:
+def diagnose_underfit(
+    record: Audited, *, least: float = 0.75, broken: float = 0.5, skill: float = 0.2, ses: float = 4.0
+) -> Diagnosis:
     """Hold the baseline against yardsticks that need no training, by accuracy or correlation on training examples.
 
     The yardsticks predict rows that they were not fitted to, the model examples that it was trained on: it has every advantage.
@@ -22,17 +24,18 @@ def diagnose_underfit(record: Audited, *, least: float = 0.5, skill: float = 0.2
     Args:
         record: a study whose facts hold "data" and "generalisation".
         least: share of the better yardstick's skill that the model has to have (rule of thumb). Skill is what a score has above chance.
+        broken: share below which it is a failure (rule of thumb).
         skill: of the better yardstick, from which on it says something (rule of thumb).
         ses: standard errors of the model's score by which it has to fall short.
 
     Returns:
         The one code `evaluation.underfits`.
     """
-    found = _finding(record.facts, least=least, skill=skill, ses=ses)
+    found = _finding(record.facts, least=least, broken=broken, skill=skill, ses=ses)
     return Diagnosis(findings=(found,), workload=record.workload, command=record.command, path=record.path)
 
 
-def _finding(facts: Mapping[str, Any], *, least: float, skill: float, ses: float) -> Finding:
+def _finding(facts: Mapping[str, Any], *, least: float, broken: float, skill: float, ses: float) -> Finding:
     trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}
     if not trained or "reason" in trained:
         reason = why_missing(
@@ -58,8 +61,9 @@ def _finding(facts: Mapping[str, Any], *, least: float, skill: float, ses: float
     }  # fmt: skip
     if theirs - sticks["chance"] < skill or ours + ses * se >= needed:
         return Finding(code=CODE, status="ok", summary=f"The trained model holds its own: {said}.", **numbers)
+    far = ours + ses * se < sticks["chance"] + broken * (theirs - sticks["chance"])
     return Finding(
-        code=CODE, status="fail", summary=f"The trained model is far behind {who}: {said}.",
+        code=CODE, status="fail" if far else "warn", summary=f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
         advice=(
             "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
             "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
