@@ -110,8 +110,19 @@ def main() -> None:
 
 
 def _write(name: str, said: Mapping[str, Any]) -> None:
-    (SAID / f"{name}.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+    (SAID / f"{name}.json").write_text(_lines(said, 3) + "\n")
     print(name, flush=True)
+
+
+def _lines(value: Any, depth: int, margin: str = "") -> str:
+    """Return JSON with a line for each part, down to a depth: a finding or a line of the report each."""
+    if not depth or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value, sort_keys=True)
+    inside = margin + " "
+    if isinstance(value, dict):
+        rows = [f"{inside}{json.dumps(key)}: {_lines(value[key], depth - 1, inside)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
+    return "[\n" + ",\n".join(f"{inside}{_lines(each, depth - 1, inside)}" for each in value) + f"\n{margin}]"
 
 
 if __name__ == "__main__":
