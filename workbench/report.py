@@ -161,6 +161,8 @@ def _findings(diagnosis: Diagnosis) -> str:
         parts.append(folded(title, "\n".join(card(f, advice=False) for f in unknown)))
     if not ranked:
         parts.append("<p>Nothing was looked at.</p>")
+    elif all(f.status == "ok" for f in ranked):
+        parts.append("<p>No alarm.</p>")
     if measured:
         parts.append(f"<h2>Measured</h2>\n{table(('what', 'value', 'unit', 'in words'), measured)}")
     if fine:
@@ -226,7 +228,7 @@ def _recommendation(record: Any, diagnosis: Diagnosis) -> str:
         said = "It is the baseline's own: nothing asks for a change."
     reason = redact(str(found.get("reason") or ""))
     columns = ("", "baseline", "recommended" if found.get("adopted") else "candidate, not adopted")
-    rows = _comparison(record.config, found, changed)
+    rows = _comparison(record.config, found, changed) if found.get("candidate") else []
     return f"""<h2>Recommended config</h2>
 <p>{text(said)} {text(reason)}</p>
 <div class="paste"><pre tabindex="0"><code id="config">{text(_source(found))}</code></pre>
