@@ -138,18 +138,27 @@ def test_evaluation_mode_that_is_another_model(tmp_path: Any, shift: float, stat
     assert found["last"]["train"]["loss"] == pytest.approx(found["last"]["validation"]["loss"])
 
 
-def test_one_logit_for_two_classes_is_held_against_them_as_a_number(tmp_path: Any) -> None:
-    """No logit equals a class: an accuracy would be 0."""
+@pytest.mark.parametrize(("outputs", "classes"), [(1, None), (2, 2)])
+def test_one_logit_for_two_classes_is_held_against_them_as_a_number_and_two_as_classes(
+    tmp_path: Any, outputs: int, classes: int | None
+) -> None:
+    """No logit equals a class: its accuracy would be 0."""
     x = torch.randn(96, 3, generator=torch.Generator().manual_seed(0)).double()
     data = TensorDataset(x, (x.sum(1) > 0).long())
+
+    def loss(o: torch.Tensor, b: Any) -> torch.Tensor:
+        if outputs == 2:
+            return nn.functional.cross_entropy(o, b[1], reduction="none")
+        return nn.functional.binary_cross_entropy_with_logits(o.squeeze(-1), b[1].double(), reduction="none")
+
     workload = small_workload(
-        train_data=data, validation_data=data, metrics={}, config={"optimizer": "adam", "peak_lr": 0.02, "total_steps": 200},
-        loss=lambda o, b: nn.functional.binary_cross_entropy_with_logits(o.squeeze(-1), b[1].double(), reduction="none"),
+        build_model=lambda: nn.Linear(3, outputs), train_data=data, validation_data=data, metrics={}, loss=loss,
+        config={"optimizer": "adam", "peak_lr": 0.02, "total_steps": 200},
     )  # fmt: skip
     with open_session(
         workload, stem="gap", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
     ) as session:
         session.facts(preflight=collect_preflight(workload, session.config, session.device))
         found = collect_generalisation(session)["last"]["train"]
-    assert found["classes"] is None
+    assert found["classes"] == classes
     assert found["score"] > 0.7

@@ -21,7 +21,7 @@ import torch
 
 import workbench as wb
 from tests.golden.said import helps, said_of
-from tests.helpers.workloads import small_workload, squared
+from tests.helpers.workloads import small_workload
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -31,10 +31,6 @@ _EPOCH = (2026, 1, 1, 0, 0, 0)
 
 def _norm() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-
-def _mean_of_batch(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-    return squared(outputs, batch)
 
 
 SMALL: dict[str, Any] = {"eval_every_steps": 10}

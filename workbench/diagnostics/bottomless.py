@@ -11,6 +11,7 @@ __all__ = ["DEEP", "bottomless", "is_deep"]
 DEEP = 100.0
 """A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
 _APART = 3.9
+"""Factor between learning rates whose depths are held against each other, a little under the four of a sweep's grid."""
 
 
 def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:

@@ -88,7 +88,7 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
             given = label_of(workload.loss, batch, examples, place=place)
             predicted = prediction_of(outputs, given, examples)
             if given is not None and predicted is not None and given.shape == predicted.shape:
-                said.append(predicted.float().cpu())
+                said.append((predicted.float() if predicted.is_floating_point() else predicted).cpu())
                 true.append(given.cpu())
 
         ((columns, weights),) = values_each(
@@ -110,9 +110,7 @@ def _mean(values: Any, weights: Any) -> dict[str, Any]:
 
 def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:
     """Return how far predictions agree with targets: classes, one an example, or numbers."""
-    if (
-        true.is_floating_point() or said.is_floating_point()
-    ):  # one number an example: a logit for two classes tells by its size
+    if true.is_floating_point() or said.is_floating_point():  # a single logit tells two classes by its size
         a, b = said.double().flatten(), true.double().flatten()
         size = a.std() * b.std()
         both = float(((a - a.mean()) * (b - b.mean())).mean() / size) if float(size) > 0 else 0.0

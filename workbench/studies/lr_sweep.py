@@ -212,8 +212,9 @@ class LRSweep(Study):
         asked: Iterable[float] = coarse
         while asked:
             yield ask([(lr, RANGE_STAGE) for lr in asked])
-            table = sweep_table(stage_view(read(), RANGE_STAGE))
-            if bottomless(read()) is not None:
+            record = read()
+            table = sweep_table(stage_view(record, RANGE_STAGE))
+            if bottomless(record) is not None:
                 break
             low, high = limits.of(table)
             asked = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from workbench.studies.one_batch.batch import OneBatch
 
@@ -23,27 +22,16 @@ def find_affine(one: OneBatch) -> dict[str, Any] | None:
     Returns:
         "deviation": the largest difference over the largest difference of two examples' outputs.
     """
-    if one.examples < 2 or not any(t.is_floating_point() for t in one.inputs()) or not _varies_alone(one):
+    if one.examples < 2 or not any(t.is_floating_point() for t in one.inputs()):
         return None
     own = one.flat(one.forward())
-    other = one.flat(one.forward(one.changed(_floats(lambda t: t.roll(1, 0)))))
-    between = one.flat(one.forward(one.changed(_floats(lambda t: (t + t.roll(1, 0)) / 2))))
-    if own.shape != other.shape or own.shape != between.shape or not own.numel():
+    others = one.flat(one.forward(one.changed(lambda t: t if t.is_floating_point() else t.roll(1, 0))))
+    if not own.numel() or not torch.equal(own, others):  # a product with an embedding is no matter of layers
         return None
-    apart = float((own - other).abs().max())
-    deviation = float((between - (own + other) / 2).abs().max())
+    rolled = one.flat(one.forward(one.changed(lambda t: t.roll(1, 0) if t.is_floating_point() else t)))
+    between = one.flat(one.forward(one.changed(lambda t: (t + t.roll(1, 0)) / 2 if t.is_floating_point() else t)))
+    if own.shape != rolled.shape or own.shape != between.shape:
+        return None
+    apart = float((own - rolled).abs().max())
+    deviation = float((between - (own + rolled) / 2).abs().max())
     return {"deviation": deviation / apart} if apart > 1e-6 * float(own.abs().max()) else None
-
-
-def _floats(change: Any) -> Any:
-    def apply(t: Tensor) -> Tensor:
-        return change(t) if t.is_floating_point() else t
-
-    return apply
-
-
-def _varies_alone(one: OneBatch) -> bool:
-    """Whether outputs depend on no other tensors than floating ones: a product with an embedding is no matter of layers."""
-    own = one.flat(one.forward())
-    moved = one.flat(one.forward(one.changed(lambda t: t if t.is_floating_point() else t.roll(1, 0))))
-    return own.shape == moved.shape and bool(torch.equal(own, moved))
