@@ -233,6 +233,22 @@ def test_trials_train_it_as_the_trainer_does(
     assert ours.evals["value"].tolist() == theirs.evals["value"].tolist()
 
 
+def test_workers_train_behind_the_coordinators_frozen_layer(tmp_path: Path) -> None:
+    """Also where `build_model` gives it other weights every time: an epoch's losses at no learning rate average to the evaluation."""
+    generator = torch.Generator().manual_seed(0)
+
+    def build() -> nn.Module:
+        module = build_half_frozen()
+        module[0].weight.data.copy_(torch.randn(4, 3, generator=generator))
+        return module
+
+    workload = small_workload(build_model=build, config={"total_steps": 6, "peak_lr": 1e-15, "eval_every_steps": 6})
+    ours = ParameterServerTrainer(workers=1, evaluate_also=["train"]).run(workload, out=tmp_path / "a")
+    evals = ours.evals
+    (first,) = evals[(evals.split == "train") & (evals.metric == "loss") & (evals.step == 0)]["value"]
+    assert ours.steps["loss"].mean() == pytest.approx(first, rel=1e-12)
+
+
 def test_fit_leaves_alone_what_is_frozen() -> None:
     model = StrategyModel(small_workload(build_model=build_half_frozen, config={"weight_decay": 0.1}))
     before = copy.deepcopy(model.module().state_dict())

@@ -24,7 +24,7 @@ from workbench.parameter_server.coordinator.coordinator import ClusterCoordinato
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.load import load_facts
 from workbench.parameter_server.trials.work_time import WorkTime
-from workbench.parameter_server.trials.worker_trial import Made, Update, WorkerTrial, train_steps
+from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, Update, WorkerTrial, train_steps
 from workbench.parameter_server.workers.closure import RemoteValue
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers
 from workbench.record_watch import SHOW_SECONDS, early_wanted
@@ -109,7 +109,8 @@ class PlacedRun:
                 engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._asked,
             )  # fmt: skip
             self._start = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
-            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, self._start)
+            frozen = {k: v.detach().clone() for k, v in self._model.named_parameters() if not v.requires_grad}
+            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, self._start | frozen)
             trial = coordinator.per_worker(make, what="trials")
             with catch_interrupt() as stop:
                 self._train(coordinator, trial, placed, stop)
@@ -287,7 +288,7 @@ class PlacedRun:
         for split in sorted(self._splits):
             part = subset_of(self.workload.data(split))
             tracked = self._tracked if split == TRACKED_SPLIT else None
-            with self._stack.untouched():
+            with GENERATORS, self._stack.untouched():
                 size = evaluation_batch(self.workload, config, self._stack.device)
                 (found,) = evaluate_each(
                     self.workload, [self._model], split=split, batch_size=size, device=self._stack.device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -65,6 +66,11 @@ class Made(NamedTuple):
     buffers: ReplicaBuffers
 
 
+GENERATORS = threading.Lock()
+"""Held by who seeds the process's random generators and draws from them: workers are threads of one process, and would draw from
+what another has seeded."""
+
+
 class WorkerTrial:
     """Replica and batches of one worker. Worker 0 reads what training without servers reads; the others shuffle differently (T7.4).
 
@@ -73,7 +79,7 @@ class WorkerTrial:
         config: of the trial.
         start_step: updates that were made before, by all workers together.
         num_workers: of the cluster.
-        buffers: of a checkpoint, by name; None are those of a fresh model.
+        local: buffers and frozen parameters of the coordinator's model, by name: what is on no server; None are those of a fresh one.
     """
 
     def __init__(
@@ -82,12 +88,13 @@ class WorkerTrial:
         config: TrainConfig,
         start_step: int,
         num_workers: int,
-        buffers: Mapping[str, Tensor] | None = None,
+        local: Mapping[str, Tensor] | None = None,
     ) -> None:
         worker = get_current_worker_index()
         device = torch.device("cpu")
         mine = config.replace(per_host_seed=config.per_host_seed + WORKER_SEEDS * worker)
-        self.stack = LaneStack(workload, [mine], device)
+        with GENERATORS:
+            self.stack = LaneStack(workload, [mine], device)
         self.stream = DataStream(workload, mine, device, start_step=start_step // num_workers)
         self.gradients = LoopGradients(workload, self.stack)
         self.thresholds = clip_thresholds([config], self.stack.values)
@@ -97,8 +104,9 @@ class WorkerTrial:
         self.stack.models[0].train()
         quicken_batch_norm(self.stack.models[0], num_workers)
         self.updates = 0
-        for name, value in (buffers or {}).items():
-            self.stack.buffers[name][0].copy_(value)
+        here = self.stack.buffers | self.stack.frozen
+        for name, value in (local or {}).items():
+            here[name][0].copy_(value)
 
     def buffers(self) -> ReplicaBuffers:
         """Return what forward passes have left in this replica: batch norm's running statistics."""
