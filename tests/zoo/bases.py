@@ -244,8 +244,26 @@ def wine_adagrad() -> Recipe:
     return recipe("wine_adagrad", "classes", lambda: nets.mlp(13, 32, 16, 3), tables.table("wine"), 0.03, 150, 16, optimizer=adagrad)  # fmt: skip
 
 
+def _steep(name: str, build: nets.Build, rows: int, columns: int, peak_lr: float, steps: int, batch: int, **more: Any) -> Recipe:  # fmt: skip
+    """Steep where training starts: a warmup opens ten times the learning rate that is unstable without."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    x[:, -1] += x[:, :-1].sum(1)
+    held = rows // 5
+    return recipe(name, "own", build, ((x[held:],), (x[:held],)), peak_lr, steps, batch, loss=loss_itself, **more)
+
+
 @base
 def valley() -> Recipe:
-    """Steep where training starts: a warmup opens ten times the learning rate that is unstable without."""
-    x = torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
-    return recipe("valley", "own", nets.Steep, ((x[:800],), (x[800:],)), 0.1, 220, 40, optimizer="sgd", warmup_steps=20, loss=loss_itself)  # fmt: skip
+    return _steep("valley", nets.Steep, 1000, 1, 0.1, 220, 40, optimizer="sgd", warmup_steps=20)
+
+
+@base
+def valley_long() -> Recipe:
+    build = lambda: nets.Steep(steepness=401.0, slow=40.0)  # noqa: E731
+    return _steep("valley_long", build, 600, 1, 0.05, 640, 20, optimizer="sgd", warmup_steps=40)
+
+
+@base
+def valley_regression() -> Recipe:
+    build = lambda: nets.Steep(5, steepness=401.0, slow=30.0)  # noqa: E731
+    return _steep("valley_regression", build, 1200, 6, 0.05, 330, 60, optimizer="sgd", warmup_steps=30)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.zoo import nets, plain
 from tests.zoo.faults import fault
-from tests.zoo.recipe import After, Recipe, swap
+from tests.zoo.recipe import After, Recipe, normed, swap
 
 TOO_HIGH = "lr.too_high stability.divergent stability.early stability.mid"
 
@@ -35,7 +35,8 @@ for times, bases in (
     fault("lr", "lr.too_low", on=bases, kind=f"lr-over-{times}")(partial(_lr, 1 / times))
 
 
-fault("lr", "lr.probabilistic stability.headroom " + TOO_HIGH, on="digits_mlp", kind="lr-at-the-edge")(partial(_lr, 6))
+for times, bases in ((6, "digits_mlp"), (10, "diabetes"), (12, "moons")):
+    fault("lr", "lr.probabilistic stability.headroom " + TOO_HIGH, on=bases, kind=f"lr-at-the-edge-x{times}")(partial(_lr, times))  # fmt: skip
 
 
 def _schedule(shape: Callable[[float], float], r: Recipe) -> Recipe:
@@ -67,7 +68,7 @@ def warmup_all_along(r: Recipe) -> Recipe:
     return r.tuned(warmup_steps=r.config.total_steps - 1, schedule="constant")
 
 
-@fault("schedule", "lr.at_edge warmup.needed warmup.lengthen lr.too_low", on="valley")
+@fault("schedule", "lr.at_edge warmup.needed warmup.lengthen lr.too_low", on="valley valley_long valley_regression")
 def warmup_left_out(r: Recipe) -> Recipe:
     steps = r.config.total_steps - r.config.warmup_steps
     return r.tuned(peak_lr=0.05 * r.config.peak_lr, total_steps=steps, warmup_steps=0)
@@ -79,12 +80,12 @@ def clipped_to_nothing(r: Recipe) -> Recipe:
     return r.tuned(max_grad_norm=1e-3 * float(torch.tensor(norms).median()))
 
 
-@fault("clip", "clipping.cures clipping.masks_lr clipping.aggressive lr.too_high", on="digits_mlp")
+@fault("clip", "clipping.cures clipping.masks_lr clipping.aggressive lr.too_high", on="digits_mlp diabetes digits_cnn")
 def clipped_at_high_lr(r: Recipe) -> Recipe:
     return r.tuned(peak_lr=30 * r.config.peak_lr, max_grad_norm=1.0)
 
 
-@fault("schedule", "schedule.restarts", on="digits_mlp digits_cnn_bn")
+@fault("schedule", "schedule.restarts", on="digits_mlp digits_cnn_bn text_gru")
 def cosine_over_a_quarter(r: Recipe) -> Recipe:
     return r.tuned(schedule=lambda p: 0.5 + 0.5 * math.cos(4 * math.pi * p), warmup_steps=0)
 
@@ -93,7 +94,7 @@ def _ascends(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=lr, momentum=0.9, maximize=True)
 
 
-@fault("optimizer", "loop.overfit_one_batch", on="digits_mlp diabetes")
+@fault("optimizer", "loop.overfit_one_batch", on="digits_mlp diabetes tones_gru")
 def maximising(r: Recipe) -> Recipe:
     return r.tuned(optimizer=_ascends)
 
@@ -126,21 +127,14 @@ def few_huge_rows(r: Recipe) -> Recipe:
     return r.inputs(change, validation=False)
 
 
-def _normed(r: Recipe) -> Recipe:
-    """Return a base with batch norm in it, whether it has one or not."""
-    if nets.layers_of(r.build(), nn.BatchNorm2d):
-        return r
-    return r.model(lambda m: swap(m, nn.Linear, lambda a: nn.Sequential(a, nn.BatchNorm1d(a.out_features))))
-
-
 @fault(
     "batch_norm",
     "batch_norm.small_batch batch_norm.stale batch_size.noise_scale",
     on="digits_cnn_bn digits_resnet digits_mlp",
-    twin=lambda r: _normed(r).tuned(eval_batch_size=256),
+    twin=lambda r: normed(r).tuned(eval_batch_size=256),
 )
 def norm_of_two(r: Recipe) -> Recipe:
-    return _normed(r).tuned(batch_size=2, eval_batch_size=256)
+    return normed(r).tuned(batch_size=2, eval_batch_size=256)
 
 
 class Skipping(torch.optim.Adam):
@@ -163,14 +157,14 @@ def _rms_normed(after: Callable[[Tensor], Tensor], r: Recipe) -> Recipe:
     return r.inputs(_blank, validation=False).model(change).tuned(optimizer=Skipping, peak_lr=0.01, max_grad_norm=5.0)
 
 
-@fault("stability", "clipping.nonfinite", on="digits_mlp friedman", twin=partial(_rms_normed, lambda h: h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()))  # fmt: skip
+@fault("stability", "clipping.nonfinite data.nonfinite", on="digits_mlp friedman spirals", twin=partial(_rms_normed, lambda h: h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()))  # fmt: skip
 def eps_outside_the_root(r: Recipe) -> Recipe:
     return _rms_normed(lambda h: h / (h.square().mean(-1, keepdim=True).sqrt() + 1e-6), r)
 
 
-@fault("batch_norm", "batch_norm.ghost_size", on="digits_cnn_bn digits_mlp", twin=_normed)
+@fault("batch_norm", "batch_norm.ghost_size", on="digits_cnn_bn digits_resnet digits_mlp", twin=normed)
 def statistics_of_more_than_a_batch(r: Recipe) -> Recipe:
-    return _normed(r).tuned(bn_stat_examples=4 * r.config.batch_size)
+    return normed(r).tuned(bn_stat_examples=4 * r.config.batch_size)
 
 
 @fault("evaluation", "evaluation.batch_size", on="contrastive")
@@ -183,10 +177,10 @@ def _norm_momentum(value: float, r: Recipe) -> Recipe:
         for norm in nets.layers_of(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
             norm.momentum = value
 
-    return _normed(r).model(change)
+    return normed(r).model(change)
 
 
-fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001", twin=_normed)(partial(_norm_momentum, 0.001))  # fmt: skip
+fault("batch_norm", "batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", kind="norm-momentum-0.001", twin=normed)(partial(_norm_momentum, 0.001))  # fmt: skip
 
 
 def _dropping(share: float, r: Recipe) -> Recipe:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.zoo import nets
 from tests.zoo.faults import fault
-from tests.zoo.recipe import After, Recipe, swap
+from tests.zoo.recipe import After, Recipe, normed, swap
 
 LAYERS = (nn.Linear, nn.Conv2d)
 
@@ -48,21 +48,27 @@ def head_only_optimizer(r: Recipe) -> Recipe:
     return r.tuned(optimizer=_head_only)
 
 
-class EvalNorm(nn.BatchNorm2d):
-    """A batch norm that is never in training mode."""
+class Evaluating(nn.Module):
+    """A module that is never in training mode."""
 
-    def train(self, mode: bool = True) -> EvalNorm:
+    def train(self, mode: bool = True) -> Evaluating:
         return super().train(False)
 
 
-@fault("loop", "loop.eval_mode_in_training batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet")
+class EvalNorm1d(Evaluating, nn.BatchNorm1d): ...
+
+
+class EvalNorm2d(Evaluating, nn.BatchNorm2d): ...
+
+
+@fault("loop", "loop.eval_mode_in_training batch_norm.cold_ema batch_norm.stale", on="digits_cnn_bn digits_resnet digits_mlp", twin=normed)  # fmt: skip
 def norm_left_in_eval(r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
-        for norm in nets.layers_of(m, nn.BatchNorm2d):
-            norm.__class__ = EvalNorm
+        for norm in nets.layers_of(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            norm.__class__ = EvalNorm1d if isinstance(norm, nn.BatchNorm1d) else EvalNorm2d
             norm.eval()
 
-    return r.model(change)
+    return normed(r).model(change)
 
 
 @fault("loop", "loop.train_mode_in_eval evaluation.nondeterministic", on="digits_mlp friedman digits_cnn")
@@ -252,7 +258,7 @@ def deep_plain(r: Recipe) -> Recipe:
     return r.but(build=lambda: make() if r.kind == "classes" else nn.Sequential(make(), nn.Flatten(0)))
 
 
-@fault("stability", "architecture.branch_not_zero architecture.no_norm gradients.exploding init.loss", on="digits_mlp moons")  # fmt: skip
+@fault("stability", "architecture.branch_not_zero architecture.no_norm gradients.exploding init.loss", on="digits_mlp moons digits_tanh")  # fmt: skip
 def deep_branches_of_unit_gain(r: Recipe) -> Recipe:
     first, last = nets.layers_of(r.build())[0], nets.layers_of(r.build())[-1]
 
@@ -288,6 +294,25 @@ def post_norm_deep(r: Recipe) -> Recipe:
     tokens, outputs, length = m.token.num_embeddings, m.head.out_features, len(m.position)
     build = partial(nets.Transformer, tokens, outputs, width=32, layers=6, length=length, causal=m.causal, post=True)
     return r.but(build=build).tuned(warmup_steps=0, schedule="constant")
+
+
+class PostNorm(nn.Module):
+    """`norm(x + f(x))`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch, self.norm = nets.mlp(width, width, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.branch(x))
+
+
+@fault("stability", "architecture.norm_after_add warmup.needed warmup.insufficient stability.early lr.too_high", on="digits_mlp")  # fmt: skip
+def post_norm_mlp(r: Recipe) -> Recipe:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 48), *[PostNorm(48) for _ in range(12)], nn.Linear(48, 10))
+
+    return r.but(build=build).tuned(peak_lr=0.2)
 
 
 class Gain(nn.Module):

@@ -200,15 +200,16 @@ class Factors(nn.Module):
 
 
 class Steep(nn.Module):
-    """Returns the loss of each example: that of `Valley`, and how far the example is from a mean."""
+    """Returns the loss of each example: that of `Valley`, and how far its last number is from a linear function of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 0, steepness: float = 201.0, slow: float = 20.0) -> None:
         super().__init__()
-        self.valley = Valley(steepness=201.0, slow=20.0, slow_curvature=0.1).float()
-        self.mean = nn.Parameter(torch.zeros(()))
+        self.valley = Valley(steepness=steepness, slow=slow, slow_curvature=0.1).float()
+        self.weight, self.mean = nn.Parameter(torch.zeros(inputs)), nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.valley(x) + 0.5 * (x[:, 0] - self.mean).square()
+        fit = x[:, :-1] @ self.weight + self.mean
+        return self.valley(x) + 0.5 * (x[:, -1] - fit).square()
 
 
 def layers_of(model: nn.Module, kind: type | tuple[type, ...] = (nn.Linear, nn.Conv2d)) -> list[Any]:

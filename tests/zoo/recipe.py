@@ -166,3 +166,10 @@ class After(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.after(self.inner(self.before(x)))
+
+
+def normed(r: Recipe) -> Recipe:
+    """Return a recipe with batch norm in its model, whether it has one or not."""
+    if any(isinstance(m, nn.BatchNorm2d) for m in r.build().modules()):
+        return r
+    return r.model(lambda m: swap(m, nn.Linear, lambda a: nn.Sequential(a, nn.BatchNorm1d(a.out_features))))
