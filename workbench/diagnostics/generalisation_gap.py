@@ -121,23 +121,22 @@ def _finding(
         )
         return Finding(code=CODE, clause=CLAUSE, status="not_measured", summary=reason)
     known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "of what was learned", "evidence": dict(found)}
-    in_training = _broken_evaluation(facts, found)
+    now, mode = found["last"]["train"], found["training_mode"]
+    both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
+    in_training = _lost_from(mode, now, _start(facts))
     if in_training is not None and in_training >= broken:
         return Finding(
-            status="fail", value=in_training, threshold=broken, **known,
-            summary=f"On training examples the loss is {found['last']['train']['loss']:.3g} in evaluation mode, and "
-            f"{found['training_mode']['loss']:.3g} in training mode at the end of the run: evaluation measures another model.",
+            status="fail", value=in_training, threshold=broken, **known, summary=f"{both}: evaluation measures another model.",
             advice=[
                 "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
                 "Look at what differs for the data: a transform that only one of the two gets.",
             ],
         )  # fmt: skip
-    noise = _hidden(facts, found)
-    if noise is not None and noise >= hidden:
+    noise = _lost_from(now, mode, _start(facts))
+    if noise is not None and hidden <= noise < math.inf:
         return Finding(
             status="warn", value=noise, threshold=hidden, **known,
-            summary=f"On training examples the loss is {found['last']['train']['loss']:.3g} in evaluation mode, and {found['training_mode']['loss']:.3g} in "
-            f"training mode at the end of the run: what training mode adds hides {noise:.0%} of what was learned.",
+            summary=f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
             advice=["Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under `if self.training`."],
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
@@ -167,29 +166,16 @@ def _finding(
     )
 
 
-def _broken_evaluation(facts: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
-    """Return the share of what was learned in training mode that is lost in evaluation mode; None where it is not beyond chance."""
-    start, mode, train = _start(facts), found["training_mode"], found["last"]["train"]
-    if start is None or not _finite(mode["loss"]):
+def _lost_from(better: Mapping[str, Any], worse: Mapping[str, Any], start: float | None) -> float | None:
+    """Return the share of what was learned in one mode that is lost in the other; None where it is not beyond chance."""
+    if start is None or not _finite(better["loss"]):
         return None
-    learned = start - mode["loss"]
-    if not _finite(train["loss"]):
+    if not _finite(worse["loss"]):
         return math.inf
-    worse, se = train["loss"] - mode["loss"], math.hypot(train["se"], mode["se"])
-    if learned <= _LEAST * abs(start) or worse < 5 * se:
+    learned, lost = start - better["loss"], worse["loss"] - better["loss"]
+    if learned <= _LEAST * abs(start) or lost < 5 * math.hypot(better["se"], worse["se"]):
         return None
-    return float(worse / learned)
-
-
-def _hidden(facts: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
-    """Return the share of what was learned in evaluation mode that training mode hides; None where it is not beyond chance."""
-    start, mode, train = _start(facts), found["training_mode"], found["last"]["train"]
-    if start is None or not _finite(mode["loss"]) or not _finite(train["loss"]) or not _finite(train["se"]):
-        return None
-    learned, worse = start - train["loss"], mode["loss"] - train["loss"]
-    if learned <= max(4 * train["se"], _LEAST * abs(start)) or worse < 5 * math.hypot(train["se"], mode["se"]):
-        return None
-    return float(worse / learned)
+    return float(lost / learned)
 
 
 def _classifies(facts: Mapping[str, Any]) -> bool:
