@@ -22,11 +22,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from workbench import cli
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
-from workbench.ledger import COLUMNS
-from workbench.plain import dumps
-from workbench.playbook_records import OWN
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.playbook.records import OWN
+from workbench.record.ledger.index import COLUMNS
+from workbench.record.plain import dumps
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 
@@ -43,7 +43,7 @@ def diagnosis(status: str = "ok", **changes: Any) -> Diagnosis:
 
 @pytest.fixture
 def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
-    """Put something else in the place of `workbench.playbook.diagnose`; returns the calls it gets."""
+    """Put something else in the place of `workbench.playbook.walk.diagnose`; returns the calls it gets."""
 
     def replace(answer: Any) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = []
@@ -54,9 +54,9 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, 
                 raise answer
             return answer
 
-        module = types.ModuleType("workbench.playbook")
+        module = types.ModuleType("workbench.playbook.walk")
         module.diagnose = diagnose  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "workbench.playbook", module)
+        monkeypatch.setitem(sys.modules, "workbench.playbook.walk", module)
         return calls
 
     return replace
@@ -344,7 +344,7 @@ def write_notebook(path: Path) -> None:
         "count: int = 1  # how many\nword: str = 'a'  # which", metadata={"tags": ["parameters"]}
     )
     verdict = (
-        "from workbench.diagnostics.base import Diagnosis, Finding\n"
+        "from workbench.findings.diagnosis import Diagnosis, Finding\n"
         "status = 'fail' if count > 1 else 'ok'\n"
         "Diagnosis(findings=(Finding(code='lr.best', status=status, summary=word * count),), workload='mine')"
     )
@@ -409,8 +409,8 @@ def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, cap
     values = [["first", "some/first/study.json", "why it was run", 13, 0.029047, command]]
     values.append(["a_longer_name", "some/a_longer_name/study.json", "another", 2, float("nan"), "other"])
     table = pd.DataFrame(values, columns=COLUMNS)
-    monkeypatch.setattr("workbench.ledger.list_studies", lambda root, **_: table)
-    monkeypatch.setattr("workbench.ledger.rebuild", lambda root, **_: rebuilt.append(root))
+    monkeypatch.setattr("workbench.record.ledger.index.list_studies", lambda root, **_: table)
+    monkeypatch.setattr("workbench.record.ledger.index.rebuild", lambda root, **_: rebuilt.append(root))
     assert cli.main(["studies", "some"]) == 0
     assert rebuilt == []
     shown = capsys.readouterr().out.splitlines()
@@ -512,7 +512,7 @@ def test_report_of_a_study_of_one_question_answers_that_question(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", OWN)
 def test_every_kind_of_study_with_a_diagnosis_of_its_own_finds_it(kind: str) -> None:
-    assert callable(getattr(import_module(f"workbench.diagnostics.{kind}"), f"diagnose_{kind}"))
+    assert callable(getattr(import_module("workbench"), f"diagnose_{kind}"))
 
 
 def test_studies_on_disk_are_listed(study: Path, capsys) -> None:

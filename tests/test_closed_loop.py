@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.diagnostics.base import Diagnosis
-from workbench.record import StudyRecord, open_record
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord, open_record
 from workbench.workloads.digits_mlp import digits_mlp
 
 

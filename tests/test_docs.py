@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.records import empty
 from workbench import cli
-from workbench.diagnostics.base import Finding
+from workbench.findings.diagnosis import Finding
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -25,7 +25,12 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "notebo
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 MADE_BY_THE_READER = ("runs/", ".venv/")
 PACKAGE = ROOT / "workbench"
-DIAGNOSES = sorted((PACKAGE / "diagnostics").glob("*.py"))
+_TOPICS = PACKAGE / "topics"
+DIAGNOSES = [
+    path
+    for path in sorted([*(PACKAGE / "curves").glob("*.py"), *_TOPICS.glob("*/*.py")])
+    if "Finding" in path.read_text()
+]
 CLAUSE = re.compile(r"\b(?:[FP]\d\.\d+|T\d+\.\d+)\b")
 CODES_PAGE = (ROOT / "docs" / "codes.md").read_text()
 CLAUSES_PAGE = (ROOT / "docs" / "playbook.md").read_text()
@@ -162,7 +167,7 @@ def test_every_clause_that_a_finding_or_a_page_cites_is_stated() -> None:
         for text in strings(ast.parse(path.read_text()))
         for clause in CLAUSE.findall(text)
     }
-    assert {("lr_sweep.py", "F1.12"), ("clipping.py", "F4.4"), ("server_bound.py", "T13.5")} <= cited
+    assert {("diagnose.py", "F1.12"), ("diagnose.py", "F4.4"), ("server_bound.py", "T13.5")} <= cited
     cited |= {(path.name, clause) for path in PAGES for clause in CLAUSE.findall(path.read_text())}
     there = stated(CLAUSES_PAGE)
     assert sorted((clause, where) for where, clause in cited if clause not in there) == []
@@ -178,7 +183,7 @@ def test_every_code_of_the_package_is_explained_and_no_other() -> None:
     assert len(explained) == len(set(explained)) == CODES_PAGE.count("\n| `")
     known = set().union(*(codes_in(ast.parse(path.read_text())) for path in DIAGNOSES if path.name != ORDER_ONLY))
     assert set(explained) == known
-    ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "diagnostics" / ORDER_ONLY).read_text()))
+    ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "findings" / ORDER_ONLY).read_text()))
     assert ordered <= known
 
 
@@ -190,7 +195,7 @@ def test_codes_are_found_where_they_are_put_together() -> None:
 def emitted() -> Iterator[Finding]:
     """What every diagnosis says of a study that has only just begun."""
     for path in DIAGNOSES:
-        module = importlib.import_module(f"workbench.diagnostics.{path.stem}")
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if name.startswith("diagnose_") and function.__module__ == module.__name__ and name not in NEEDS_A_FOLDER:
                 asked = [

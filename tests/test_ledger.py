@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.workloads import small_workload
 from tests.test_record_writer import CONFIG, opened
 from workbench.errors import RecordError
-from workbench.ledger import COLUMNS, LEDGER, index, list_studies, rebuild
+from workbench.record.ledger.index import COLUMNS, LEDGER, index, list_studies, rebuild
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 
@@ -59,7 +59,7 @@ def test_the_table_has_the_six_columns_and_one_row_a_study(tmp_path: Path) -> No
 
 
 def test_reproduction_names_commit_and_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
     study(tmp_path / "one")
     said = list_studies(tmp_path)["reproduce"].iloc[0]
     apply = f"git -C ../again-one apply - < {tmp_path / 'one' / 'repro.patch'}"

@@ -14,8 +14,8 @@ from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench import cli
 from workbench.errors import RecordError, UsageError
-from workbench.ledger import COLUMNS, list_studies
-from workbench.ledger_export import export_studies
+from workbench.record.ledger.export import export_studies
+from workbench.record.ledger.index import COLUMNS, list_studies
 
 NASTY = ['=HYPERLINK("http://x")', "+1", "-1", "@sum", 'two\nlines, and a "quote"', "bell \x07 rings", "é – ü"]
 

@@ -13,9 +13,9 @@ import pytest
 from tests.helpers.study_folders import write_study
 from workbench import cli
 from workbench.errors import RecordError, UsageError
-from workbench.ledger import LEDGER, list_studies
-from workbench.ledger_note import set_note
-from workbench.record_lock import lock
+from workbench.record.ledger.index import LEDGER, list_studies
+from workbench.record.ledger.note import set_note
+from workbench.record.lock import lock
 
 
 def noted(root: Path) -> dict[str, str]:
@@ -55,7 +55,7 @@ def test_while_another_process_writes_it_is_refused(tmp_path: Path) -> None:
     path = write_study(tmp_path / "one", note="before", index=False)
     with lock(path), pytest.raises(RecordError, match="another process is writing"):
         set_note(path, "after")
-    program = f"from workbench.ledger_note import set_note\nset_note({str(path)!r}, 'theirs')"
+    program = f"from workbench.record.ledger.note import set_note\nset_note({str(path)!r}, 'theirs')"
     with lock(path):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "another process is writing" in done.stderr
@@ -82,7 +82,7 @@ def test_a_ledger_that_cannot_be_written_is_a_warning(
     def locked(*_: Any, **__: Any) -> None:
         raise RecordError("the ledger is locked")
 
-    monkeypatch.setattr("workbench.ledger.index", locked)
+    monkeypatch.setattr("workbench.record.ledger.index.index", locked)
     assert set_note(path, "after") == "after"
     assert "the ledger is locked" in caplog.text
     assert list_studies(tmp_path)["note"].tolist() == ["after"]
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_old_note(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: Any, **__: Any) -> None:
         raise RecordError("no space")
 
-    monkeypatch.setattr("workbench.ledger_note.write_atomic", full)
+    monkeypatch.setattr("workbench.record.ledger.note.write_atomic", full)
     with pytest.raises(RecordError, match="no space"):
         set_note(path, "after")
     assert list_studies(tmp_path)["note"].tolist() == ["before"]

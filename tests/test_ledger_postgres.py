@@ -22,7 +22,7 @@ from tests.helpers.workloads import small_workload
 from tests.test_ledger import study
 from workbench import cli
 from workbench.errors import RecordError
-from workbench.ledger import LEDGER, index, list_studies, rebuild
+from workbench.record.ledger.index import LEDGER, index, list_studies, rebuild
 from workbench.train.trainer import Trainer
 
 pytestmark = [
@@ -71,7 +71,7 @@ def test_a_wrong_password_is_in_no_message_record_or_report(
 ) -> None:
     wrong = "hunter2-wrong"
     monkeypatch.setenv("WORKBENCH_LEDGER", database.url(wrong))
-    monkeypatch.setattr("workbench.repro.git_state", lambda _: (None, b""))
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))
     monkeypatch.setattr("time.sleep", lambda _: None)
     with caplog.at_level(logging.DEBUG):
         record = Trainer().run(small_workload(), out=tmp_path / "one")

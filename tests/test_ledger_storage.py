@@ -19,9 +19,9 @@ from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench import cli
 from workbench.errors import RecordError, UsageError
-from workbench.ledger import LEDGER, index, list_studies, rebuild
-from workbench.ledger_storage import lock_holders, shared_url
-from workbench.plain import scrub
+from workbench.record.ledger.index import LEDGER, index, list_studies, rebuild
+from workbench.record.ledger.storage import lock_holders, shared_url
+from workbench.record.plain import scrub
 from workbench.train.trainer import Trainer
 
 SECRET = "s3cret/word"
@@ -59,7 +59,9 @@ def test_passwords_are_scrubbed_and_nothing_else(given: str, shown: str) -> None
 
 
 def test_a_command_with_a_password_is_stored_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.repro.git_state", lambda _: (None, b""))  # this file is part of a dirty tree's patch
+    monkeypatch.setattr(
+        "workbench.record.repro.git_state", lambda _: (None, b"")
+    )  # this file is part of a dirty tree's patch
     opened(tmp_path / "one", config=CONFIG, command=f"python x.py --db postgresql://u:{SECRET}@h/d").close()
     for path in (tmp_path / "one").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
@@ -146,7 +148,7 @@ def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: p
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     monkeypatch.setenv("WORKBENCH_LEDGER", url)
     study(tmp_path / "here" / "one")
-    monkeypatch.setattr("workbench.ledger.socket.gethostname", lambda: "other")
+    monkeypatch.setattr("workbench.record.ledger.index.socket.gethostname", lambda: "other")
     times = iter(["2030-01-01T00:00:00+00:00"] * 9)
 
     class Later:
@@ -158,7 +160,7 @@ def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: p
 
             return Said()
 
-    monkeypatch.setattr("workbench.record_writer.datetime", Later)
+    monkeypatch.setattr("workbench.record.write.datetime", Later)
     study(tmp_path / "there" / "one", mode="max")
     table = list_studies(ledger=url, extra=["failed"])
     assert table["study"].tolist() == ["one", "one"]
@@ -220,7 +222,7 @@ def test_a_ledger_that_somebody_writes_is_not_replaced_under_his_hands(
 def test_a_study_that_ends_meanwhile_is_kept(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("workbench.ledger_storage.WAIT_S", 0.3)
+    monkeypatch.setattr("workbench.record.ledger.storage.WAIT_S", 0.3)
     with caplog.at_level(logging.WARNING):
         study(tmp_path / "two")
     assert "is locked by" in caplog.text
@@ -252,7 +254,7 @@ def test_a_server_out_of_reach_is_told_without_the_password(
 ) -> None:
     url = f"postgresql://me:{SECRET.replace('/', '%2F')}@127.0.0.1:1/none"
     monkeypatch.setenv("WORKBENCH_LEDGER", url)
-    monkeypatch.setattr("workbench.ledger_storage.WAIT_S", 1.0)
+    monkeypatch.setattr("workbench.record.ledger.storage.WAIT_S", 1.0)
     monkeypatch.setattr("time.sleep", lambda _: None)
     study(tmp_path / "one")
     assert "cannot use the ledger postgresql+psycopg://me:***@127.0.0.1:1/none" in caplog.text

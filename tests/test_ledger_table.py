@@ -17,9 +17,9 @@ from tests.helpers.workloads import small_workload
 from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench.errors import UsageError
-from workbench.ledger import COLUMNS, EXTRA, list_studies
-from workbench.ledger_table import study_row
-from workbench.record import StudyRecord
+from workbench.record.ledger.index import COLUMNS, EXTRA, list_studies
+from workbench.record.ledger.table import study_row
+from workbench.record.read import StudyRecord
 from workbench.train.trainer import Trainer
 
 

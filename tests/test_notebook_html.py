@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from workbench.errors import NotebookError
-from workbench.notebook_html import page, write_notebook_html
+from workbench.notebook.html import page, write_notebook_html
 from workbench.plots.render import png
 
 PICTURE = base64.b64encode(png([lambda ax: ax])).decode()

@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from workbench.errors import UnknownNameError, UsageError
-from workbench.notebook_parameters import NotebookParameter, check_parameters, parse_parameters, read_parameters
+from workbench.notebook.parameters import NotebookParameter, check_parameters, parse_parameters, read_parameters
 
 KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
 

@@ -14,11 +14,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from workbench import notebook_engine as engine
-from workbench import notebook_runner as runner
-from workbench.diagnostics.base import Diagnosis, Finding
 from workbench.errors import NotebookError, UnknownNameError, UsageError
-from workbench.notebook_runner import describe_notebook, find_notebook, list_notebooks, read_verdict, run_notebook
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.notebook import engine as engine
+from workbench.notebook import runner as runner
+from workbench.notebook.runner import describe_notebook, find_notebook, list_notebooks, read_verdict, run_notebook
 
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
 
@@ -133,7 +133,7 @@ def test_a_cell_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
 
 def test_verdicts_are_read_back(tmp_path: Path) -> None:
     source = (
-        "from workbench.diagnostics.base import Diagnosis, Finding\nfrom IPython.display import display\n"
+        "from workbench.findings.diagnosis import Diagnosis, Finding\nfrom IPython.display import display\n"
         "make = lambda status: Diagnosis(findings=(Finding(code='lr.best', status=status, summary='s', "
         "value=float('inf')),), workload='w')\n"
         "display(make('warn'))\nmake('ok')"

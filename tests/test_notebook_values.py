@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import UsageError
-from workbench.notebook_parameters import read_parameters
-from workbench.notebook_values import check_values
+from workbench.notebook.parameters import read_parameters
+from workbench.notebook.values import check_values
 
 DECLARED = read_parameters('workload: str = "quadratic"\ndevice: str = "cpu"\nprecision: str = ""')
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from tests.test_playbook import QUICK
-from workbench.record import read_events
+from workbench.record.read import read_events
 from workbench.train.batches import train_batches
 
 X = torch.rand(160, 8, generator=torch.Generator().manual_seed(0))

@@ -13,5 +13,5 @@ def test_every_file_that_is_no_module_is_package_data() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["workbench"]
     packed = {path for pattern in declared for path in PACKAGE.glob(pattern)}
     there = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    assert {PACKAGE / "panels" / "vendor" / name for name in ("uPlot.LICENSE", "uPlot.iife.min.js")} <= there
+    assert {PACKAGE / "views" / "vendor" / name for name in ("uPlot.LICENSE", "uPlot.iife.min.js")} <= there
     assert there - packed == set()

@@ -18,12 +18,12 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.one_batch import CODES as ONE_BATCH
 from workbench.errors import RecordError, StudyInterrupted
-from workbench.record import StudyRecord, open_record
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord, open_record
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
 from workbench.train.hooks.base import Hook, Step
 
@@ -195,7 +195,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload
 from tests.test_playbook import QUICK
-from workbench.playbook import diagnose
+from workbench.playbook.walk import diagnose
 from workbench.train.hooks.base import Hook
 from workbench.train.trainer import Trainer
 counted = [0]

@@ -10,14 +10,14 @@ import pytest
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench import playbook
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.record import open_record
-from workbench.studies.clipping import ClippingStudy
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
-from workbench.studies.warmup import WarmupStudy
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.playbook import walk as playbook
+from workbench.record.read import open_record
+from workbench.topics.clipping.study import ClippingStudy
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.study import InstabilityStudy
+from workbench.topics.warmup.study import WarmupStudy
 
 QUIET = (
     "lr.too_high",

@@ -10,7 +10,7 @@ import pytest
 from workbench import cli
 from workbench.cli_verdict import RAN, USAGE, VERDICT
 from workbench.errors import UsageError
-from workbench.playbook_input import examine_input
+from workbench.topics.input.command import examine_input
 
 ROOT = Path(__file__).parents[1]
 MINE = f"""

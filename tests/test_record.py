@@ -18,8 +18,16 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from tests.test_record_writer import CONFIG, filled, opened
 from workbench.errors import RecordError
-from workbench.record import EVAL_COLUMNS, STEP_COLUMNS, StudyRecord, TrialRecord, open_record, read_events, select_best
-from workbench.record_lock import lock
+from workbench.record.lock import lock
+from workbench.record.read import (
+    EVAL_COLUMNS,
+    STEP_COLUMNS,
+    StudyRecord,
+    TrialRecord,
+    open_record,
+    read_events,
+    select_best,
+)
 from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[1])
@@ -242,7 +250,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.helpers.workloads import small_workload
 from workbench.train import checkpoint_store
-from workbench.record_lock import lock
+from workbench.record.lock import lock
 from workbench.train.trainer import Trainer
 checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint reaches the disk, as in a long run
 counted = [0]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from tests.helpers.workloads import small_workload
-from workbench.record import StudyRecord
-from workbench.record_lanes import how_trained
-from workbench.record_writer import StudyWriter
+from workbench.record.lanes import how_trained
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
 from workbench.train.trainer import Trainer
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench import record_parts
 from workbench.errors import RecordError
-from workbench.record_parts import PartWriter, read_parts, write_atomic
+from workbench.record import parts as record_parts
+from workbench.record.parts import PartWriter, read_parts, write_atomic
 
 VALUES = np.array([1.5, np.nan, np.inf, -np.inf, -0.0, 5e-324, 1.7976931348623157e308])
 

@@ -15,16 +15,16 @@ import pytest
 from tests.helpers.executors import rates, train
 from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload
-from workbench import record_watch
 from workbench.errors import StudyInterrupted, WorkloadError
 from workbench.parameter_server.trials import placed_run
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
-from workbench.record import StudyRecord, open_record
-from workbench.record_parts import read_parts
-from workbench.record_watch import Watcher, early_wanted, watching
-from workbench.record_writer import StudyWriter
+from workbench.record import watch as record_watch
+from workbench.record.parts import read_parts
+from workbench.record.read import StudyRecord, open_record
+from workbench.record.watch import Watcher, early_wanted, watching
+from workbench.record.write import StudyWriter
 from workbench.studies.executors.on_ray import RayExecutor
-from workbench.studies.lr_sweep import LRSweep
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import lane_run
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.workloads import small_workload
-from workbench import record_writer
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, UsageError
-from workbench.record import StudyRecord, open_record
-from workbench.record_folder import default_folder
-from workbench.record_writer import StudyWriter
+from workbench.record import write as record_writer
+from workbench.record.folder import default_folder
+from workbench.record.read import StudyRecord, open_record
+from workbench.record.write import StudyWriter
 from workbench.train import checkpoint_store
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer

@@ -20,14 +20,14 @@ import pytest
 from tests.helpers.records import MemoryRecord, diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
-from workbench.diagnostics.advice import ADVICE
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.optimizers import diagnose_optimizers
 from workbench.errors import RecordError
-from workbench.playbook_records import OWN
-from workbench.report import FIGURES, write_report
-from workbench.report_html import redact, value_text
-from workbench.studies.optimizers import OptimizersStudy
+from workbench.findings.advice import ADVICE
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.playbook.records import OWN
+from workbench.report.html import redact, value_text
+from workbench.report.page import FIGURES, write_report
+from workbench.topics.optimizers.diagnose import diagnose_optimizers
+from workbench.topics.optimizers.study import OptimizersStudy
 from workbench.workloads.registry import load_workload
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -79,7 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report_drawn.FIGURES", ())
+    monkeypatch.setattr("workbench.report.drawn.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:

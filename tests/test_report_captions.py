@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.records import diagnosis, empty, falling, one_trial, study
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.report_captions import few_runs, shown_here, swept_lrs
-from workbench.report_figures import FIGURES
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.report.captions import few_runs, shown_here, swept_lrs
+from workbench.report.figures import FIGURES
 
 NOTHING = Diagnosis(findings=())
 

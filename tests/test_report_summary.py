@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.records import MemoryRecord, diagnosis, empty, study
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.report_summary import summary
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.report.summary import summary
 
 
 def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import repro
-from workbench.repro import called_as, git_state, source_of, versions
+from workbench.record import repro
+from workbench.record.repro import called_as, git_state, source_of, versions
 
 
 def git(folder: Path, *words: str) -> str:

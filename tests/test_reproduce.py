@@ -11,10 +11,10 @@ import pytest
 
 from tests.test_repro import git
 from workbench.config import TrainConfig
-from workbench.ledger import list_studies
-from workbench.record import StudyRecord
-from workbench.record_writer import StudyWriter
-from workbench.studies.lr_sweep import LRSweep
+from workbench.record.ledger.index import list_studies
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.registry import load_workload
 

@@ -11,7 +11,7 @@ from workbench.cli_verdict import add_fail_on, command_line, exit_code
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from workbench.diagnostics.base import Diagnosis
+    from workbench.findings.diagnosis import Diagnosis
     from workbench.train.any_trainer import AnyTrainer
 
 __all__ = ["add_diagnose"]
@@ -54,7 +54,7 @@ def _diagnose(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
     if args.trainer not in ("local", "parameter_server"):
         raise UsageError(f"--trainer {args.trainer!r} is not there. Allowed: local, parameter_server.")
-    from workbench.playbook import diagnose
+    from workbench.playbook.walk import diagnose
 
     diagnosis = diagnose(
         args.workload,

@@ -27,7 +27,7 @@ def add_input(parser: argparse.ArgumentParser) -> None:
 
 
 def _input(args: argparse.Namespace) -> int:
-    from workbench.playbook_input import examine_input
+    from workbench.topics.input.command import examine_input
 
     diagnosis = examine_input(
         args.target,

@@ -13,7 +13,7 @@ from workbench.cli_verdict import FAILED, RAN, add_fail_on, exit_code
 from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:
-    from workbench.notebook_runner import NotebookInfo
+    from workbench.notebook.runner import NotebookInfo
 
 __all__ = ["add_describe", "add_lab", "add_list", "add_run"]
 
@@ -24,7 +24,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(_: argparse.Namespace) -> int:
-    from workbench.notebook_runner import list_notebooks
+    from workbench.notebook.runner import list_notebooks
     from workbench.workloads.registry import list_workloads
 
     print("Workloads (workbench diagnose NAME):")
@@ -44,7 +44,7 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(args: argparse.Namespace) -> int:
-    from workbench.notebook_runner import describe_notebook
+    from workbench.notebook.runner import describe_notebook
 
     print(describe_notebook(args.notebook))
     return RAN
@@ -74,9 +74,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from workbench.notebook_grid import parse_sweeps, read_rows
-    from workbench.notebook_parameters import parse_parameters
-    from workbench.notebook_runner import describe_notebook
+    from workbench.notebook.grid import parse_sweeps, read_rows
+    from workbench.notebook.parameters import parse_parameters
+    from workbench.notebook.runner import describe_notebook
 
     info = describe_notebook(args.notebook)
     values = parse_parameters(info.parameters, args.parameter)
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any]) -> int:
-    from workbench.notebook_runner import read_verdict, run_notebook
+    from workbench.notebook.runner import read_verdict, run_notebook
 
     out = None if args.out is None else Path(args.out)
     output = out / info.path.name if out is not None and out.suffix != ".ipynb" else out
@@ -105,7 +105,7 @@ def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any
 
 
 def _run_many(args: argparse.Namespace, info: NotebookInfo, rows: list[dict[str, Any]]) -> int:
-    from workbench.notebook_batch import run_notebooks
+    from workbench.notebook.batch import run_notebooks
 
     runs = run_notebooks(info.path, rows, out=args.out, show_input=not args.no_input, progress=True)
     print(runs)

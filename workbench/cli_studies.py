@@ -22,9 +22,9 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_command(args: argparse.Namespace) -> int:
-    from workbench.playbook_records import diagnosis_of
-    from workbench.record import open_record
-    from workbench.report import write_report
+    from workbench.playbook.records import diagnosis_of
+    from workbench.record.read import open_record
+    from workbench.report.page import write_report
 
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
@@ -49,10 +49,10 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
 
 
 def _studies(args: argparse.Namespace) -> int:
-    from workbench.ledger import list_studies, rebuild
+    from workbench.record.ledger.index import list_studies, rebuild
 
     if args.note:
-        from workbench.ledger_note import set_note
+        from workbench.record.ledger.note import set_note
 
         given = Path(args.note[0])
         set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
@@ -63,7 +63,7 @@ def _studies(args: argparse.Namespace) -> int:
     where = args.dir if args.ledger is None else "the shared ledger"
     print(_study_lines(table, extra) if len(table) else f"No studies in {where}: workbench diagnose makes one.")
     if args.export:
-        from workbench.ledger_export import export_studies
+        from workbench.record.ledger.export import export_studies
 
         print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
     return RAN

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workbench.diagnostics.base import Diagnosis
+    from workbench.findings.diagnosis import Diagnosis
 
 __all__ = ["FAILED", "INTERRUPTED", "RAN", "USAGE", "VERDICT", "add_fail_on", "command_line", "exit_code"]
 

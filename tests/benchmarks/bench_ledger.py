@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.ledger import list_studies
-from workbench.record import StudyRecord
+from workbench.record.ledger.index import list_studies
+from workbench.record.read import StudyRecord
 
 STUDIES, TRIALS, ROUNDS = 100, 100, 5
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8).to_dict()

@@ -81,8 +81,8 @@ class Meter:
 
 def in_kernel() -> None:
     """Print one row per workload; runs within a kernel."""
-    from workbench.panels.live_feed import LiveFeed
     from workbench.train.lane_log import LaneLog
+    from workbench.views.live_feed import LiveFeed
 
     meter = Meter()
     meter.wrap_messages(LiveFeed)

@@ -14,7 +14,7 @@ import torch
 from timing import machine
 from torch.utils.data import TensorDataset
 
-from workbench.studies.data.overlap import find_overlap
+from workbench.topics.data.overlap import find_overlap
 
 BUDGET_S = 30.0
 VALUES = 784

@@ -16,10 +16,10 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser.lab import CHROMIUM, FLAGS, SIZE, Desk, start_lab
 from tests.helpers.study_folders import write_study
-from workbench.ledger import index, list_studies
-from workbench.ledger_note import set_note
-from workbench.panels.studies import studies_panel
-from workbench.panels.studies_data import draw_study, open_study
+from workbench.record.ledger.index import index, list_studies
+from workbench.record.ledger.note import set_note
+from workbench.views.studies import studies_panel
+from workbench.views.studies_data import draw_study, open_study
 
 TRIALS, STUDIES, ROUNDS = 1000, 200, 5
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.clip_threshold import choose_threshold
-from workbench.diagnostics.curves import classify_curve
-from workbench.record import TrialRecord
+from workbench.curves.clip_threshold import choose_threshold
+from workbench.curves.curves import classify_curve
+from workbench.record.read import TrialRecord
 from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

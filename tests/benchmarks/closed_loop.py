@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import Subset
 
 import workbench as wb
-from workbench.diagnostics.base import Diagnosis
 from workbench.errors import RecordError
+from workbench.findings.diagnosis import Diagnosis
 from workbench.workloads.base import Workload
 from workbench.workloads.digits_mlp import digits_mlp
 

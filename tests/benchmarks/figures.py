@@ -19,7 +19,7 @@ import matplotlib as mpl
 import torch
 
 import workbench as wb
-from workbench.diagnostics.arms import Arms
+from workbench.topics.comparison.arms import Arms
 from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.digits_resnet import digits_resnet
 from workbench.workloads.source_text import source_text

@@ -15,9 +15,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
-from workbench.diagnostics.evaluation_sample import diagnose_evaluation_sample
-from workbench.record import StudyRecord
-from workbench.studies.validation_set import pair_facts, selected_model
+from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
+from workbench.topics.evaluation.validation_set import pair_facts, selected_model
 from workbench.train.example_values import example_values
 
 

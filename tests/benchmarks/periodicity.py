@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import binomtest
 
-from workbench.diagnostics.period import Period, find_period
+from workbench.topics.periodicity.period import Period, find_period
 
 Floats = NDArray[np.float64]
 Curve = Callable[[int, np.random.Generator], Floats]

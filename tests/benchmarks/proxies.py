@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
 from tests.helpers.evaluations import evaluated
-from workbench.diagnostics.evaluation import diagnose_evaluation
+from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.train.evaluation import values_each
 
 DRAWS = 200

@@ -16,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
-from workbench.diagnostics.class_counts import wilson
-from workbench.studies.validation_set import selected_model
+from workbench.curves.class_counts import wilson
+from workbench.topics.evaluation.validation_set import selected_model
 from workbench.train.example_values import example_values
 
 COUNTS = (5, 10, 20, 40)

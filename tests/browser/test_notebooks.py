@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from tests.browser.lab import Desk
-from workbench.notebook_runner import VERDICT_MIME, read_verdict, run_notebook
+from workbench.notebook.runner import VERDICT_MIME, read_verdict, run_notebook
 
 pytestmark = pytest.mark.browser
 

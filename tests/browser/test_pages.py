@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import BrowserContext
 
 from tests.helpers.notebooks import VERDICT, write_notebook
-from workbench.notebook_batch import run_notebooks
+from workbench.notebook.batch import run_notebooks
 
 pytestmark = pytest.mark.browser
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);\nprint('said')"

@@ -139,7 +139,7 @@ def test_a_note_is_refused_while_another_process_writes_and_when_it_is_empty(pan
     note.fill("   ")
     save.click()
     expect(status(panel)).to_contain_text("the note is empty")
-    from workbench.record_lock import lock
+    from workbench.record.lock import lock
 
     path = desk.lab.root / Path(desk.name).stem / "third"
     with lock(path):

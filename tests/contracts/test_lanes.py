@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, StudyInterrupted, UsageError
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.hooks.activations import Activations

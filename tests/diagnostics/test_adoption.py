@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.recommendation import recommend, screen
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.recommendation.diagnose import recommend, screen
 
 TOTAL, SEEDS = 100, 4
 FALLING = np.linspace(2, 1, TOTAL)

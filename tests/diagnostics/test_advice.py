@@ -7,7 +7,7 @@ import re
 import pytest
 
 import workbench
-from workbench.diagnostics.advice import ADVICE, Kind, advise
+from workbench.findings.advice import ADVICE, Kind, advise
 
 
 @pytest.mark.parametrize(("kind", "first"), [("early", ["warmup", "clip"]), ("mid", ["clip"])])

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.helpers.records import MemoryRecord, empty
-from workbench.diagnostics.architecture import (
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.record.plain import dumps
+from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.architecture.diagnose import (
     architecture_depths,
     architecture_joins,
     diagnose_architecture,
     excused_architecture,
 )
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.plain import dumps
-from workbench.studies.audit.collect import collect_architecture
 from workbench.workloads.base import Workload
 from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.registry import load_workload

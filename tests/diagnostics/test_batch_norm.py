@@ -11,9 +11,9 @@ from scipy import stats
 
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.batch_norm import CODES, diagnose_batch_norm
-from workbench.diagnostics.batch_norm_arms import NormArm, better_arms
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.batch_norm.arms import NormArm, better_arms
+from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:

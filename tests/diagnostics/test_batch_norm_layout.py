@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from workbench.diagnostics.batch_norm_layout import statistics_layout
 from workbench.errors import UsageError
+from workbench.topics.batch_norm.layout import statistics_layout
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.diagnostics.batch_norm_merge import merge_statistics
 from workbench.errors import UsageError
+from workbench.train.distributed.merge_statistics import merge_statistics
 
 
 def test_the_spread_of_the_means_is_part_of_the_variance() -> None:

@@ -11,11 +11,11 @@ import pytest
 from tests.helpers.simulated_batches import CHOOSING, LRS, OWN_LR, STEPS, batches, level
 from tests.helpers.simulated_records import record, trial
 from workbench.config import TrainConfig
-from workbench.diagnostics.batch_size import CODES, diagnose_batch_size
-from workbench.diagnostics.batch_size_arms import next_points, read_arms
-from workbench.diagnostics.noise_scale import diagnose_noise_scale
-from workbench.diagnostics.trials import memory_field
-from workbench.plain import dumps
+from workbench.curves.trials import memory_field
+from workbench.record.plain import dumps
+from workbench.topics.batch_size.arms import next_points, read_arms
+from workbench.topics.batch_size.diagnose import CODES, diagnose_batch_size
+from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale
 
 TUNED, RETUNE, EQUAL, NOISE, REGULARISE = CODES
 

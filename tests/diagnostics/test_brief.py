@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis, Finding
 
 
 def diagnosis(*findings: tuple[str, str]) -> Diagnosis:

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from workbench.diagnostics.base import Diagnosis, Finding, Status
-from workbench.diagnostics.causes import _EXPLAINS, _PLACES, REMARKS, causes_first, listed, vetoes_tuning
-from workbench.diagnostics.verdict_table import verdict_table
+from workbench.findings.causes import _EXPLAINS, _PLACES, REMARKS, causes_first, listed, vetoes_tuning
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.table import verdict_table
 
 _NAMED = {*_PLACES, *REMARKS, *_EXPLAINS, *itertools.chain(*_EXPLAINS.values())}
 CODES = sorted({code.replace("*", "other") for code in _NAMED})

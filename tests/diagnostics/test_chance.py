@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.chance import chance_loss, ignorance
-from workbench.diagnostics.curves import classify_curve
-from workbench.diagnostics.lr_points import sweep_table
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.curves.chance import chance_loss, ignorance
+from workbench.curves.curves import classify_curve
+from workbench.curves.lr_points import sweep_table
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 TOTAL, CHANCE, START = 400, math.log(10), 180.0
 

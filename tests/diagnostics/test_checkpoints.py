@@ -11,9 +11,9 @@ import pytest
 
 from tests.helpers.simulated_checkpoints import TOTAL, evaluated, overfitted
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.base import Finding
-from workbench.diagnostics.checkpoints import CODES, diagnose_checkpoints
-from workbench.plain import dumps
+from workbench.findings.diagnosis import Finding
+from workbench.record.plain import dumps
+from workbench.topics.checkpoints.diagnose import CODES, diagnose_checkpoints
 
 NAN, INF = math.nan, math.inf
 

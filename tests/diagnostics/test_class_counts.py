@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workbench.diagnostics.class_counts import class_counts, count_classes, in_examples, wilson
+from workbench.curves.class_counts import class_counts, count_classes, in_examples, wilson
 from workbench.errors import ConfigError, UsageError
 
 

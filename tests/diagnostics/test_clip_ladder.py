@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.clip_ladder import is_calm, is_cured, leading, masks, read_ladder
+from workbench.topics.clipping.ladder import is_calm, is_cured, leading, masks, read_ladder
 
 
 def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from workbench.diagnostics.clip_threshold import arrival, choose_threshold, steady_stretch
+from workbench.curves.clip_threshold import arrival, choose_threshold, steady_stretch
 
 
 def heavy_tailed(steps: int = 1000, seed: int = 0) -> np.ndarray:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers.clipped_records import BLOWN, FALLING, LIMIT, LR, STEPS, clipped, descended, descent, plain
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.clipped_runs import alternation, clipped_runs, fixed_step, step_scale
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.curves.clipped_runs import alternation, clipped_runs, fixed_step, step_scale
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 
 def test_clipped_descent_above_the_edge_settles_in_the_2_cycle() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.clip_threshold import ordinal
-from workbench.diagnostics.clipped_steps import clipped_steps, listed_steps
+from workbench.curves.clip_threshold import ordinal
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.clipping.clipped_steps import clipped_steps, listed_steps
 
 NORMS = np.random.default_rng(3).lognormal(size=300)
 

@@ -21,7 +21,7 @@ from tests.helpers.clipped_records import (
     plain,
 )
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.clipping import CODES, diagnose_clipping
+from workbench.topics.clipping.diagnose import CODES, diagnose_clipping
 
 
 def statuses(diagnosis) -> dict[str, str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from workbench.diagnostics.common_trend import _OVERLAP, trend_free_correlation
+from workbench.topics.evaluation.common_trend import _OVERLAP, trend_free_correlation
 
 STEPS = np.arange(21.0) * 10
 

@@ -21,8 +21,8 @@ from tests.helpers.simulated_arms import (
     recovering,
 )
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.comparison import CODES, diagnose_comparison
-from workbench.plain import dumps
+from workbench.record.plain import dumps
+from workbench.topics.comparison.diagnose import CODES, diagnose_comparison
 
 LOW, HIGH, CURE = CODES
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from workbench.diagnostics.base import Finding
-from workbench.diagnostics.data import diagnose_data
-from workbench.diagnostics.data_shift import label_shift, train_validation_shift
-from workbench.diagnostics.generalisation_gap import Gap
+from workbench.findings.diagnosis import Finding
+from workbench.topics.data.diagnose import diagnose_data
+from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
+from workbench.topics.generalisation.diagnose import Gap
 
 _USED = inspect.signature(diagnose_data).parameters
 LIMITS = {

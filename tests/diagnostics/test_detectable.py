@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workbench.diagnostics.detectable import detectable_difference, examples_needed, noise_share
 from workbench.errors import ConfigError
+from workbench.topics.evaluation.detectable import detectable_difference, examples_needed, noise_share
 
 REPEATS = 4000
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
-from workbench.diagnostics.early_stopping import COLUMNS, RULES, early_stopping
+from workbench.topics.checkpoints.early_stopping import COLUMNS, RULES, early_stopping
 
 RULE = {rule.name: rule for rule in RULES}
 NAN = math.nan

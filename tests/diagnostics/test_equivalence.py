@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workbench.diagnostics.equivalence import equivalence
 from workbench.errors import UsageError
+from workbench.topics.batch_size.equivalence import equivalence
 
 RNG = np.random.default_rng(0)
 

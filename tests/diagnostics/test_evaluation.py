@@ -13,8 +13,8 @@ from scipy import stats
 from tests.helpers.evaluations import evaluated
 from tests.helpers.records import empty, study
 from tests.helpers.simulated_records import evaluations
-from workbench.diagnostics.evaluation import diagnose_evaluation
-from workbench.diagnostics.proxy import rank_correlation
+from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.proxy import rank_correlation
 
 CODES = [
     "evaluation.interval",

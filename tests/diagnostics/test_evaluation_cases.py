@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.diagnostics.evaluation import diagnose_evaluation_cases
-from workbench.diagnostics.evaluation_cases import predicted_values
+from workbench.topics.evaluation.cases import predicted_values
+from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
 
 VALUES = np.linspace(5.0, 1.0, 7)
 

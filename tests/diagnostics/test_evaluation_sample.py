@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 
 from tests.helpers.records import MemoryRecord
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.detectable import detectable_difference, examples_needed
-from workbench.diagnostics.evaluation_sample import CODES, diagnose_evaluation_sample
-from workbench.diagnostics.sample_size import evaluation_sizes, size_bounds
-from workbench.diagnostics.skew import skew_tests
-from workbench.plain import dumps
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.plain import dumps
+from workbench.topics.evaluation.detectable import detectable_difference, examples_needed
+from workbench.topics.evaluation.diagnose_sample import CODES, diagnose_evaluation_sample
+from workbench.topics.evaluation.sample_size import evaluation_sizes, size_bounds
+from workbench.topics.evaluation.skew import skew_tests
 
 TIMING = {"seconds_per_example": 1e-3, "start_s": 0.05, "batch_size": 64}
 HEALTHY: dict[str, Any] = {

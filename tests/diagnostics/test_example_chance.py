@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.example_chance import example_chance
-from workbench.diagnostics.recommendation import recommend
+from workbench.curves.example_chance import example_chance
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.recommendation.diagnose import recommend
 
 NOTHING = Diagnosis(findings=(Finding(code="lr.best", status="not_measured", summary="planted"),))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.fix_runs import is_harmful
-from workbench.diagnostics.judged_runs import judged_runs
-from workbench.diagnostics.lr_points import LRPoint, SweepTable, sweep_table
+from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged_runs import judged_runs
+from workbench.curves.lr_points import LRPoint, SweepTable, sweep_table
 
 
 def run(level, total=200):

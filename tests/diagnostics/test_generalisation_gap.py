@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.audited import Audit
-from workbench.diagnostics.generalisation_gap import Gap, diagnose_generalisation_gap, gap_of
-from workbench.studies.generalisation import collect_generalisation
-from workbench.studies.preflight import collect_preflight
+from workbench.findings.audited import Audit
 from workbench.studies.session import open_session
+from workbench.topics.generalisation.collect import collect_generalisation
+from workbench.topics.generalisation.diagnose import Gap, diagnose_generalisation_gap, gap_of
+from workbench.topics.preflight.collect import collect_preflight
 
 CODE = "evaluation.generalisation_gap"
 NONE_LOST = ": 0% of what"

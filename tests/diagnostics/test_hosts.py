@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.host_facts import EXAMPLES, STEPS, Seen, job, one_pass
-from workbench.diagnostics.hosts import diagnose_hosts
-from workbench.diagnostics.hosts_area import AREAS, CLAUSE, host_areas
-from workbench.plain import to_json
+from workbench.record.plain import to_json
+from workbench.topics.hosts.diagnose import diagnose_hosts
+from workbench.topics.hosts.diagnose_area import AREAS, CLAUSE, host_areas
 
 OK = dict.fromkeys(CLAUSE, "ok")
 

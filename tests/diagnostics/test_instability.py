@@ -7,8 +7,8 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay, quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.instability import CODES, diagnose_instability
-from workbench.plain import dumps
+from workbench.record.plain import dumps
+from workbench.topics.stability.diagnose import CODES, diagnose_instability
 
 EARLY = ["warmup", "clip", "optimizer", "architecture", "last resort"]
 MID = ["clip", "warmup", "optimizer", "architecture", "last resort"]

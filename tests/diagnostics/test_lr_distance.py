@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.records import BEST, LASTING, LRS, diagnosis, empty, study
-from workbench.diagnostics.lr_distance import lr_distance, swept_lrs, swept_trials
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.distance import lr_distance, swept_lrs, swept_trials
 
 
 @pytest.mark.parametrize("lr", LRS)

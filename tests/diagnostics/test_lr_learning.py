@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 TOTAL, CHANCE = 400, 1.05
 LRS = (0.001, 0.004, 0.016, 0.064, 0.256)

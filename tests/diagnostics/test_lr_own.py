@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.base import Finding
-from workbench.diagnostics.lr_own import settled_by_proof
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.diagnostics.recommendation import recommend
+from workbench.findings.diagnosis import Finding
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.own_lr import settled_by_proof
+from workbench.topics.recommendation.diagnose import recommend
 
 TOTAL, AT = 200, range(0, 201, 20)
 BLOWN = np.r_[2.3, 50.0, np.inf]

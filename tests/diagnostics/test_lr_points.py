@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.lr_points import objective, paired_difference, sweep_table
-from workbench.diagnostics.trials import read_curves
+from workbench.curves.lr_points import objective, paired_difference, sweep_table
+from workbench.curves.trials import read_curves
 
 
 def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):

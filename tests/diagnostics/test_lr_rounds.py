@@ -12,8 +12,9 @@ from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.diagnostics.test_lr_search import Sweep
 from tests.helpers.simulated_curves import EDGE
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.lr_points import sweep_table
-from workbench.diagnostics.lr_rounds import (
+from workbench.curves.lr_points import sweep_table
+from workbench.curves.lr_search import refine_round, unstable_bracket
+from workbench.curves.next_lrs import (
     around,
     climb_round,
     edge_round,
@@ -22,7 +23,6 @@ from workbench.diagnostics.lr_rounds import (
     raise_round,
     spread,
 )
-from workbench.diagnostics.lr_search import refine_round, unstable_bracket
 
 FALLING, BLOWN = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]
 

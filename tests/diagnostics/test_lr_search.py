@@ -8,10 +8,10 @@ import pytest
 from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.growth import edge_from_growth
-from workbench.diagnostics.lr_points import sweep_table
-from workbench.diagnostics.lr_rounds import bisect_next
-from workbench.diagnostics.lr_search import lr_best, refine_next, unstable_bracket
+from workbench.curves.growth import edge_from_growth
+from workbench.curves.lr_points import sweep_table
+from workbench.curves.lr_search import lr_best, refine_next, unstable_bracket
+from workbench.curves.next_lrs import bisect_next
 
 TOTAL = 100
 

@@ -8,8 +8,8 @@ import pytest
 from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.lr_sweep import CODES, diagnose_lr_sweep
-from workbench.plain import dumps
+from workbench.record.plain import dumps
+from workbench.topics.lr_sweep.diagnose import CODES, diagnose_lr_sweep
 
 TOTAL = 200
 BLOWN = np.r_[2.3, 50.0, np.inf]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.advice import ADVICE
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.next_steps import next_steps
+from workbench.findings.advice import ADVICE
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.recommendation.next_steps import next_steps
 
 WARMUP, CLIPPING, LOWER = (str(ADVICE[name]) for name in ("warmup", "clipping", "lower_lr"))
 FALLING = np.linspace(2, 1, 20)

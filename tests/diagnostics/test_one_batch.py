@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.one_batch import CODES, diagnose_one_batch
+from workbench.topics.one_batch.diagnose import CODES, diagnose_one_batch
 
 RUN: dict[str, Any] = {
     "lr": 0.1, "optimizer": "sgd", "loss": [2.3, 0.2], "gap": [0.0, 0.9], "progress": 0.9, "descent": 0.5, "steps": 60,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.optimizers import CODES, better_rule, diagnose_optimizers
-from workbench.plain import dumps
+from workbench.record.plain import dumps
+from workbench.topics.optimizers.diagnose import CODES, better_rule, diagnose_optimizers
 
 TOTAL = 400
 T = np.arange(TOTAL)

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binomtest
 
 from tests.benchmarks.periodicity import CLEAN, by_steps_or_time, clean_alarms, planted, planted_found
-from workbench.diagnostics.line_spectrum import line_spectrum
-from workbench.diagnostics.period import MIN_POINTS, find_period
+from workbench.topics.periodicity.line_spectrum import line_spectrum
+from workbench.topics.periodicity.period import MIN_POINTS, find_period
 
 STEPS = 4.0 * np.arange(150)
 RNG = np.random.default_rng(0)

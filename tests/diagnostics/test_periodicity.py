@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.records import MemoryRecord, empty, one_trial
-from workbench.diagnostics.base import Finding
-from workbench.diagnostics.order import label_order
-from workbench.diagnostics.period import find_period
-from workbench.diagnostics.periodicity import diagnose_periodicity, periodic_series
+from workbench.findings.diagnosis import Finding
+from workbench.topics.data.order_tests import label_order
+from workbench.topics.periodicity.diagnose import diagnose_periodicity, periodic_series
+from workbench.topics.periodicity.period import find_period
 
 CODE = "evaluation.periodic"
 EPOCH, STEPS = 15, 600  # of the records: 1000 examples, batches of 64

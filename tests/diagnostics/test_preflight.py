@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers.records import MemoryRecord
-from workbench.diagnostics.preflight import diagnose_preflight
+from workbench.topics.preflight.diagnose import diagnose_preflight
 
 CODES = {"data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update"}
 HEALTHY: dict[str, Any] = {

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.proof import LIMIT, p_value, prove, worth_more_seeds
-from workbench.diagnostics.recommendation import recommend
+from workbench.curves.prove import LIMIT, p_value, prove, worth_more_seeds
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.recommendation.diagnose import recommend
 
 TOTAL, LONG = 100, 110
 

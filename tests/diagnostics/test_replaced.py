@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.replaced import CODES, diagnose_replaced, replaced
-from workbench.diagnostics.suspects import constants_of, suspects
-from workbench.diagnostics.trials import read_curves
-from workbench.plain import dumps
+from workbench.curves.replaced import CODES, diagnose_replaced, replaced
+from workbench.curves.trials import read_curves
+from workbench.record.plain import dumps
+from workbench.topics.recommendation.suspects import constants_of, suspects
 
 STEPS = 200
 CONSTANTS, DECAY = CODES

@@ -6,8 +6,8 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay
 from tests.helpers.simulated_records import EVAL_COLUMNS, evaluations, record, trial
-from workbench.diagnostics.rises import confirmation, rise_cause, seen_at_interval
-from workbench.diagnostics.trials import judge, read_curves
+from workbench.curves.rises import confirmation, rise_cause, seen_at_interval
+from workbench.curves.trials import judge, read_curves
 
 NO_EVALS = pd.DataFrame(columns=EVAL_COLUMNS)
 AT = 500

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.diagnostics.rule_ranges import ends_next, read_ranges, rules_in
+from workbench.curves.rule_ranges import ends_next, read_ranges, rules_in
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 TOTAL = 200
 BLOWN = np.r_[2.0, 9.0, np.inf]

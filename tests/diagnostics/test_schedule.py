@@ -9,9 +9,9 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.schedule import diagnose_schedule
+from workbench.findings.diagnosis import Diagnosis
 from workbench.schedules import lr_values, prepend_warmup
+from workbench.topics.schedule.diagnose import diagnose_schedule
 
 TOTAL = 400
 T = np.arange(TOTAL)

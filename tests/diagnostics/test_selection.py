@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.records import MemoryRecord
 from workbench.config import TrainConfig
-from workbench.diagnostics.selection import compare_selected
+from workbench.curves.selection import compare_selected
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8).to_dict()
 FALLING = [1.0, 0.8, 0.6, 0.4, 0.2]

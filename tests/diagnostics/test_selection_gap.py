@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from workbench.diagnostics.selection_gap import (
+from workbench.errors import ConfigError
+from workbench.topics.evaluation.selection_gap import (
     climbing_gap,
     selection_gap,
     selection_gaps,
     simulate_climbing,
     simulate_selection,
 )
-from workbench.errors import ConfigError
 
 
 @pytest.mark.parametrize(("n", "trials", "spread"), [(100, 10, 0.0), (300, 100, 0.0), (1000, 30, 0.0), (300, 30, 0.02)])

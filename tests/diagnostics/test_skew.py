@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
-from workbench.diagnostics.skew import class_test, feature_tests, metric_test, skew_tests, worst_skew
 from workbench.errors import DataError, UsageError
+from workbench.topics.evaluation.skew import class_test, feature_tests, metric_test, skew_tests, worst_skew
 from workbench.workloads.evaluation_sample import draw_sample
 
 BUNCH = load_breast_cancer()

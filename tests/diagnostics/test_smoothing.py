@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.diagnostics.smoothing import fill_gaps, noise_per_step, running_median, smooth
+from workbench.curves.smoothing import fill_gaps, noise_per_step, running_median, smooth
 
 
 def test_median_equals_the_median_of_each_window():

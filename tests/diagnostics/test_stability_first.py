@@ -8,9 +8,9 @@ import pytest
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics import stability_first
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.stability_first import check_stability
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.stability import diagnose_first as stability_first
+from workbench.topics.stability.diagnose_first import check_stability
 from workbench.workloads.quadratic import quadratic
 
 KINDS = ("early", "early_recovers", "mid", "divergent", "spike")

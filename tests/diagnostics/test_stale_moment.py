@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.stale_moment import shorter, stale_moments, staleness
+from workbench.topics.optimizers.stale_moment import shorter, stale_moments, staleness
 
 TOTAL, AT = 600, 300
 NORMS = np.where(np.arange(TOTAL) == AT, 10.0, 0.1)

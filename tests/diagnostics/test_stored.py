@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.stored import read_diagnosis
 from workbench.errors import RecordError
-from workbench.plain import dumps
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.stored import read_diagnosis
+from workbench.record.plain import dumps
 
 FINDING = Finding(
     code="lr.unstable",

@@ -9,15 +9,15 @@ import pytest
 
 from tests.helpers.workloads import small_workload
 from tests.test_ledger import study
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.tracking import CODES, diagnose_tracking
-from workbench.record import StudyRecord
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord
+from workbench.topics.tracking.diagnose import CODES, diagnose_tracking
 from workbench.train.trainer import Trainer
 
 
 @pytest.fixture
 def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("workbench.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
     monkeypatch.setattr("sys.argv", ["train.py"])
     Trainer().run(small_workload(), out=tmp_path / "one")
     return tmp_path / "one"

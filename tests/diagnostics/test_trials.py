@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.trials import full_length, initial_loss, judge, read_curves, study_scale
+from workbench.curves.trials import full_length, initial_loss, judge, read_curves, study_scale
 
 FALLING = np.linspace(2.0, 1.0, 50)
 

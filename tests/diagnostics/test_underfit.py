@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from workbench.diagnostics.audited import Audit
-from workbench.diagnostics.causes import causes_first, vetoes_tuning
-from workbench.diagnostics.finding import Finding
-from workbench.diagnostics.underfit import diagnose_underfit
+from workbench.findings.audited import Audit
+from workbench.findings.causes import causes_first, vetoes_tuning
+from workbench.findings.finding import Finding
+from workbench.topics.generalisation.underfit import diagnose_underfit
 
 CODE = "evaluation.underfits"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.finding import Finding, Status
-from workbench.diagnostics.verdict_table import MAX_ROWS, SIGNS, verdict_table
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
+from workbench.findings.table import MAX_ROWS, SIGNS, verdict_table
 
 
 def finding(code: str, status: Status, **given: object) -> Finding:

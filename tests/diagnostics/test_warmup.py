@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.diagnostics.warmup import CODES, diagnose_warmup
-from workbench.plain import dumps
+from workbench.record.plain import dumps
+from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
 
 UNSTABLE = 0.1
 BLOWN = np.r_[2.3, 50.0, np.inf]

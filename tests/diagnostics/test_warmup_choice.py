@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnostics.test_warmup import GOOD, short, study
-from workbench.diagnostics.warmup import diagnose_warmup
-from workbench.diagnostics.warmup_choice import tried_warmups, warmup_choice
+from workbench.topics.warmup.choice import tried_warmups, warmup_choice
+from workbench.topics.warmup.diagnose import diagnose_warmup
 
 
 def test_shares_are_of_the_baseline_before_the_warmup_is_prepended() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.warmup_search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
+from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 
 def searched(lengths: dict[int, tuple[bool | None, bool | None]]) -> WarmupSearch:

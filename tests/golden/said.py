@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.cli import main
-from workbench.playbook_records import diagnosis_of
-from workbench.record import open_record
-from workbench.report import write_report
-from workbench.report_figures import FIGURES
-from workbench.report_summary import summarise
+from workbench.playbook.records import diagnosis_of
+from workbench.record.read import open_record
+from workbench.report.figures import FIGURES
+from workbench.report.page import write_report
+from workbench.report.summary import summarise
 
 
 def said_of(folder: Path) -> dict[str, Any]:

@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 import workbench as wb
-from workbench.hosts.data_parallel import average_gradients
 from workbench.train import lane_run
+from workbench.train.distributed.data_parallel import average_gradients
 
 HOW, OUT = sys.argv[1:]
 

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset
 
 from workbench.config import TrainConfig
-from workbench.record import StudyRecord, TrialRecord, read_events
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, TrialRecord, read_events
+from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor
 from workbench.train import checkpoint_store
 from workbench.train.hooks.base import Hook, Run, Step

@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from workbench.hosts.ray_cluster import WorkerLost
+from workbench.ray.cluster import WorkerLost
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["workbench.studies.executors.worker", "tests.helpers.workloads"])

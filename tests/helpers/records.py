@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis, Finding
 
 STEPS = 120
 PROBE_STEPS = 250

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.record_writer import StudyWriter
+from workbench.record.write import StudyWriter
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=40, batch_size=8)
 

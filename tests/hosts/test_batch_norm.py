@@ -14,16 +14,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
-from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import UsageError
-from workbench.hosts.batch_norm import SynchronisedBatchNorm, synchronise_batch_norm
-from workbench.hosts.running_statistics import (
+from workbench.topics.batch_norm.collect import audit_batch_norm
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.train.batch_norm import ghost_batch_norm
+from workbench.train.distributed.batch_norm import SynchronisedBatchNorm, synchronise_batch_norm
+from workbench.train.distributed.running_statistics import (
     gather_running_statistics,
     merge_running_statistics,
     merged_running_statistics,
 )
-from workbench.studies.batch_norm_facts import audit_batch_norm
-from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.traced.graph.recorder import CannotRecord, Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -211,7 +211,7 @@ def test_too_few_values_and_wrong_shapes_are_refused() -> None:
 
 def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = synchronise_batch_norm(nn.BatchNorm1d(2)), torch.randn(4, 2)
-    monkeypatch.setattr("workbench.hosts.batch_norm.place", lambda _: (0, 2))
+    monkeypatch.setattr("workbench.train.distributed.batch_norm.place", lambda _: (0, 2))
     with Recorder() as recorder:
         recorder.placeholder("x", x)
         with pytest.raises(CannotRecord, match="reads the value"):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.torchrun import torchrun
 from tests.hosts.programs.together import cases
-from workbench.record import open_record
+from workbench.record.read import open_record
 from workbench.train.trainer import Trainer
 
 PROGRAM = "tests.hosts.programs.killed"

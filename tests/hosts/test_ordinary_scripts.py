@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.ordinary_scripts import SCRIPTS, facts_of
-from workbench.diagnostics.hosts import diagnose_hosts
-from workbench.hosts.launch import launch
-from workbench.studies.hosts import read_hosts
+from workbench.topics.hosts.diagnose import diagnose_hosts
+from workbench.topics.hosts.launch import launch
+from workbench.topics.hosts.study import read_hosts
 
 UNSEEN = {"straggler", "evaluation", "set_epoch"}
 """What a short training without an evaluation, or with a sampler that has no epochs, does not show; stragglers are chance here."""

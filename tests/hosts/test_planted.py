@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workbench.diagnostics.hosts_area import AREAS
 from workbench.errors import UnknownNameError
-from workbench.hosts.planted import BUGS
-from workbench.studies.hosts_self_test import self_test_hosts
+from workbench.topics.hosts.diagnose_area import AREAS
+from workbench.topics.hosts.planted import BUGS
+from workbench.topics.hosts.self_test_study import self_test_hosts
 
 EXPECTED = {
     "healthy": ("", None),

@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import ClusterError, UsageError
-from workbench.hosts.ray_address import check_address, only_on_loopback
-from workbench.studies.lr_sweep import LRSweep
+from workbench.ray.address import check_address, only_on_loopback
+from workbench.topics.lr_sweep.study import LRSweep
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.executors import gone
 from workbench.errors import ClusterError, WorkbenchError
-from workbench.hosts.folders import temporary_folder
+from workbench.ray.folders import temporary_folder
 from workbench.studies.executors.base import make_executor
 
 ROOT = str(Path(__file__).parents[2])
@@ -38,7 +38,7 @@ def test_asking_for_it_imports_nothing_yet() -> None:
 
 _HOLDS = """
 import sys, time
-from workbench.hosts.folders import temporary_folder
+from workbench.ray.folders import temporary_folder
 with temporary_folder() as name:
     print(name, flush=True)
     sys.stdin.read()
@@ -80,7 +80,7 @@ def test_folders_of_killed_processes_are_deleted_and_those_of_others_not(
 STARTED = """
 import json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost
+from workbench.ray.cluster import RayCluster, WorkerLost
 import ray
 
 class Worker:
@@ -150,7 +150,7 @@ _BEGINS = """
 from pathlib import Path
 import ray
 from workbench.errors import ClusterError
-from workbench.hosts.ray_cluster import RayCluster
+from workbench.ray.cluster import RayCluster
 
 def init(**_):
     token = Path.home() / ".ray" / "auth_token"
@@ -199,7 +199,7 @@ def listening_elsewhere(found: dict[str, Any]) -> list[str]:
 
 def test_a_signal_to_end_is_no_trouble_of_the_cluster() -> None:
     """Ray answers SIGTERM by SystemExit while it starts; what it raises where it cannot start is told as that."""
-    from workbench.hosts.ray_cluster import _as_cluster_error
+    from workbench.ray.cluster import _as_cluster_error
 
     with pytest.raises(SystemExit), _as_cluster_error("no Ray cluster can be started"):
         raise SystemExit(15)

@@ -12,9 +12,9 @@ import torch
 
 from tests.helpers.torchrun import torchrun
 from tests.hosts.programs.together import cases, normalised
-from workbench.diagnostics.batch_norm import diagnose_batch_norm
-from workbench.record import open_record
-from workbench.studies.batch_norm_facts import audit_batch_norm
+from workbench.record.read import open_record
+from workbench.topics.batch_norm.collect import audit_batch_norm
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model, save_checkpoint
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer

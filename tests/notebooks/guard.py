@@ -12,8 +12,8 @@ from typing import Any
 
 import nbformat
 
-from workbench.notebook_parameters import read_parameters
-from workbench.notebook_runner import VERDICT_MIME
+from workbench.notebook.parameters import read_parameters
+from workbench.notebook.runner import VERDICT_MIME
 
 MAX_BYTES = 500_000
 BANNED = {"Output", "interact", "interactive", "interactive_output", "clear_output"}  # they hang, or nbval ignores them

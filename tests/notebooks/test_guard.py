@@ -15,7 +15,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.notebooks.guard import problems
-from workbench.notebook_runner import VERDICT_MIME
+from workbench.notebook.runner import VERDICT_MIME
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import papermill
 import pytest
 
 from tests.notebooks.guard import problems
-from workbench.notebook_runner import describe_notebook, read_verdict, run_notebook
+from workbench.notebook.runner import describe_notebook, read_verdict, run_notebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 THERE = sorted(NOTEBOOKS.glob("*.ipynb"))

@@ -15,7 +15,7 @@ import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests.notebooks.tour import anchors, broken_links, chain_problems, glossary_problems, tour_problems
-from workbench.notebook_runner import VERDICT_MIME, read_verdict, run_notebook
+from workbench.notebook.runner import VERDICT_MIME, read_verdict, run_notebook
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS, DOCS = ROOT / "notebooks", ROOT / "docs"

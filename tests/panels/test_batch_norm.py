@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.panels import pixels, said
 from tests.helpers.simulated_norms import study
 from workbench.errors import UsageError
-from workbench.panels.batch_norm import batch_norm_panel
+from workbench.topics.batch_norm.panel import batch_norm_panel
 
 ARMS: dict[int | None, list[float]] = {8: [0.6, 0.7], 64: [0.5, 0.53], None: [0.5, 0.4]}
 

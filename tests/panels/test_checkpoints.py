@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.panels import said
 from tests.helpers.simulated_checkpoints import evaluated
-from workbench.panels.checkpoints import checkpoints_panel
+from workbench.topics.checkpoints.panel import checkpoints_panel
 
 CURVE = [2.0, 1.5, 1.6, 1.7, 1.0, 1.1, 1.2, 1.3, 1.4, 0.5, 0.6]
 """Evaluated every 100 steps: best at 900; patience 2 ends at 300 with 1.5, patience 4 at 800 with 1.0, patience 5 never."""

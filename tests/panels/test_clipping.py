@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.panels import pixels, said
 from tests.helpers.records import MemoryRecord, falling, one_trial
-from workbench.diagnostics.clipping import diagnose_clipping
-from workbench.panels.clipping import clipping_panel
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.panel import clipping_panel
 
 NORMS = np.random.default_rng(0).lognormal(size=200)
 STEADY = NORMS[20:]

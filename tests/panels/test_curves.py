@@ -14,13 +14,13 @@ from matplotlib import image
 from tests.helpers.records import one_trial
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, brute, same_curves
-from workbench.panels.curve_points import COLUMNS, METRICS
-from workbench.panels.curves import curves_panel
-from workbench.panels.curves_widget import CurvesWidget
-from workbench.record import StudyRecord, TrialRecord, open_record
-from workbench.record_writer import StudyWriter
-from workbench.studies.lr_sweep import LRSweep
+from workbench.record.read import StudyRecord, TrialRecord, open_record
+from workbench.record.write import StudyWriter
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
+from workbench.views.curve_points import COLUMNS, METRICS
+from workbench.views.curves import curves_panel
+from workbench.views.curves_widget import CurvesWidget
 
 
 @pytest.fixture(scope="module")

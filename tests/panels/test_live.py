@@ -13,21 +13,21 @@ import pytest
 from ipywidgets import Widget
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.base import Diagnosis
 from workbench.errors import StudyInterrupted
-from workbench.panels import live as live_module
-from workbench.panels.curve_points import METRICS, CurvePoints, kept
-from workbench.panels.curves_widget import CurvesWidget
-from workbench.panels.live import live_view
-from workbench.panels.live_feed import WHOLE_AGAIN, LiveFeed
-from workbench.panels.study_curves import StudyCurves
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_watch import early_wanted, watching
-from workbench.studies.lr_sweep import LRSweep
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.watch import early_wanted, watching
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import lane_run
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
+from workbench.views import live as live_module
+from workbench.views.curve_points import METRICS, CurvePoints, kept
+from workbench.views.curves_widget import CurvesWidget
+from workbench.views.live import live_view
+from workbench.views.live_feed import WHOLE_AGAIN, LiveFeed
+from workbench.views.study_curves import StudyCurves
 
 LRS = [0.01, 0.05, 1e20]
 
@@ -253,8 +253,8 @@ def test_thinning_leaves_alone_what_is_short_constant_or_nowhere_finite() -> Non
 
 
 def test_a_long_study_takes_bounded_memory_and_keeps_its_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.panels.curve_points.MOST_ROWS", 5000)
-    monkeypatch.setattr("workbench.panels.curve_points.THINNED", 200)
+    monkeypatch.setattr("workbench.views.curve_points.MOST_ROWS", 5000)
+    monkeypatch.setattr("workbench.views.curve_points.THINNED", 200)
     rng, points = np.random.default_rng(0), CurvePoints()
     every = {trial: rng.lognormal(size=20_000) for trial in (3, 7)}
     for at in range(0, 20_000, 500):
@@ -380,7 +380,7 @@ def test_a_view_that_cannot_be_shown_does_not_keep_from_training(
     before = builtins.__import__
 
     def missing(name: str, *args: Any, **more: Any) -> Any:
-        if name == "workbench.panels.curves_widget":
+        if name == "workbench.views.curves_widget":
             raise ImportError("no anywidget")
         return before(name, *args, **more)
 

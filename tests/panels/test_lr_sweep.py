@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.panels import said
 from tests.helpers.records import LRS, study
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.panels.lr_sweep import lr_sweep_panel
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.panel import lr_sweep_panel
 
 CURVATURE, STEPS = 10.0, 60
 EDGE = 2 / CURVATURE

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.evaluations import predicted
 from tests.helpers.panels import pixels, said
 from workbench.errors import UsageError
-from workbench.panels.predictions import predictions_panel
+from workbench.topics.predictions.panel import predictions_panel
 
 
 def test_the_worst_example_comes_first() -> None:

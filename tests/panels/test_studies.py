@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.helpers.study_folders import CONFIG, write_study
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import RecordError, UsageError
-from workbench.panels.studies import StudiesTable, studies_panel
-from workbench.panels.studies_compare import NOISE, compare, draw_comparison, side
-from workbench.panels.studies_data import JUDGED, STUDY_COLUMNS, draw_curves, draw_study, open_study, study_table
-from workbench.record import StudyRecord
-from workbench.record_lock import is_locked, lock
+from workbench.record.lock import is_locked, lock
+from workbench.record.read import StudyRecord
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.views.studies import StudiesTable, studies_panel
+from workbench.views.studies_compare import NOISE, compare, draw_comparison, side
+from workbench.views.studies_data import JUDGED, STUDY_COLUMNS, draw_curves, draw_study, open_study, study_table
 
 PNG = b"\x89PNG"
 
@@ -230,7 +230,7 @@ def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
     """Two processes: one trains, the other browses, and neither stops the other."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom tests.helpers.study_folders import CONFIG\n"
-        "from workbench.record_writer import StudyWriter\n"
+        "from workbench.record.write import StudyWriter\n"
         "w = StudyWriter.open(Path(sys.argv[1]), kind='lr_sweep', workload='digits_mlp', config=CONFIG.to_dict())\n"
         "t = w.trial(CONFIG.to_dict(), stage='lr_sweep', train_examples=9)\nt.event('started', state='running')\n"
         "print('begun', flush=True)\nsys.stdin.readline()\n"
@@ -254,7 +254,7 @@ def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
 
 
 def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
-    from workbench.ledger import index
+    from workbench.record.ledger.index import index
 
     url = f"sqlite:///{runs / 'shared.db'}"
     for name in ("first", "second"):

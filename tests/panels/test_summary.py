@@ -13,10 +13,10 @@ from matplotlib import image
 
 import workbench as wb
 from tests.helpers.study_folders import write_study
-from workbench.diagnostics.base import Diagnosis
-from workbench.panels import summary
-from workbench.panels.summary import PICTURES, show_study, study_picture, study_sentence
-from workbench.playbook_records import OWN, diagnosis_of
+from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook.records import OWN, diagnosis_of
+from workbench.views import summary
+from workbench.views.summary import PICTURES, show_study, study_picture, study_sentence
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 
 from tests.diagnostics.test_warmup import GOOD, full, short, study
 from tests.helpers.panels import said
-from workbench.diagnostics.warmup import diagnose_warmup
-from workbench.panels.warmup import warmup_panel
+from workbench.topics.warmup.diagnose import diagnose_warmup
+from workbench.topics.warmup.panel import warmup_panel
 
 
 @pytest.mark.parametrize(

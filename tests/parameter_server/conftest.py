@@ -41,7 +41,7 @@ def ray_up(nothing_left: None) -> Iterator[Callable[[], None]]:
     with contextlib.ExitStack() as started:
 
         def up() -> None:
-            from workbench.hosts.ray_cluster import RayCluster
+            from workbench.ray.cluster import RayCluster
 
             started.callback(RayCluster.connect().close)
 

@@ -15,12 +15,12 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import ClusterError, UsageError
-from workbench.hosts import ray_node
-from workbench.hosts.ray_address import is_loopback
-from workbench.hosts.ray_node import own_address, reach
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.connect import connect_to_cluster
 from workbench.parameter_server.cluster.serve_task import serve_task
+from workbench.ray import node as ray_node
+from workbench.ray.address import is_loopback
+from workbench.ray.node import own_address, reach
 
 SPEC = {"chief": ["127.0.0.1:2220"], "worker": ["127.0.0.1:2221"], "ps": ["127.0.0.1:2222"]}
 NOWHERE = "203.0.113.1"  # kept for examples: no machine has it (RFC 5737)
@@ -129,7 +129,7 @@ def test_what_nobody_else_can_reach(host: str, alone: bool) -> None:
 _TOKEN = """
 import sys
 from workbench.errors import ClusterError
-from workbench.hosts.ray_token import require_token
+from workbench.ray.token import require_token
 try:
     require_token(alone=sys.argv[1] == "alone")
 except ClusterError as error:

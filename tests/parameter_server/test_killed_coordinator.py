@@ -14,7 +14,6 @@ import torch
 
 from tests.helpers.killed_programs import Diary, killed, life, lives, marked, shared_memory, wait_until
 from tests.helpers.workloads import small_net, small_workload
-from workbench.hosts.folders import temporary_folder
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -24,6 +23,7 @@ from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.ray.folders import temporary_folder
 
 EPOCHS, STEPS = 30, 6
 PAUSE_S = 0.003  # after each step, so that moments within an epoch, a save and what is between them are all likely

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.hosts.ray_cluster import NotYet
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane, Pulled, Take, handed
 from workbench.parameter_server.links.plasma import PlasmaLink
 from workbench.parameter_server.servers.layout import extent, laid_out, lay, taken
 from workbench.parameter_server.servers.plane import Grad, Place, whole
 from workbench.parameter_server.servers.server import Push
+from workbench.ray.cluster import NotYet
 
 A, B, C = Place(1, "a"), Place(0, "b"), Place(1, "c")
 

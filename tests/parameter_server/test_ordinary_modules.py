@@ -28,7 +28,7 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
-from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
+from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
 from workbench.train.trainer import Trainer
 
 UPDATES = 6

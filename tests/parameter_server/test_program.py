@@ -217,7 +217,7 @@ def test_who_does_not_come_is_named(tasks: Callable[..., Tasks], tmp_path: Path)
 
 def test_a_ray_cluster_that_is_there(tasks: Callable[..., Tasks]) -> None:
     """By its address; it stays when we are done."""
-    from workbench.hosts.ray_node import RayNode
+    from workbench.ray.node import RayNode
 
     (port,) = _free_ports(1)
     program = f"""

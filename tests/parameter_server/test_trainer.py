@@ -20,7 +20,7 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.parameter_server.trials.worker_trial import WorkerTrial
-from workbench.studies.lr_sweep import LRSweep
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

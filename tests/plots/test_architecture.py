@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.records import empty
-from workbench.plots._style import why_not_measured
-from workbench.plots.architecture import plot_architecture
+from workbench.plots.style import why_not_measured
+from workbench.topics.architecture.figures import plot_architecture
 
 
 def row(

@@ -9,11 +9,11 @@ import pytest
 
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.batch_norm import diagnose_batch_norm
-from workbench.plain import to_json
-from workbench.plots import plot_batch_norm, plot_batch_norm_devices
-from workbench.plots._style import why_not_measured
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.plots.style import why_not_measured
+from workbench.record.plain import to_json
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_devices
 
 ARMS: dict[int | None, list[float]] = {8: [0.6, 0.7], 32: [0.5, 0.52], None: [0.55, 0.55]}
 DEVICES = [row(k, shards=kind, spread=0.01 * k) for kind in ("dealt", "sorted") for k in (1, 2, 8)]

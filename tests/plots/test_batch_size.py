@@ -8,11 +8,11 @@ import pytest
 
 from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.base import Diagnosis, Finding
-from workbench.diagnostics.batch_size import diagnose_batch_size
-from workbench.plain import to_json
-from workbench.plots import plot_batch_size, plot_tuned_lr
-from workbench.plots._style import why_not_measured
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.plots.style import why_not_measured
+from workbench.record.plain import to_json
+from workbench.topics.batch_size.diagnose import diagnose_batch_size
+from workbench.topics.batch_size.figures import plot_batch_size, plot_tuned_lr
 
 BEST = {16: 0.0125, 64: 0.1, 256: 0.4}
 NOISE = {"noise_scale": [{"step": 0, "value": 100.0, "low": 50.0, "high": 200.0, "examples": 1024, "micro_batch": 16}]}

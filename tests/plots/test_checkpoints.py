@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
-from workbench.diagnostics.checkpoints import diagnose_checkpoints
-from workbench.plots import plot_checkpoints, plot_early_stopping
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_stopping
 
 CURVES = [overfitted(seed=k) for k in range(4)]
 TEST = [overfitted(seed=10 + k, rise=0.3) for k in range(4)]

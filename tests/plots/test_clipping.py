@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from tests.helpers.clipped_records import BLOWN, DIVERGED, FALLING, clipped, plain
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.clipping import diagnose_clipping
-from workbench.plots import plot_clipping
-from workbench.plots._style import why_not_measured
 from workbench.plots.render import png
+from workbench.plots.style import why_not_measured
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.figures import plot_clipping
 
 LADDER = [plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4), clipped(150, FALLING / 2, lr=0.4, limit=0.5), clipped(20, DIVERGED, lr=0.4, limit=4.0)]  # fmt: skip
 

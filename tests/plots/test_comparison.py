@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from tests.helpers.simulated_arms import LEVEL, LRS, SPREAD, arm, cured, falling, healthy, jumping, lost
 from tests.helpers.simulated_records import record
-from workbench.diagnostics.comparison import diagnose_comparison
-from workbench.plots import plot_comparison
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.comparison.diagnose import diagnose_comparison
+from workbench.topics.comparison.figures import plot_comparison
 
 
 def blank() -> Axes:

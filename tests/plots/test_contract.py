@@ -27,11 +27,11 @@ from tests.helpers.simulated_input import pipeline
 from tests.helpers.simulated_norms import row as norm_devices
 from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.batch_norm_layout import statistics_layout
-from workbench.diagnostics.patience import stop_with_patience
-from workbench.diagnostics.selection_gap import selection_gaps
-from workbench.plots._style import PALETTE, why_not_measured
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.style import PALETTE, why_not_measured
+from workbench.topics.batch_norm.layout import statistics_layout
+from workbench.topics.checkpoints.patience import stop_with_patience
+from workbench.topics.evaluation.selection_gap import selection_gaps
 from workbench.train.rule_forms import explain_rule
 
 Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.evaluations import evaluated, paused
-from workbench.diagnostics.timed import timed_steps, trial_seconds
-from workbench.plots import plot_evaluation, plot_timed_evaluations
-from workbench.plots._style import why_not_measured
+from workbench.findings.timed import timed_steps, trial_seconds
+from workbench.plots.style import why_not_measured
+from workbench.topics.evaluation.figures import plot_evaluation, plot_timed_evaluations
 
 
 def blank() -> Axes:

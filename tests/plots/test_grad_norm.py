@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from tests.helpers.records import BEST, losses_of, one_trial, study
 from tests.helpers.records import diagnosis as said
-from workbench.diagnostics.clipping import diagnose_clipping
-from workbench.plots import plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram
 
 
 def blank() -> Axes:

@@ -14,9 +14,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from tests.helpers.host_facts import EXAMPLES, Seen, job
-from workbench.diagnostics.hosts import diagnose_hosts
-from workbench.plots import plot_bytes_read, plot_hosts, plot_shards
-from workbench.plots._style import BAD, BASELINE, GOOD, why_not_measured
+from workbench.plots.style import BAD, BASELINE, GOOD, why_not_measured
+from workbench.topics.hosts.diagnose import diagnose_hosts
+from workbench.topics.hosts.figures import plot_bytes_read, plot_hosts, plot_shards
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.simulated_input import pipeline
-from workbench.plots._style import why_not_measured
-from workbench.plots.input_pipeline import plot_input_pipeline, plot_input_workers
+from workbench.plots.style import why_not_measured
+from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
 
 FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tests.helpers.records import BEST, excursion, falling, study
 from tests.helpers.records import diagnosis as said
-from workbench.plots import plot_confirm, plot_probe
+from workbench.topics.stability.figures import plot_confirm, plot_probe
 
 
 def blank() -> Axes:

@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.records import MemoryRecord, diagnosis, one_trial, study
-from workbench.plots import plot_confirm, plot_grad_norm, plot_grad_norm_histogram, plot_loss_curves, plot_probe
-from workbench.plots._style import log_scale, short
+from workbench.plots.style import log_scale, short
+from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.lr_sweep.figures import plot_loss_curves
+from workbench.topics.stability.figures import plot_confirm, plot_probe
 
 FALLING = 2.0 * np.exp(-np.arange(60) / 8)
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, LRS, diagnosis, falling, losses_of, study
-from workbench.plots import plot_loss_curves, plot_lr_sweep
+from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 
 
 def blank() -> Axes:

@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 
 from tests.helpers.simulated_records import record, trial
 from workbench.config import TrainConfig
-from workbench.diagnostics.optimizers import diagnose_optimizers
-from workbench.plots import plot_optimizers, plot_rule_forms
-from workbench.plots._style import GOOD, PALETTE, why_not_measured
+from workbench.plots.style import GOOD, PALETTE, why_not_measured
+from workbench.topics.optimizers.diagnose import diagnose_optimizers
+from workbench.topics.optimizers.figures import plot_optimizers, plot_rule_forms
 from workbench.train.rule_forms import explain_rule
 
 T = np.arange(200)

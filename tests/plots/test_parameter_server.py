@@ -13,9 +13,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from tests.helpers.server_facts import UPDATES, block, facts, served, server
-from workbench.diagnostics.parameter_server import diagnose_parameter_server
-from workbench.plots import plot_server_load, plot_staleness, plot_throughput
-from workbench.plots._style import BAD, why_not_measured
+from workbench.plots.style import BAD, why_not_measured
+from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
+from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness, plot_throughput
 
 
 @pytest.fixture(autouse=True)

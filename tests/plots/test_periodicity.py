@@ -14,8 +14,8 @@ import workbench as wb
 from tests.diagnostics.test_periodicity import EPOCH, bump, decay, noise, record
 from tests.helpers.records import empty
 from workbench.errors import UsageError
-from workbench.plots import plot_periodicity
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.periodicity.figures import plot_periodicity
 
 
 def drawn(made: Any, **options: Any) -> Axes:

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from tests.helpers.evaluations import predicted
 from workbench.errors import UsageError
-from workbench.plots import plot_predictions
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.predictions.figures import plot_predictions
 
 
 def blank() -> Axes:

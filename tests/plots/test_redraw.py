@@ -19,8 +19,8 @@ from tests.helpers.records import diagnosis, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from workbench import plots
-from workbench.plots._style import house_style, not_measured
 from workbench.plots.redraw import Draw, Redrawn
+from workbench.plots.style import house_style, not_measured
 
 SIZE = (4.9, 3.9)
 CURVES = evaluated([overfitted(seed=k) for k in range(2)])

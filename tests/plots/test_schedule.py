@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.config import TrainConfig
-from workbench.plots import plot_schedule
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.schedule.figures import plot_schedule
 
 
 def blank() -> Axes:

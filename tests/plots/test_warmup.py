@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.helpers.simulated_records import record, trial
-from workbench.diagnostics.warmup import diagnose_warmup
-from workbench.plots import plot_warmup
-from workbench.plots._style import why_not_measured
+from workbench.plots.style import why_not_measured
+from workbench.topics.warmup.diagnose import diagnose_warmup
+from workbench.topics.warmup.figures import plot_warmup
 
 T = np.arange(400)
 FALLING = 2.3 * np.exp(-T / 40)

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from workbench import ledger, repro
+from workbench.record import repro
+from workbench.record.ledger import index as ledger
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.architecture import architecture_depths, diagnose_architecture
 from workbench.errors import ConfigError, UsageError
-from workbench.record import open_record
-from workbench.studies.architecture import VARIANTS, ArchitectureStudy
+from workbench.record.read import open_record
+from workbench.topics.architecture.diagnose import architecture_depths, diagnose_architecture
+from workbench.topics.architecture.study import VARIANTS, ArchitectureStudy
 from workbench.workloads.base import Workload
 from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.quadratic import half_squared_length

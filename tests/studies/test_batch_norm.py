@@ -14,13 +14,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.batch_norm import CODES, diagnose_batch_norm
-from workbench.diagnostics.batch_norm_arms import read_norm_arms
 from workbench.errors import ConfigError, UsageError
-from workbench.record import StudyRecord
-from workbench.studies.batch_norm import BatchNormStudy
-from workbench.studies.batch_norm_devices import measure_devices
+from workbench.record.read import StudyRecord
 from workbench.studies.session import open_session
+from workbench.topics.batch_norm.arms import read_norm_arms
+from workbench.topics.batch_norm.devices import measure_devices
+from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm
+from workbench.topics.batch_norm.study import BatchNormStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.lane_models import MODELS, lane_workload
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import CheckpointError, UsageError
-from workbench.studies.batch_norm_batches import batch_statistics, running_statistics, statistics_set
-from workbench.studies.batch_norm_facts import audit_batch_norm, collect_batch_norm
+from workbench.findings.diagnosis import Diagnosis
 from workbench.studies.session import open_session
+from workbench.topics.batch_norm.batches import batch_statistics, running_statistics, statistics_set
+from workbench.topics.batch_norm.collect import audit_batch_norm, collect_batch_norm
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import first_of_batch

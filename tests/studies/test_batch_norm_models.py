@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.batch_norm import diagnose_batch_norm
 from workbench.errors import ConfigError, UsageError
-from workbench.hosts import batch_norm as hosts_batch_norm
-from workbench.hosts.batch_norm import synchronise_batch_norm
-from workbench.hosts.running_statistics import gather_running_statistics
-from workbench.studies.batch_norm_batches import batch_statistics
-from workbench.studies.batch_norm_facts import audit_batch_norm
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.batch_norm.batches import batch_statistics
+from workbench.topics.batch_norm.collect import audit_batch_norm
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
+from workbench.train.distributed import batch_norm as hosts_batch_norm
+from workbench.train.distributed.batch_norm import synchronise_batch_norm
+from workbench.train.distributed.running_statistics import gather_running_statistics
 from workbench.train.replace_norm import replace_batch_norm
 from workbench.workloads.base import first_of_batch
 
@@ -224,7 +224,7 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
         ghost_batch_norm(model, stat_examples)
     model = warmed(synchronise_batch_norm(model), loader(60, examples=8))
     assert audited(model, loader(examples=8))["batch_norm.small_batch"].value == 8
-    monkeypatch.setattr("workbench.studies.batch_norm_batches.statistic_processes", lambda _: 4)
+    monkeypatch.setattr("workbench.topics.batch_norm.batches.statistic_processes", lambda _: 4)
     found = audited(model, loader(examples=8))
     assert found["batch_norm.small_batch"].value == (stat_examples or 32)
     assert found["batch_norm.ghost_size"].status == "ok"

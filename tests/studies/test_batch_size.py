@@ -9,11 +9,11 @@ import pytest
 
 from tests.helpers.streams import Stream
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.batch_size import diagnose_batch_size
-from workbench.diagnostics.batch_size_arms import read_arms
 from workbench.errors import ConfigError, UsageError
-from workbench.record import StudyRecord
-from workbench.studies.batch_size import BatchSizeStudy
+from workbench.record.read import StudyRecord
+from workbench.topics.batch_size.arms import read_arms
+from workbench.topics.batch_size.diagnose import diagnose_batch_size
+from workbench.topics.batch_size.study import BatchSizeStudy
 from workbench.train.trainer import Trainer
 
 FAST = {"finalists": 1, "choosing_seeds": 2, "seeds": 2, "reach": 2, "memories": (0.5,), "weight_decays": (1e-2,)}

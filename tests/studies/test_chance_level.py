@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.studies.chance_level import measure_chance
-from workbench.studies.lr_sweep import LRSweep
+from workbench.topics.lr_sweep.chance_level import measure_chance
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification, language_model, regression

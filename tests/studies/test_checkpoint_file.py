@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.helpers.user_training import EVERYTHING, UserTraining
-from workbench.diagnostics.base import Finding
 from workbench.errors import CheckpointError, UsageError
-from workbench.plain import dumps
-from workbench.studies.checkpoint_file import audit_checkpoint
+from workbench.findings.diagnosis import Finding
+from workbench.record.plain import dumps
+from workbench.topics.checkpoints.checkpoint_file import audit_checkpoint
 
 MISSING = {
     "parameters": {"model parameters"},

@@ -10,9 +10,9 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.streams import Stream
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.checkpoints import diagnose_checkpoints
 from workbench.errors import ConfigError
-from workbench.studies.checkpoints import CheckpointStudy
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.checkpoints.study import CheckpointStudy
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer

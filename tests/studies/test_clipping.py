@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.clipped_runs import clipped_runs
-from workbench.diagnostics.clipping import diagnose_clipping
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
+from workbench.curves.clipped_runs import clipped_runs
 from workbench.errors import ConfigError, StudyInterrupted
-from workbench.record import StudyRecord, open_record
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord, open_record
 from workbench.schedules import prepend_warmup
-from workbench.studies.clipping import ClippingStudy
-from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import open_session
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.study import ClippingStudy
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -9,16 +9,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.arms import Arms
-from workbench.diagnostics.comparison import CODES, diagnose_comparison
-from workbench.diagnostics.instability import diagnose_instability
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError, WorkloadError
-from workbench.plots import plot_comparison
-from workbench.plots._style import why_not_measured
-from workbench.record import open_record
-from workbench.studies.comparison import ComparisonStudy
-from workbench.studies.instability import InstabilityStudy
+from workbench.plots.style import why_not_measured
+from workbench.record.read import open_record
+from workbench.topics.comparison.arms import Arms
+from workbench.topics.comparison.diagnose import CODES, diagnose_comparison
+from workbench.topics.comparison.figures import plot_comparison
+from workbench.topics.comparison.study import ComparisonStudy
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.valley import valley

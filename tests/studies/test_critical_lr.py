@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.workloads import small_net, small_workload
-from workbench.studies.critical_lr import CriticalLR, measure_critical_lr
+from workbench.topics.lr_sweep.critical_lr import CriticalLR, measure_critical_lr
 from workbench.train.lanes import build_model
 from workbench.workloads.quadratic import eigenvalues, quadratic
 

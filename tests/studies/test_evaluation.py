@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.evaluation import diagnose_evaluation
 from workbench.errors import ConfigError, UsageError
-from workbench.plots import plot_evaluation, plot_timed_evaluations
-from workbench.plots._style import why_not_measured
-from workbench.record import StudyRecord
-from workbench.studies.evaluation import EvaluationStudy
+from workbench.plots.style import why_not_measured
+from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.figures import plot_evaluation, plot_timed_evaluations
+from workbench.topics.evaluation.study import EvaluationStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

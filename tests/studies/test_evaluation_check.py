@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.evaluation import diagnose_evaluation_cases
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
-from workbench.hosts.shards import evaluate_shard, join_shards
-from workbench.studies.evaluation_check import check_evaluation, collect_own_evaluation
+from workbench.topics.evaluation.check import check_evaluation, collect_own_evaluation
+from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
+from workbench.train.distributed.shards import evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification

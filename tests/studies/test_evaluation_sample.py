@@ -15,12 +15,12 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
-from workbench.diagnostics.compared_pairs import compared_pairs
 from workbench.errors import ConfigError, DataError, RecordError, UnknownNameError, UsageError
-from workbench.record import StudyRecord
-from workbench.studies.evaluation_cost import measure_evaluation
-from workbench.studies.evaluation_sample import EvaluationSampleStudy
-from workbench.studies.validation_set import class_facts, collect_validation_set, pair_facts
+from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.compared_pairs import compared_pairs
+from workbench.topics.evaluation.cost import measure_evaluation
+from workbench.topics.evaluation.sample_study import EvaluationSampleStudy
+from workbench.topics.evaluation.validation_set import class_facts, collect_validation_set, pair_facts
 from workbench.train.example_values import ExampleValues
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import SquaredError
@@ -240,7 +240,7 @@ def test_without_a_checkpoint_nothing_is_called_healthy(record: StudyRecord) -> 
 
 
 def test_a_large_set_is_looked_at_in_part(record: StudyRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.studies.validation_set.LEAST_EXAMPLES", 60)
+    monkeypatch.setattr("workbench.topics.evaluation.validation_set.LEAST_EXAMPLES", 60)
     facts = collect_validation_set(session(record, breast_cancer(total_steps=1, batch_size=2)), NOTHING)
     assert facts["examples"] == 86
     assert facts["pair"]["difference_sd"] > 0
@@ -265,7 +265,7 @@ def test_a_set_that_is_read_in_its_own_order(
 ) -> None:
     workload = breast_cancer(total_steps=1, batch_size=2)
     stream = workload.replace(validation_data=Stream(workload.validation_data))
-    monkeypatch.setattr("workbench.studies.validation_set.LEAST_EXAMPLES", 60)
+    monkeypatch.setattr("workbench.topics.evaluation.validation_set.LEAST_EXAMPLES", 60)
     facts = collect_validation_set(session(record, stream), NOTHING)
     assert [row["total"] for row in facts["classes"]] == [32, 54], "all of it was read"
     with pytest.raises(DataError, match="Stream has no index to draw a sample by"):

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import workbench as wb
-from workbench import playbook
 from workbench.config import TrainConfig
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.record import StudyRecord, open_record
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
+from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook import walk as playbook
+from workbench.record.read import StudyRecord, open_record
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.quadratic import quadratic

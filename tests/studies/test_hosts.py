@@ -19,13 +19,14 @@ import pytest
 import workbench as wb
 from tests.helpers.host_facts import job
 from tests.helpers.workloads import small_workload
-from workbench import cli, playbook_hosts
-from workbench.diagnostics.hosts_area import CLAUSE
+from workbench import cli
 from workbench.errors import ClusterError, ConfigError, UsageError
-from workbench.hosts.launch import launch
-from workbench.hosts.stacks import own_frames, shown
-from workbench.record import StudyRecord
-from workbench.studies.hosts import HostsStudy, audit_script, read_hosts
+from workbench.record.read import StudyRecord
+from workbench.topics.hosts import command as playbook_hosts
+from workbench.topics.hosts.diagnose_area import CLAUSE
+from workbench.topics.hosts.launch import launch
+from workbench.topics.hosts.stacks import own_frames, shown
+from workbench.topics.hosts.study import HostsStudy, audit_script, read_hosts
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "ddp_script.py"
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,15 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "workbench.hosts.loopback", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench.topics.hosts.loopback",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+    ]
     command += ["--master-port", port, str(SCRIPT), "job", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -269,7 +278,7 @@ def test_the_command_prints_what_to_do_about_what_is_wrong(
 STACK = """Timeout (0:00:08)!
 Thread 0x00007f01 (most recent call first):
   File "/lib/python3.11/threading.py", line 331 in wait
-  File "/site-packages/workbench/hosts/audit/watchdog.py", line 60 in _watch
+  File "/site-packages/workbench/topics/hosts/audit/watchdog.py", line 60 in _watch
   File "/lib/python3.11/threading.py", line 1002 in _bootstrap
 
 Thread 0x00007f02 (most recent call first):

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
-from workbench.diagnostics.input_pipeline import CODES
 from workbench.errors import ConfigError
-from workbench.record import StudyRecord, open_record
+from workbench.record.read import StudyRecord, open_record
+from workbench.topics.input.diagnose import CODES
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"steps": 40, "seconds": 1.0, "max_workers": 1}

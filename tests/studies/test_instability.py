@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.instability import diagnose_instability
 from workbench.errors import ConfigError
-from workbench.record import TrialRecord
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
+from workbench.record.read import TrialRecord
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.checkpoint import load_model
 from workbench.train.lanes import build_model
 from workbench.train.trainer import Trainer

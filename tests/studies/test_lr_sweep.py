@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.instability import diagnose_instability
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import ConfigError, RecordError, UsageError
-from workbench.playbook import diagnose
-from workbench.record import StudyRecord, open_record
-from workbench.record_writer import StudyWriter
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
+from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook.walk import diagnose
+from workbench.record.read import StudyRecord, open_record
+from workbench.record.write import StudyWriter
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.lanes import build_model
 from workbench.train.trainer import Trainer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.studies.noise_scale import NoiseScale, measure_noise_scale
+from workbench.topics.batch_size.noise_scale import NoiseScale, measure_noise_scale
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -121,7 +121,7 @@ def test_a_model_too_large_for_the_sums_is_not_measured(precision: str | None, i
 def test_pieces_of_the_parameters_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = regression(2_000)
     whole = measure(workload)
-    monkeypatch.setattr("workbench.studies.noise_scale.COLUMNS", 3)
+    monkeypatch.setattr("workbench.topics.batch_size.noise_scale.COLUMNS", 3)
     assert measure(workload) == pytest.approx(whole, rel=1e-9)
     double = measure_noise_scale(workload, workload.config.replace(precision="float64"), CPU)
     assert isinstance(double, NoiseScale)

@@ -17,16 +17,16 @@ from torch.utils.data import TensorDataset
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.one_batch import CODES, diagnose_one_batch
-from workbench.diagnostics.preflight import diagnose_preflight
-from workbench.plain import to_json
-from workbench.studies.one_batch.batch import first_batch
-from workbench.studies.one_batch.collect import collect_one_batch
-from workbench.studies.one_batch.influence import find_coupling, find_spread, find_unused
-from workbench.studies.one_batch.layers import find_layers
-from workbench.studies.one_batch.losses import find_loss
-from workbench.studies.one_batch.modes import find_modes
-from workbench.studies.preflight import collect_preflight
+from workbench.record.plain import to_json
+from workbench.topics.one_batch.batch import first_batch
+from workbench.topics.one_batch.collect import collect_one_batch
+from workbench.topics.one_batch.diagnose import CODES, diagnose_one_batch
+from workbench.topics.one_batch.influence import find_coupling, find_spread, find_unused
+from workbench.topics.one_batch.layers import find_layers
+from workbench.topics.one_batch.losses import find_loss
+from workbench.topics.one_batch.modes import find_modes
+from workbench.topics.preflight.collect import collect_preflight
+from workbench.topics.preflight.diagnose import diagnose_preflight
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification, language_model, regression
 from workbench.workloads.registry import load_workload

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from tests.helpers.workloads import small_workload
 from workbench.config import OPTIMIZERS
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
-from workbench.diagnostics.optimizers import CODES, diagnose_optimizers
-from workbench.diagnostics.rule_ranges import read_ranges
+from workbench.curves.rule_ranges import read_ranges
 from workbench.errors import ConfigError, UnknownNameError
-from workbench.record import StudyRecord
-from workbench.studies.lr_sweep import LRSweep
-from workbench.studies.optimizers import OptimizersStudy
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord
 from workbench.studies.session import Session, open_session
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.optimizers.diagnose import CODES, diagnose_optimizers
+from workbench.topics.optimizers.study import OptimizersStudy
 from workbench.train.hooks.norms import Norms
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -13,10 +13,6 @@ from torch import nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.parameter_server import CODES, diagnose_parameter_server
-from workbench.diagnostics.server_load import load_ratios, server_load
-from workbench.diagnostics.server_remedies import server_remedies
-from workbench.diagnostics.server_throughput import server_throughput
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import Dispatcher
@@ -24,10 +20,14 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
-from workbench.playbook import diagnose_record
-from workbench.report_drawn import draw_figures
-from workbench.studies.parameter_server import ParameterServerStudy, audit_parameter_server
-from workbench.studies.parameter_server_remedies import lr_load, return_values, vocabulary_load, zipf_shares
+from workbench.playbook.walk import diagnose_record
+from workbench.report.drawn import draw_figures
+from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server
+from workbench.topics.parameter_server.diagnose_remedies import server_remedies
+from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
+from workbench.topics.parameter_server.server_load import load_ratios, server_load
+from workbench.topics.parameter_server.server_throughput import server_throughput
+from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
 
 NAP = 0.015
 
@@ -361,7 +361,7 @@ def test_steps_are_those_that_were_made_here_and_not_a_checkpoint_s() -> None:
 
 
 def _audit(facts: dict[str, Any]) -> Any:
-    from workbench.diagnostics.audited import Audit
+    from workbench.findings.audited import Audit
 
     return Audit(facts={"parameter_server": {"0": facts}}, workload="loop")
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload, squared
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.parameters import CODES, diagnose_parameters
-from workbench.studies.parameters import collect_parameters
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.one_batch.diagnose_parameters import CODES, diagnose_parameters
+from workbench.topics.one_batch.parameters import collect_parameters
 
 FROZEN, UNOWNED = CODES
 

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.preflight import diagnose_preflight, spoilt_splits
 from workbench.errors import WorkloadError
-from workbench.studies.data.collect import collect_data
-from workbench.studies.preflight import _not_finite, collect_preflight
+from workbench.topics.data.collect import collect_data
+from workbench.topics.preflight.collect import _not_finite, collect_preflight
+from workbench.topics.preflight.diagnose import diagnose_preflight, spoilt_splits
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification
 

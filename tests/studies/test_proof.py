@@ -10,10 +10,10 @@ import pytest
 from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
-from workbench.record import StudyRecord, open_record
+from workbench.record.read import StudyRecord, open_record
 from workbench.schedules import prepend_warmup
-from workbench.studies.proof import Proof
 from workbench.studies.session import Session, open_session
+from workbench.topics.recommendation.study import Proof
 
 
 def run(out: Path, candidate: TrainConfig, *, seeds: int = 3, more: int = 0, first: Any = ()) -> StudyRecord:
@@ -68,7 +68,9 @@ def test_a_single_seed_proves_nothing_and_trains_nothing(tmp_path: Path) -> None
 
 def test_seeds_that_do_not_decide_are_followed_by_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three, then two: both arms, the first three not trained again."""
-    monkeypatch.setattr("workbench.studies.proof.worth_more_seeds", lambda proof: len(proof["seeds"]) == 3)
+    monkeypatch.setattr(
+        "workbench.topics.recommendation.study.worth_more_seeds", lambda proof: len(proof["seeds"]) == 3
+    )
     trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), more=2, first=[BASE]).trials
     assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 10
     seeds = {lr: sorted(rows["shared_seed"]) for lr, rows in trials.groupby("peak_lr")}

@@ -11,10 +11,10 @@ import torch
 
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.replaced import diagnose_replaced
-from workbench.record import StudyRecord
-from workbench.studies.replaced import collect_replaced, torch_constants
+from workbench.curves.replaced import diagnose_replaced
+from workbench.record.read import StudyRecord
 from workbench.studies.session import open_session
+from workbench.topics.recommendation.replaced import collect_replaced, torch_constants
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.trainer import Trainer
 

@@ -11,12 +11,12 @@ import torch
 
 from tests.helpers.user_training import UserTraining, X, Y
 from tests.helpers.workloads import small_net, small_workload
-from workbench.diagnostics.base import Finding
-from workbench.diagnostics.resume import resume_finding
 from workbench.errors import UsageError
-from workbench.studies.resume import audit_resume
-from workbench.studies.resume_parts import same_values
-from workbench.studies.resume_trainer import collect_resume
+from workbench.findings.diagnosis import Finding
+from workbench.topics.checkpoints.diagnose_resume import resume_finding
+from workbench.topics.checkpoints.resume import audit_resume
+from workbench.topics.checkpoints.resume_parts import same_values
+from workbench.topics.checkpoints.resume_trainer import collect_resume
 from workbench.workloads.base import Workload
 
 PLANTED = {

@@ -10,13 +10,13 @@ import pytest
 
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.diagnostics.lr_sweep import diagnose_lr_sweep
 from workbench.errors import DataError
-from workbench.record import StudyRecord, TrialRecord
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
-from workbench.studies.rounds import Asked, run_round
+from workbench.record.read import StudyRecord, TrialRecord
 from workbench.studies.session import Session, open_session
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.catapult import catapult

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.warmup import CODES, diagnose_warmup
-from workbench.diagnostics.warmup_search import cap_steps
 from workbench.errors import ConfigError
-from workbench.record import StudyRecord
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.read import StudyRecord
 from workbench.schedules import lr_values, prepend_warmup
-from workbench.studies.instability import InstabilityStudy
-from workbench.studies.lr_sweep import LRSweep
 from workbench.studies.session import Session, open_session
-from workbench.studies.warmup import WarmupStudy
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.stability.study import InstabilityStudy
+from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
+from workbench.topics.warmup.search import cap_steps
+from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.quadratic import quadratic

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError
-from workbench.record_writer import StudyWriter
-from workbench.studies.audit.collect import collect_architecture
+from workbench.record.write import StudyWriter
+from workbench.topics.architecture.collect import collect_architecture
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, remember_updates
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.device import resolve_device

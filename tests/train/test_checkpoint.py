@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, RecordError
-from workbench.record import TrialRecord, open_record
+from workbench.record.read import TrialRecord, open_record
 from workbench.train import checkpoint_store
 from workbench.train.checkpoint import (
     Checkpoint,

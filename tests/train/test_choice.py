@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, WorkloadError
-from workbench.record import StudyRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
 from workbench.train import choice, known_choices
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
 from workbench.train.hooks.activations import Activations

@@ -13,9 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.helpers.workloads import small_workload
-from workbench.ledger import list_studies
-from workbench.plots import plot_loss_curves
-from workbench.record import TrialRecord, open_record
+from workbench.record.ledger.index import list_studies
+from workbench.record.read import TrialRecord, open_record
+from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.hooks.pause import Pause
 from workbench.train.trainer import Trainer

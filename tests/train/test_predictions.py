@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, UsageError
-from workbench.record import StudyRecord, TrialRecord, open_record
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, TrialRecord, open_record
+from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -95,9 +95,9 @@ def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 18
     """Diagnose the cases that `folder` has no result of, `workers` at a time, a fresh process each."""
     folder.mkdir(parents=True, exist_ok=True)
     for heavy in (
-        "workbench.playbook",
-        "workbench.report",
-        "workbench.ledger_storage",
+        "workbench.playbook.walk",
+        "workbench.report.page",
+        "workbench.record.ledger.storage",
         "optuna.storages",
         "sklearn.datasets",
     ):

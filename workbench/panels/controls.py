@@ -11,8 +11,8 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.panels.answers import Answer, Control
 from workbench.panels.base import is_live, still
-from workbench.plots._style import not_measured
 from workbench.plots.redraw import Draw, Redrawn
+from workbench.plots.style import not_measured
 
 __all__ = ["controls_panel", "needs", "nothing"]
 

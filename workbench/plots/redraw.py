@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator
 from PIL import Image
 
-from workbench.plots._style import house_style
+from workbench.plots.style import house_style
 
 __all__ = ["Draw", "Redrawn"]
 

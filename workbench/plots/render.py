@@ -10,8 +10,8 @@ from html import escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workbench.plots._style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
 from workbench.plots.redraw import Draw, Redrawn
+from workbench.plots.style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
 
 __all__ = ["inline_svg", "png", "standalone_svg"]
 

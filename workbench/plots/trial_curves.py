@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from workbench.plots._frames import Record
-from workbench.plots._loss import draw_trial_loss, loss_axes
-from workbench.plots._style import drawing, not_measured
+from workbench.plots.frames import Record
+from workbench.plots.loss import draw_trial_loss, loss_axes
+from workbench.plots.style import drawing, not_measured
 
 __all__ = ["plot_trial_curves"]
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from workbench.record import StudyRecord
-from workbench.repro import source_of
+from workbench.record.read import StudyRecord
+from workbench.record.repro import source_of
 from workbench.studies.session import Session, open_session
 from workbench.train.any_trainer import AnyTrainer
 from workbench.workloads.base import Workload

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from workbench.config import TrainConfig
-from workbench.diagnostics.audited import NOT_COLLECTED
 from workbench.errors import ClusterError, RecordError, TargetError, UsageError, WorkbenchError, in_one_line
-from workbench.hosts.process_group import check_alone
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.findings.audited import NOT_COLLECTED
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
+from workbench.train.distributed.process_group import check_alone
 from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
 from workbench.train.trainer import Trainer

@@ -7,8 +7,8 @@ from dataclasses import Field
 from typing import Any, ClassVar, Protocol
 
 from workbench.config import TrainConfig
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.train.hooks.base import Hook
 from workbench.train.progress import Progress
 from workbench.workloads.base import Workload

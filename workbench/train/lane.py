@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.record import periodic_rows, select_best
-from workbench.record_writer import TrialWriter
+from workbench.record.read import periodic_rows, select_best
+from workbench.record.write import TrialWriter
 from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from workbench.train.checkpoint_store import CheckpointStore, SilentStore, Store

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from workbench.record_parts import PartWriter
+from workbench.record.parts import PartWriter
 
 __all__ = ["LaneLog"]
 

@@ -21,20 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError, in_one_line
-from workbench.hosts.batch_norm import synchronise_batch_norm
-from workbench.hosts.data_parallel import average_gradients, check_same_weights, evaluate_on_hosts, exchange_room
-from workbench.hosts.process_group import ALONE, HostGroup
-from workbench.hosts.resume import gather_states, own_state, running_statistics
-from workbench.hosts.running_statistics import merged_running_statistics
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_watch import SHOW_SECONDS, early_wanted
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.watch import SHOW_SECONDS, early_wanted
+from workbench.record.write import StudyWriter
 from workbench.train.astray import fault_of_weights, is_own_config
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.coupling import evaluation_batch
 from workbench.train.data_stream import DataStream
+from workbench.train.distributed.batch_norm import synchronise_batch_norm
+from workbench.train.distributed.data_parallel import (
+    average_gradients,
+    check_same_weights,
+    evaluate_on_hosts,
+    exchange_room,
+)
+from workbench.train.distributed.process_group import ALONE, HostGroup
+from workbench.train.distributed.resume import gather_states, own_state, running_statistics
+from workbench.train.distributed.running_statistics import merged_running_statistics
 from workbench.train.evaluation import Evaluation, check_first
 from workbench.train.explain import explained
 from workbench.train.forward import MicroBatches

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError, UsageError
-from workbench.record import StudyRecord, TrialRecord, open_record
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, TrialRecord, open_record
+from workbench.record.write import StudyWriter
 from workbench.train.artifacts import load_trained, trained_with
 from workbench.train.coupling import evaluation_batch
 from workbench.train.device import resolve_device

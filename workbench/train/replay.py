@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import Subset
 
 from workbench.errors import DataError, UsageError
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.train.artifacts import best_checkpoint, load_trained, trained_with
 from workbench.train.evaluation import Evaluation, values_each, weighted_means
 from workbench.train.offline import add_rows

@@ -14,14 +14,14 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
-from workbench.hosts.data_parallel import check_shares
-from workbench.hosts.process_group import ALONE, HostGroup, host_group, local_device
-from workbench.hosts.study import begin_together, finished, open_together
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter, TrialWriter
-from workbench.repro import source_of
+from workbench.record.read import TrialRecord
+from workbench.record.repro import source_of
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.choice import choose_gradients
 from workbench.train.device import resolve_device
+from workbench.train.distributed.data_parallel import check_shares
+from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
+from workbench.train.distributed.study import begin_together, finished, open_together
 from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks.base import Hook
 from workbench.train.hooks.norms import Norms

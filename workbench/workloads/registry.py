@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
-from workbench.repro import source_of
+from workbench.record.repro import source_of
 from workbench.workloads.base import Workload
 
 __all__ = ["call_on", "file_modules", "list_workloads", "load_named", "load_workload"]

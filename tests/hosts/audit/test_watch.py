@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from workbench.hosts import planted
-from workbench.hosts.audit.hashing import hash_of, random_state
-from workbench.hosts.audit.updates import StopAfterSteps
-from workbench.hosts.audit.watch import HostsWatch, read_facts
+from workbench.topics.hosts import planted
+from workbench.topics.hosts.audit.hashing import hash_of, random_state
+from workbench.topics.hosts.audit.updates import StopAfterSteps
+from workbench.topics.hosts.audit.watch import HostsWatch, read_facts
 
 WATCHED: list[tuple[Any, str]] = [
     (torch, "save"), (torch.autograd, "backward"), (torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_"),

@@ -6,8 +6,8 @@ import json
 import time
 from pathlib import Path
 
-from workbench.hosts.audit.state import State
-from workbench.hosts.audit.watchdog import Watchdog, stack_path, status_path
+from workbench.topics.hosts.audit.state import State
+from workbench.topics.hosts.audit.watchdog import Watchdog, stack_path, status_path
 
 TIMEOUT_S = 1.0
 

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import StudyInterrupted, WorkbenchError
-from workbench.hosts.process_group import HostGroup, host_group
-from workbench.studies.lr_sweep import LRSweep
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.train.distributed.process_group import HostGroup, host_group
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

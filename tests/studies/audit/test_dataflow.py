@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from workbench.studies.audit.dataflow import trace_dataflow
+from workbench.topics.architecture.dataflow import trace_dataflow
 
 
 class Restless(nn.Module):

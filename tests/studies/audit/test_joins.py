@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.studies.audit.dataflow import trace_dataflow
-from workbench.studies.audit.joins import Join, find_joins
-from workbench.studies.audit.operations import Operations
+from workbench.topics.architecture.dataflow import trace_dataflow
+from workbench.topics.architecture.joins import Join, find_joins
+from workbench.topics.architecture.operations import Operations
 
 
 def joins_of(model: nn.Module, *inputs: Tensor) -> list[Join]:

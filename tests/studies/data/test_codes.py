@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.data import diagnose_data
-from workbench.studies.data.collect import audit_data, collect_data
+from workbench.topics.data.collect import audit_data, collect_data
+from workbench.topics.data.diagnose import diagnose_data
 
 Draw = np.random.Generator
 TABLES = {"iris": load_iris, "wine": load_wine, "diabetes": load_diabetes, "breast cancer": load_breast_cancer, "digits": load_digits}  # fmt: skip

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import workbench as wb
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.data import diagnose_data
 from workbench.errors import ConfigError, UsageError
-from workbench.plain import dumps
-from workbench.studies.data.collect import audit_data, collect_data
+from workbench.record.plain import dumps
+from workbench.topics.data.collect import audit_data, collect_data
+from workbench.topics.data.diagnose import diagnose_data
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(400, 20, generator=G)
@@ -307,7 +307,7 @@ def test_a_dataset_alone_has_no_order() -> None:
 
 
 def test_without_facts_nothing_is_called_healthy() -> None:
-    from workbench.studies.data.collect import DataAudit
+    from workbench.topics.data.collect import DataAudit
 
     diagnosis = diagnose_data(DataAudit(facts={}, workload="x"))
     assert {f.status for f in diagnosis} == {"not_measured"}

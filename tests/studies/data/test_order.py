@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.data import diagnose_data
-from workbench.studies.data.collect import audit_data
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.data.collect import audit_data
+from workbench.topics.data.diagnose import diagnose_data
 
 N = 1000
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
@@ -179,7 +179,7 @@ def test_planted_faults_of_shuffling_are_found(name: str) -> None:
 
 
 def test_the_size_of_a_shuffle_buffer_is_told() -> None:
-    from workbench.diagnostics.order import index_order
+    from workbench.topics.data.order_tests import index_order
 
     rng = np.random.default_rng(0)
     held, out = list(range(50)), []

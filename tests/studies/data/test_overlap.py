@@ -10,13 +10,13 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_linnerud, load_wine
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-import workbench.studies.data.overlap as overlap
-from workbench.diagnostics.data import diagnose_data
+import workbench.topics.data.overlap as overlap
 from workbench.errors import ConfigError, DataError
-from workbench.studies.data.collect import audit_data
-from workbench.studies.data.hashing import NearTables, exact_hashes, text_of
-from workbench.studies.data.overlap import find_overlap
-from workbench.studies.data.rows import fetch_rows, read_rows
+from workbench.topics.data.collect import audit_data
+from workbench.topics.data.diagnose import diagnose_data
+from workbench.topics.data.hashing import NearTables, exact_hashes, text_of
+from workbench.topics.data.overlap import find_overlap
+from workbench.topics.data.rows import fetch_rows, read_rows
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(300, 40, generator=G)

@@ -10,7 +10,7 @@ import pytest
 import workbench as wb
 from tests.helpers.records import MemoryRecord
 from tests.helpers.streams import digits_streams
-from workbench.diagnostics.base import Finding
+from workbench.findings.diagnosis import Finding
 
 
 def trained(kind: str, folder: Path, *, audit: bool = True, **changes: Any) -> Finding:

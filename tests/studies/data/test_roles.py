@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.diagnostics.data import diagnose_data
-from workbench.studies.data.collect import audit_data
-from workbench.studies.data.roles import paired
+from workbench.topics.data.collect import audit_data
+from workbench.topics.data.diagnose import diagnose_data
+from workbench.topics.data.roles import paired
 
 CPU = torch.device("cpu")
 N = 400

@@ -12,9 +12,9 @@ from sklearn.datasets import load_diabetes, load_digits, load_iris, load_linneru
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.data import diagnose_data
-from workbench.studies.data.collect import DataAudit, audit_data
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.data.collect import DataAudit, audit_data
+from workbench.topics.data.diagnose import diagnose_data
 
 Pair = tuple[Tensor, Tensor]
 

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
     pytest.importorskip("ray")
-    from workbench.hosts.ray_cluster import RayCluster
+    from workbench.ray.cluster import RayCluster
 
     cluster = RayCluster.connect()
     yield

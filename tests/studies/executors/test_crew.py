@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.errors import ClusterError
-from workbench.hosts.ray_cluster import WorkerLost
+from workbench.ray.cluster import WorkerLost
 from workbench.studies.executors import crew as crew_module
 from workbench.studies.executors.crew import Crew
 

@@ -17,7 +17,7 @@ from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload, squared
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, StudyInterrupted, UsageError, WorkloadError
-from workbench.record import StudyRecord
+from workbench.record.read import StudyRecord
 from workbench.studies.executors.base import Executor
 from workbench.studies.executors.local import LocalExecutor
 from workbench.studies.executors.on_ray import RayExecutor

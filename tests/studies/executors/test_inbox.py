@@ -10,8 +10,8 @@ import pytest
 
 from workbench.config import TrainConfig
 from workbench.errors import RecordError
-from workbench.record import StudyRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
 from workbench.studies.executors import inbox as inbox_module
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.messages import Advanced, Dropped, Ended, Event, Facts, Rewind, Rows, Saved
@@ -54,7 +54,7 @@ def test_rows_are_on_disk_before_the_checkpoint_that_rests_on_them(
 
 
 def test_rows_and_checkpoints_are_on_disk_before_the_end(study: StudyWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.record_writer import TrialWriter
+    from workbench.record.write import TrialWriter
 
     seen: list[Any] = []
     event = TrialWriter.event

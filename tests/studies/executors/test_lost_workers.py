@@ -16,8 +16,8 @@ from tests.helpers.executors import Dies, Durable, Slow, assert_same_study, asse
 from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload, squared
 from workbench.errors import ClusterError, RecordError, WorkloadError
-from workbench.record import StudyRecord, read_events
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord, read_events
+from workbench.record.write import StudyWriter
 from workbench.studies.executors import sweep
 from workbench.studies.executors.base import Executor
 from workbench.studies.executors.local import LocalExecutor

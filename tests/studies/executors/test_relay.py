@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.executors import assert_same_study, assert_whole
 from tests.helpers.workloads import small_workload
 from workbench.errors import StudyInterrupted
-from workbench.record import StudyRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.messages import Dropped, Event, Message, Rows, Saved
 from workbench.studies.executors.parcels import pack_chunk, unpacked

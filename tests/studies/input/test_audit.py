@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers.input_loaders import AheadDevice, Drawing, Items, SlowCollate, Stream, TrainStep, loader
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.input_pipeline import CODES, diagnose_input_pipeline
 from workbench.errors import ConfigError, DataError, UsageError
-from workbench.plain import dumps
-from workbench.studies.input.audit import InputAudit, audit_input
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.plain import dumps
+from workbench.topics.input.audit import InputAudit, audit_input
+from workbench.topics.input.diagnose import CODES, diagnose_input_pipeline
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"seconds": 6.0, "max_workers": 2}

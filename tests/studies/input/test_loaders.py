@@ -15,12 +15,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 import workbench as wb
 from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
 from workbench.errors import ConfigError
-from workbench.studies.data.order import untouched
-from workbench.studies.input.audit import audit_input
-from workbench.studies.input.loaders import batches_of, closed, timed_loader
-from workbench.studies.input.storage import STORAGES, compare_storage
-from workbench.studies.input.trace import LOADING, STEP
-from workbench.studies.input.variants import Dropping, null_transform
+from workbench.topics.data.order import untouched
+from workbench.topics.input.audit import audit_input
+from workbench.topics.input.loaders import batches_of, closed, timed_loader
+from workbench.topics.input.storage import STORAGES, compare_storage
+from workbench.topics.input.trace import LOADING, STEP
+from workbench.topics.input.variants import Dropping, null_transform
 from workbench.workloads.leaves import content_hash
 
 DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))

@@ -28,10 +28,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from workbench.diagnostics.base import Diagnosis
-from workbench.diagnostics.input_pipeline import diagnose_input_pipeline
 from workbench.errors import DataError, UsageError
-from workbench.studies.input.audit import audit_input
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.input.audit import audit_input
+from workbench.topics.input.diagnose import diagnose_input_pipeline
 
 QUICK: dict[str, Any] = {"seconds": 0.6, "max_workers": 0}
 X, Y = torch.randn(96, 16, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 4
@@ -269,7 +269,7 @@ def test_few_batches_are_kept() -> None:
         def __getitem__(self, index: int) -> Any:
             return X[index % 96], Y[0]
 
-    from workbench.studies.input.loop import Device, run_loop
+    from workbench.topics.input.loop import Device, run_loop
 
     kept: list[Any] = []
     found = run_loop(

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.studies.input.clock import now
-from workbench.studies.input.reads import observe_reads
-from workbench.studies.input.syncs import StaleFetches, count_syncs
+from workbench.topics.input.clock import now
+from workbench.topics.input.reads import observe_reads
+from workbench.topics.input.syncs import StaleFetches, count_syncs
 
 MODEL = nn.Linear(4, 2)
 BATCH: dict[str, Any] = {

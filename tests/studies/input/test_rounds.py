@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from workbench.studies.input.described import as_round
-from workbench.studies.input.limit import TimedOut, time_limit
-from workbench.studies.input.loop import Loop
+from workbench.topics.input.described import as_round
+from workbench.topics.input.limit import TimedOut, time_limit
+from workbench.topics.input.loop import Loop
 
 LOOP = Loop(
     wait_s=[1.0, 0.010, 0.020, 0.5, 0.030], queued_s=[0.9, 0.004, 0.002, 0.1, 0.0], step_s=[0.1] * 5, step_queued_s=[0.05, 0.0, 0.03, 0.05, 0.06],

@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Sequence
 
 from workbench.errors import ClusterError, UsageError
-from workbench.hosts.ray_cluster import RayCluster
-from workbench.hosts.ray_node import RayNode
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.cluster_spec import Task
 from workbench.parameter_server.cluster.serve_task import DESCRIPTION, chief_address, offered
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.links.ways import Plane
+from workbench.ray.cluster import RayCluster
+from workbench.ray.node import RayNode
 
 __all__ = ["connect_to_cluster"]
 

@@ -7,10 +7,10 @@ import logging
 import time
 
 from workbench.errors import UsageError
-from workbench.hosts.ray_node import RayNode
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 from workbench.parameter_server.cluster.cluster_spec import split_address
 from workbench.parameter_server.errors import Job
+from workbench.ray.node import RayNode
 
 __all__ = ["DESCRIPTION", "chief_address", "offered", "serve_task"]
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import UsageError
-from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
 from workbench.parameter_server.engines.known_task import KnownTask, lives
 from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
@@ -28,6 +27,7 @@ from workbench.parameter_server.servers.plane import DataPlane
 from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, ResourceRef
+from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
 __all__ = ["RayEngine"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.hosts.gloo_pair import GlooPair
 from workbench.parameter_server.engines.ray_tasks import RayTask
 from workbench.parameter_server.links.gloo import CONNECT_S, waiting
+from workbench.parameter_server.links.gloo_pair import GlooPair
 from workbench.parameter_server.links.shared_block import Located, SharedBlock
 from workbench.parameter_server.links.shared_memory import Where, share
 from workbench.parameter_server.servers.layout import Lying, laid_out, taken

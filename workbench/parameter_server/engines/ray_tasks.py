@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from workbench import __version__
-from workbench.hosts.ray_cluster import RayCluster, address_of_this_worker
 from workbench.parameter_server.engines.sendable import Kept, NotKept, Sent
 from workbench.parameter_server.errors import CancelledError
 from workbench.parameter_server.links.link import LinkedPlane
@@ -26,6 +25,7 @@ from workbench.parameter_server.servers.planes import set_plane
 from workbench.parameter_server.workers.closure import map_structure
 from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
+from workbench.ray.cluster import RayCluster, address_of_this_worker
 
 __all__ = ["Hello", "Outcome", "RayTask", "Request", "WorkerTask"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from workbench import __version__
 from workbench.errors import ClusterError
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost
 from workbench.parameter_server.engines.known_task import KnownTask
 from workbench.parameter_server.engines.ray_server import ServerTask
 from workbench.parameter_server.engines.ray_tasks import WorkerTask
 from workbench.parameter_server.errors import Job
 from workbench.parameter_server.links.plasma import CONTROL
 from workbench.parameter_server.links.ways import Plane, Ways
+from workbench.ray.cluster import RayCluster, WorkerLost
 
 __all__ = ["START_S", "meet_first", "start_tasks"]
 

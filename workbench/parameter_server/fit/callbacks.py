@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    from workbench.parameter_server.fit.strategy_model import StrategyModel
 
 __all__ = ["Callback", "History", "Logs", "check_callbacks"]
 
@@ -25,11 +22,11 @@ class Callback:
     `model.set_peak_lr`, or to end training, by `model.stop_training = True` (T8.2).
 
     Attributes:
-        model: that is trained, from `on_train_begin` on.
+        model: the `StrategyModel` that is trained, from `on_train_begin` on.
         every_steps: `on_train_batch_end` is called for every so many completed steps; the functions of the workers go on meanwhile.
     """
 
-    model: StrategyModel
+    model: Any
     every_steps: int = 1
 
     def on_train_begin(self) -> None:

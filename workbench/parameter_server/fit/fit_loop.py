@@ -5,20 +5,37 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from workbench.parameter_server.data.feed import Feed
-from workbench.parameter_server.fit.callbacks import Callback
+from workbench.parameter_server.fit.callbacks import Callback, History
 from workbench.parameter_server.fit.evaluation import InlineEvaluation
-from workbench.parameter_server.fit.executor import Task
+from workbench.parameter_server.fit.executor import Executor, Task
 from workbench.parameter_server.fit.metric_state import MetricSet, State, total
 from workbench.parameter_server.fit.step_runner import train_plans
+from workbench.parameter_server.workers.replica_buffers import BufferLog
 from workbench.train.progress import ProgressBar, progress_bar
 
-if TYPE_CHECKING:
-    from workbench.parameter_server.fit.strategy_model import StrategyModel
-
 __all__ = ["FitLoop"]
+
+
+class FitModel(Protocol):
+    """What the loop reads and writes of a `StrategyModel`."""
+
+    executor: Executor
+    placed: Any
+    next_epoch: int
+    stop_training: bool
+    history: History
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def held(self) -> Any: ...
+
+    @property
+    def buffer_log(self) -> BufferLog: ...
 
 
 class FitLoop:
@@ -41,7 +58,7 @@ class FitLoop:
 
     def __init__(
         self,
-        model: StrategyModel,
+        model: FitModel,
         metrics: MetricSet,
         feed: Feed,
         *,

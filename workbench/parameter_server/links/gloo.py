@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.hosts.gloo_pair import GlooPair
 from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.links.gloo_pair import GlooPair
 from workbench.parameter_server.links.link import Pulled, Take, handed
 from workbench.parameter_server.links.plasma import PlasmaLink
 from workbench.parameter_server.servers.layout import extent, laid_out, lay, taken

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.hosts.ray_cluster import NotYet, RayCluster, WorkerLost
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.link import Pulled, Take, handed
 from workbench.parameter_server.servers.plane import Grad, whole
 from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.workers.wire import from_wire, to_wire
+from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
 __all__ = ["CONTROL", "PlasmaLink"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost, address_of_this_worker
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.gloo import GlooLink
 from workbench.parameter_server.links.link import Link
 from workbench.parameter_server.links.plasma import PlasmaLink
 from workbench.parameter_server.links.shared_memory import machine, shared_memory_missing
 from workbench.parameter_server.links.shm import ShmLink
+from workbench.ray.cluster import RayCluster, WorkerLost, address_of_this_worker
 
 __all__ = ["PLANES", "Plane", "Ways"]
 

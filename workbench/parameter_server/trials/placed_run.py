@@ -18,17 +18,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from workbench.diagnostics.closure_size import closure_size
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.trials.closure_size import closure_size
 from workbench.parameter_server.trials.load import load_facts
 from workbench.parameter_server.trials.work_time import WorkTime
 from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, Update, WorkerTrial, train_steps
 from workbench.parameter_server.workers.closure import RemoteValue
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers
-from workbench.record_watch import SHOW_SECONDS, early_wanted
-from workbench.record_writer import StudyWriter
+from workbench.record.watch import SHOW_SECONDS, early_wanted
+from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.coupling import evaluation_batch
 from workbench.train.evaluation import check_first, evaluate_each

@@ -14,9 +14,9 @@ from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
 from workbench.parameter_server.trials.placed_run import PlacedRun
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
-from workbench.repro import source_of
+from workbench.record.read import TrialRecord
+from workbench.record.repro import source_of
+from workbench.record.write import StudyWriter
 from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks.base import Hook
 from workbench.train.lane import Lane

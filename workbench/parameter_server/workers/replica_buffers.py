@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.diagnostics.batch_norm_merge import merge_statistics
+from workbench.train.distributed.merge_statistics import merge_statistics
 
 __all__ = ["BufferLog", "ReplicaBuffers", "merged_buffers", "quicken_batch_norm"]
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from workbench.config import TrainConfig
 from workbench.errors import UnknownNameError, UsageError, nearest
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
 from workbench.workloads.base import Workload

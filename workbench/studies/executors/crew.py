@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ClusterError
-from workbench.hosts.ray_cluster import RayCluster, WorkerLost, node_of_this_worker
+from workbench.ray.cluster import RayCluster, WorkerLost, node_of_this_worker
 from workbench.studies.executors.worker import ChunkWorker
 
 __all__ = ["Crew", "Worker"]

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.errors import RecordError
-from workbench.record_parts import write_atomic
-from workbench.record_writer import StudyWriter, TrialWriter
+from workbench.record.parts import write_atomic
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.studies.executors.messages import (
     Advanced,
     Dropped,

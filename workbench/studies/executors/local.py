@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.config import TrainConfig
-from workbench.record import TrialRecord
-from workbench.record_writer import StudyWriter
+from workbench.record.read import TrialRecord
+from workbench.record.write import StudyWriter
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
 from workbench.workloads.base import Workload

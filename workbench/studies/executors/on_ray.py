@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, UsageError
-from workbench.hosts.ray_cluster import RayCluster, require_ray
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_writer import StudyWriter, TrialWriter
+from workbench.ray.cluster import RayCluster, require_ray
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.studies.executors.chunks import plan_chunks
 from workbench.studies.executors.crew import Crew
 from workbench.studies.executors.inbox import Inbox

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.hosts.folders import temporary_folder
-from workbench.record import StudyRecord
-from workbench.record_writer import StudyWriter
+from workbench.ray.folders import temporary_folder
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import latest_checkpoint
 
 __all__ = ["Chunk", "pack_chunk", "unpacked"]

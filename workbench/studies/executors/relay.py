@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.record import StudyRecord, TrialRecord
-from workbench.record_parts import PartWriter
-from workbench.record_writer import StudyWriter, TrialWriter
+from workbench.record.parts import PartWriter
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.studies.executors.messages import Dropped, Event, Facts, Message, Rewind, Rows, Saved
 
 __all__ = ["RelayStudy"]

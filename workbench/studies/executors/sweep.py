@@ -10,8 +10,8 @@ from typing import Any
 
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError
-from workbench.hosts.ray_cluster import WorkerLost
-from workbench.record_writer import TrialWriter
+from workbench.ray.cluster import WorkerLost
+from workbench.record.write import TrialWriter
 from workbench.studies.executors.crew import Crew, Worker
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.messages import Ended

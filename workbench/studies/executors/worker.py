@@ -16,7 +16,7 @@ import torch
 from workbench import errors
 from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, WorkbenchError
-from workbench.record_writer import StudyWriter
+from workbench.record.write import StudyWriter
 from workbench.studies.executors.messages import Advanced, Ended, Message, Saved
 from workbench.studies.executors.parcels import Chunk, unpacked
 from workbench.studies.executors.relay import RelayStudy

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from workbench.record import StudyRecord, TrialRecord
+from workbench.record.read import StudyRecord, TrialRecord
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.hooks.norms import check_cadence
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.metrics import check_metric
-from workbench.record import StudyRecord, TrialRecord
+from workbench.record.metrics import check_metric
+from workbench.record.read import StudyRecord, TrialRecord
 
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
@@ -99,7 +99,7 @@ class Step:
         """Add a column to this step's row: a number, or a tensor of one element per lane that stays on its device.
 
         Raises:
-            UnknownNameError: the name is not in `workbench.metrics.METRICS` and does not begin with "user/".
+            UnknownNameError: the name is not in `workbench.record.metrics.METRICS` and does not begin with "user/".
         """
         check_metric(name)
         self.recorded[name] = value

@@ -1,0 +1,72 @@
+"""The shape of the package: what may import what, and which file may do what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[1]
+TRAINING = r"(workloads|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
+DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|\w+_figures|panel)"
+HOME = {
+    "torch": TRAINING,
+    "safetensors": TRAINING,
+    "ray": r"ray\.(cluster|node|token)",
+    "sklearn": r"workloads\..+",
+    "matplotlib": DRAWS,
+    "optuna": r"record\.ledger\.(index|storage)",
+    "sqlalchemy": r"record\.ledger\.(index|storage)",
+    "openpyxl": r"record\.ledger\.export",
+    "pyarrow": r"record\..+",
+    "papermill": r"notebook\.(runner|engine)",
+    "nbformat": r"notebook\.(runner|html)",
+    "nbclient": r"notebook\.(runner|engine)",
+    "jupyter_client": r"notebook\.engine",
+    "nbconvert": r"notebook\.html",
+    "ipywidgets": r"(panels|views)\..+|topics\.\w+\.panel",
+    "anywidget": r"(panels|views)\..+",
+    "IPython": r"(panels|views)\..+",
+}
+"""Package -> the modules that may import it, without "workbench."."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("workbench", include_external_packages=True, cache_dir=None)
+
+
+def test_imports_run_down_only_and_in_no_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contracts are in pyproject.toml."""
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(no_cache=True) == 0
+
+
+@pytest.mark.parametrize("package", HOME)
+def test_a_package_is_imported_where_it_belongs(graph: grimp.ImportGraph, package: str) -> None:
+    importers = graph.find_modules_that_directly_import(package)
+    assert importers, f"nothing imports {package} any more"
+    assert [name for name in sorted(importers) if not re.fullmatch(HOME[package], name.partition(".")[2])] == []
+
+
+def test_nobody_imports_the_top_package(graph: grimp.ImportGraph) -> None:
+    """It stands above everything, though its names load late."""
+    for importer in graph.find_modules_that_directly_import("workbench") - {"workbench.cli"}:
+        for found in graph.get_import_details(importer=importer, imported="workbench"):
+            assert found["line_contents"] == "from workbench import __version__", importer
+
+
+def test_a_question_has_a_verdict_and_a_figure() -> None:
+    names = {folder.name: {path.name for path in folder.glob("*.py")} for folder in _topics()}
+    assert [name for name, files in names.items() if "diagnose.py" not in files and name != "predictions"] == []
+    assert {name for name, files in names.items() if "figures.py" not in files} == {
+        "data", "generalisation", "one_batch", "preflight"
+    }  # fmt: skip
+
+
+def _topics() -> Iterator[Path]:
+    return (path for path in sorted((ROOT / "workbench" / "topics").iterdir()) if (path / "__init__.py").exists())

@@ -1,0 +1,1 @@
+"""Judging loss curves and sweeps: numbers of a record in, verdicts out; without torch."""

@@ -1,0 +1,120 @@
+"""Correct predictions as counts, class by class: what a metric of a rare class rests on (P3.6, P3.7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from workbench.curves.trials import RecordLike
+from workbench.errors import ConfigError, UsageError
+
+__all__ = ["class_counts", "count_classes", "in_examples", "wilson"]
+
+COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delta", "delta_examples"]
+
+
+def wilson(correct: float, total: float, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of a share (Wilson 1927); (0, 1) where there is no example.
+
+    Args:
+        correct: examples that count.
+        total: all of them.
+        confidence: of the interval.
+    """
+    if not 0 < confidence < 1 or not 0 <= correct <= total:
+        raise ConfigError(
+            f"confidence={confidence!r} must lie between 0 and 1, correct={correct!r} between 0 and {total!r}."
+        )
+    if total == 0:
+        return 0.0, 1.0
+    z = float(stats.norm.isf((1 - confidence) / 2))
+    share, scale = correct / total, 1 + z**2 / total
+    middle = (share + z**2 / (2 * total)) / scale
+    half = z * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2)) / scale
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def in_examples(delta: float, total: int) -> str:
+    """Say how many examples a difference in recall is: a gain of 0.05 on 20 examples is "1 example" (P3.7).
+
+    Args:
+        delta: difference of two recalls of one class.
+        total: examples of that class.
+    """
+    if not math.isfinite(delta) or total < 1:
+        return "unknown"
+    count = round(delta * total)
+    return f"{count} example{'' if abs(count) == 1 else 's'}"
+
+
+def count_classes(labels: npt.ArrayLike, correct: npt.ArrayLike, *, classes: int) -> list[dict[str, int]]:
+    """Return class, total and correct for each class from 0 to `classes - 1`, those without an example included.
+
+    Args:
+        labels: class of every example, shape (examples,).
+        correct: 1 where the prediction is right, else 0, shape (examples,).
+        classes: how many the model tells apart.
+
+    Raises:
+        UsageError: the shapes differ, or a value is not 0 or 1.
+    """
+    known, right = np.asarray(labels, dtype=np.int64), np.asarray(correct, dtype=np.float64)
+    if known.shape != right.shape or known.ndim != 1:
+        raise UsageError(f"labels {known.shape} and correct {right.shape} must both be one value per example.")
+    if not np.isin(right, (0.0, 1.0)).all():
+        raise UsageError("correct must be 0 or 1 for each example: counts need predictions that are right or wrong.")
+    inside = (known >= 0) & (known < classes)
+    totals = np.bincount(known[inside], minlength=classes)
+    rights = np.bincount(known[inside], weights=right[inside], minlength=classes)
+    return [{"class": k, "total": int(totals[k]), "correct": int(rights[k])} for k in range(classes)]
+
+
+def class_counts(
+    after: RecordLike | Sequence[Mapping[str, Any]],
+    before: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    confidence: float = 0.95,
+) -> pd.DataFrame:
+    """Return one row a class: total, correct, recall with its interval, and what changed, in examples.
+
+    Args:
+        after: rows of `count_classes`, or a study whose facts hold them.
+        before: rows of an earlier evaluation on the same examples, or of another model; a study brings its own.
+        confidence: of the interval.
+
+    Returns:
+        Columns class, total, correct, recall, low, high, before (its correct predictions), delta (of the recall) and
+        delta_examples, in words: "1 example". Without `before` the last three are missing values. Rare classes come first.
+
+    Source: P3.6, P3.7.
+    """
+    if not isinstance(after, Sequence):
+        facts = after.facts.get("evaluation_sample") or {}
+        before = facts.get("classes_before") if before is None else before
+        after = facts.get("classes") or []
+    earlier = {int(row["class"]): row for row in before or ()}
+    rows = [_row(row, earlier.get(int(row["class"])), confidence) for row in after]
+    return pd.DataFrame(rows, columns=COLUMNS).sort_values(["total", "class"], ignore_index=True)
+
+
+def _row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, confidence: float) -> dict[str, Any]:
+    total, correct = int(row["total"]), int(row["correct"])
+    if earlier is not None and int(earlier["total"]) != total:
+        raise UsageError(
+            f"class {row['class']} has {total} examples in one evaluation and {earlier['total']} in the other: compare "
+            "evaluations of the same examples."
+        )
+    low, high = wilson(correct, total, confidence=confidence)
+    recall = correct / total if total else math.nan
+    delta = (correct - int(earlier["correct"])) / total if earlier is not None and total else math.nan
+    return {
+        "class": int(row["class"]), "total": total, "correct": correct, "recall": recall, "low": low, "high": high,
+        "before": None if earlier is None else int(earlier["correct"]), "delta": delta,
+        "delta_examples": in_examples(delta, total) if earlier is not None else None,
+    }  # fmt: skip

@@ -1,0 +1,126 @@
+"""Whether the loss leaves chance at any learning rate; if not, whether there is nothing to learn or the steps were too few (F1.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workbench.curves.lr_points import LRPoint, SweepTable, mean_and_error
+from workbench.curves.trials import RecordLike, TrialCurve, read_curves
+from workbench.findings.diagnosis import Finding, Status
+
+__all__ = ["nothing_clear", "nothing_learns"]
+
+CODE, CLAUSE = "lr.nothing_learns", "F1.1"
+
+
+class _End(NamedTuple):
+    """How the best run of a sweep ends.
+
+    Attributes:
+        loss: mean of its second half, which sees more examples than the last tenth.
+        error: standard error of it.
+        falls: it is still falling in its last quarter, towards a level that it has not come near, or is too short to say that
+            it is not.
+    """
+
+    loss: float
+    error: float
+    falls: bool
+
+
+def nothing_learns(
+    record: RecordLike,
+    table: SweepTable,
+    *,
+    noise_sds: float = 4.0,
+    near_frac: float = 0.1,
+    max_error_frac: float = 0.05,
+) -> Finding:
+    """Return `lr.nothing_learns`: fail where every lr ends at the loss of the best constant output, or above it.
+
+    Coming down to chance takes no learning, wherever the run began. Where the loss still falls, the steps were too few to
+    tell; where its noise is large against chance, nothing can be told.
+
+    Args:
+        record: the study.
+        table: its sweep.
+        noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
+        near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).
+        max_error_frac: standard error of the second half, as a share of chance, beyond which nothing is said (rule of thumb).
+    """
+    evidence: dict[str, Any] = {"chance": table.chance, "loss_ref": table.loss_ref, "lrs": [p.lr for p in table.points]}
+    if table.learned and table.best is not None:
+        best = table.points[table.best]
+        level = "chance" if table.level < table.loss_ref else "the initial loss"
+        return _finding(
+            "ok", f"At lr {best.lr:.4g} the training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}.",
+            evidence | {"end_loss": best.loss},
+        )  # fmt: skip
+    finite = [p for p in table.points if math.isfinite(p.loss)]
+    if len(table.points) < 2 or not finite:
+        reason = "every learning rate tried became non-finite" if table.points else "nothing was trained"
+        reason = "one learning rate was trained" if len(table.points) == 1 else reason
+        return _finding("not_measured", f"Not measured: {reason}.", evidence)
+    point = min(finite, key=lambda p: p.loss)
+    end = _end(_curves(record, point), table, noise_sds=noise_sds, near_frac=near_frac)
+    evidence |= {"lr": point.lr, "end_loss": point.loss, "second_half": end.loss, "second_half_se": end.error}
+    shown = f"the lowest training loss at the end is {point.loss:.4g}, at lr {point.lr:.4g}"
+    if table.chance is None or table.loss_ref < table.chance - noise_sds * end.error:
+        start = "the loss of a constant output is unknown" if table.chance is None else "the model begins below chance"
+        return _finding("not_measured", f"Not measured: {start}, and no learning rate improves on the start; {shown}.", evidence)  # fmt: skip
+    held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
+    if end.falls or not _wide(record, table):
+        why = f"{table.total_steps} steps are too few to tell" if end.falls else "only small learning rates were tried"
+        return _finding(
+            "not_measured", f"Not measured: {why}: {held}.", evidence,
+            advice=["Train longer (--steps): the loss is still falling, and not yet below chance."] if end.falls else [],
+        )  # fmt: skip
+    if end.error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
+        return _finding("not_measured", f"Not measured: the loss is too noisy to tell: {held}.", evidence)
+    return _finding(
+        "fail", f"No learning rate learns anything in {table.total_steps} steps: {held}.", evidence,
+        advice=[
+            "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
+            "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
+        ],
+    )  # fmt: skip
+
+
+def nothing_clear(table: SweepTable) -> str:
+    """Return in words that no lr came below the loss of knowing nothing, or that the noise of the one that did is too large to tell."""
+    level = "that of the best constant output" if table.level < table.loss_ref else "that of the initial model"
+    point = min((p for p in table.points if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
+    if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
+        return f"no learning rate brought the loss below {level}"
+    return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, but no further than its noise"
+
+
+def _finding(status: Status, summary: str, evidence: dict[str, Any], *, advice: Sequence[str] = ()) -> Finding:
+    return Finding(code=CODE, status=status, summary=summary, clause=CLAUSE, evidence=evidence, advice=advice)
+
+
+def _curves(record: RecordLike, point: LRPoint) -> list[TrialCurve]:
+    return [curve for curve in read_curves(record) if curve.trial in point.trials]
+
+
+def _end(curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float) -> _End:
+    if table.total_steps < 8:
+        loss, error = mean_and_error([curve.loss for curve in curves])
+        return _End(loss, error, falls=True)
+    parts = [np.array_split(curve.loss, 4) for curve in curves]
+    loss, error = mean_and_error([np.concatenate(quarters[2:]) for quarters in parts])
+    (third, third_error), (last, last_error) = (mean_and_error([q[k] for q in parts]) for k in (2, 3))
+    falls = third - last > noise_sds * math.hypot(third_error, last_error)
+    far = last - table.level > near_frac * (table.loss_ref - table.level)
+    return _End(loss, error, bool(falls and far))
+
+
+def _wide(record: RecordLike, table: SweepTable) -> bool:
+    """Tell whether the lrs reach up to where the loss stops falling: beyond the scale of the model, or to an unstable run."""
+    critical = record.facts.get("initial_critical_lr")
+    scaled = isinstance(critical, (int, float)) and table.points[-1].lr >= 0.25 * critical
+    return scaled or any(p.unstable for p in table.points) or table.points[-1].lr >= 64 * table.points[0].lr

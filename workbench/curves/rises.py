@@ -1,0 +1,146 @@
+"""What can be said about one rise of the loss: its cause, its warning, and who would have seen it (F1.9, F1.10, F1.13)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workbench.curves.curves import Rise
+from workbench.curves.trials import TrialCurve, TrialVerdict
+
+__all__ = ["Cause", "confirmation", "rise_cause", "seen_at_interval"]
+
+Cause = Literal["data", "curvature", "optimizer_state", "schedule"]
+FloatArray = NDArray[np.float64]
+
+
+def rise_cause(
+    curve: TrialCurve, rise: Rise, *, outlier_ratio: float = 5.0, lr_jump: float = 1.5, window: int = 50, slack: int = 5
+) -> dict[str, Any]:
+    """Say what the steps around the onset point to: a hint with its numbers, no proof (F1.2).
+
+    "schedule": the lr jumps. "data": the gradient norm jumps within one step, from a quiet level. "curvature": it
+    grows over several steps. "optimizer_state": the update's norm jumps and the gradient's does not.
+
+    Args:
+        curve: the trial.
+        rise: one of its rises.
+        outlier_ratio: times its median in the steps before that make a norm an outlier (rule of thumb).
+        lr_jump: ratio of two neighbouring lrs that counts as a jump (rule of thumb).
+        window: steps before the onset that the median is taken over.
+        slack: steps before the onset in which the cause may lie.
+
+    Returns:
+        cause (None: the record cannot tell), outlier_step, outlier_ratio, jump_step, lead_steps.
+    """
+    jump = _jump_step(curve, rise)
+    found: dict[str, Any] = {"cause": None, "outlier_step": None, "outlier_ratio": None, "jump_step": jump}
+    first, last = max(0, rise.onset_step - slack), min(max(jump, rise.onset_step + 1), curve.loss.size - 1)
+    lr = _column(curve, "lr")
+    if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
+        return found | {"cause": "schedule", "lead_steps": None}
+    norms = _column(curve, "grad_norm")
+    gradient = None if norms is None else _outlier(norms, first, last, window, outlier_ratio)
+    if norms is not None and gradient is not None:
+        step, ratio = gradient
+        sudden = step == 0 or norms[step] >= 0.5 * outlier_ratio * norms[step - 1]
+        seen = {"outlier_step": step, "outlier_ratio": ratio, "lead_steps": jump - step}
+        return found | seen | {"cause": "data" if sudden else "curvature"}
+    updates = _column(curve, "update_norm")
+    update = None if updates is None or norms is None else _outlier(updates, first, last, window, outlier_ratio)
+    if update is not None:
+        seen = {"outlier_step": update[0], "outlier_ratio": update[1], "lead_steps": jump - update[0]}
+        return found | seen | {"cause": "optimizer_state"}
+    return found | {"lead_steps": None}
+
+
+def _column(curve: TrialCurve, name: str) -> FloatArray | None:
+    if name not in curve.steps.columns:
+        return None
+    values = curve.steps[name].to_numpy(dtype=np.float64)
+    return values if np.isfinite(values).any() else None
+
+
+def _jump_step(curve: TrialCurve, rise: Rise) -> int:
+    """Return the first of two steps in a row whose loss stands halfway up the rise."""
+    stop = rise.back_step or curve.loss.size
+    part = np.nan_to_num(curve.loss[rise.onset_step : stop], nan=math.inf)
+    finite = part[np.isfinite(part)]
+    level = rise.trough_loss + 0.5 * (float(np.median(finite)) - rise.trough_loss) if finite.size else rise.trough_loss
+    up = part > max(level, rise.trough_loss)
+    both = np.flatnonzero(up & np.append(up[1:], True))
+    return rise.onset_step + (int(both[0]) if both.size else 0)
+
+
+def _jumps(values: FloatArray, ratio: float, floor: float) -> bool:
+    if values.size < 2:
+        return False
+    before, after = values[:-1], values[1:]
+    return bool(((after >= ratio * before) & (before >= floor)).any())
+
+
+def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: float) -> tuple[int, float] | None:
+    """Return step and size of the first value in [first, last] far above the median of the steps before `first`."""
+    before = values[max(0, first - window) : first]
+    before = before[np.isfinite(before)]
+    if before.size < 5 or np.median(before) <= 0:
+        return None
+    sizes = np.nan_to_num(values[first : last + 1] / np.median(before), nan=0.0, posinf=math.inf)
+    hits = np.flatnonzero(sizes >= ratio)
+    return (first + int(hits[0]), float(sizes[hits[0]])) if hits.size else None
+
+
+def seen_at_interval(
+    item: TrialVerdict, evals: pd.DataFrame, interval: int, *, split: str = "train", rise_frac: float = 0.1
+) -> dict[str, Any]:
+    """Tell whether evaluating every `interval` steps would have shown the rise that every step shows (F1.10).
+
+    Args:
+        item: a trial with a rise.
+        evals: the record's evaluations; the training loss of each step stands in where they are sparser than steps.
+        interval: the usual evaluation interval, in steps.
+        split: whose loss is looked at.
+        rise_frac: a sampled rise is seen when it is this share of what the samples fell by in all (rule of thumb).
+    """
+    rows = evals[(evals["trial"] == item.curve.trial) & (evals["split"] == split) & (evals["metric"] == "loss")]
+    rows = rows.sort_values("step")
+    steps, values = rows["step"].to_numpy(dtype=np.int64), rows["value"].to_numpy(dtype=np.float64)
+    source = f"{split} loss evaluated at every step"
+    if steps.size < 0.9 * item.curve.loss.size:
+        steps, values, source = np.arange(item.curve.loss.size), item.curve.loss, "training loss of every step"
+    sampled = values[steps % interval == 0]
+    sampled = sampled[np.isfinite(sampled)]
+    if sampled.size < 2:
+        return {"interval": interval, "missed": True, "source": source}
+    fallen = sampled - np.minimum.accumulate(sampled)
+    seen = bool((fallen > rise_frac * (sampled[0] - sampled.min())).any())
+    return {"interval": interval, "missed": not seen, "source": source}
+
+
+def confirmation(item: TrialVerdict, *, lr_star: float | None, decline_frac: float = 0.1) -> dict[str, Any]:
+    """Read a run at several times lr*: a steady decline followed by a sudden rise points to instability (F1.13).
+
+    Args:
+        item: the trial.
+        lr_star: lr of the best trial, None where unknown.
+        decline_frac: share of the initial loss's distance to the best end that counts as a decline (rule of thumb).
+    """
+    verdict = item.verdict
+    start = verdict.loss_ref if verdict.loss_ref is not None else math.nan
+    lowest = verdict.trough_loss if verdict.trough_loss is not None else math.nan
+    fell = [r for r in verdict.rises if start - r.trough_loss > decline_frac * verdict.progress]
+    if fell:
+        shape, step = "rise after decline", fell[-1].onset_step
+    elif not verdict.rises and start - lowest > decline_frac * verdict.progress and not verdict.high:
+        shape, step = "monotone decline", None
+    elif verdict.outcome == "recovered":
+        shape, step = "rise at the start, then decline", None
+    else:
+        shape, step = "never declined", None
+    times = None if lr_star is None else item.curve.lr / lr_star
+    row = {"trial": item.curve.trial, "lr": item.curve.lr, "times_lr_star": times, "shape": shape, "jump_step": step}
+    return row | {"outcome": verdict.outcome}

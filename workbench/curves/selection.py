@@ -1,0 +1,195 @@
+"""`compare_selected`: runs held against each other by their selected checkpoints, not their last (P4.7, F3.12).
+
+The best of many evaluations is better than the best of few, so runs that were evaluated more densely are thinned to the spacing
+of the others, as a share of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workbench.curves.chance import ignorance
+from workbench.curves.luck import FEWEST_TO_SEE_NOISE, wobble
+from workbench.curves.trials import RecordLike
+from workbench.record.read import periodic_rows
+
+__all__ = ["compare_selected", "selectable", "selected", "selected_by_seed", "spacing", "starts_by_seed"]
+
+
+def compare_selected(
+    record: RecordLike, *, baseline: Sequence[int], candidates: Mapping[str, Sequence[int]], noise_sds: float = 2.0
+) -> dict[str, Any]:
+    """Compare the baseline with the best of some candidates by the selected metric of their best checkpoints.
+
+    The noise is that of the candidate's metric from evaluation to evaluation, free of its trend; with several seeds also
+    their spread. The baseline's own noise raises no bar: its selected checkpoint is its best moment already, and an
+    unstable baseline would protect itself. The best candidate is the one whose metric is best with its noise counted
+    against it, not the one with the luckiest evaluation; it is adopted only where it is better by more than its noise.
+
+    Args:
+        record: a study.
+        baseline: trial numbers of the baseline, one a seed.
+        candidates: what a candidate is called -> its trial numbers.
+        noise_sds: how many standard deviations the gain has to be (rule of thumb).
+
+    Returns:
+        baseline and recommended results (best_step, the selected metric, noise, seeds, trials), candidate (its name or
+        None), gain, noise, learned (what the better of the two gained on the untrained model, None where that was not
+        evaluated), promising (better by more than the noise as far as that is known), adopted, said (the numbers), why (it is not, or ""), reason (both).
+    """
+    select = str(record.config["select"])
+    sign = _sign(record)
+    every = spacing(record, [*baseline, *(number for numbers in candidates.values() for number in numbers)])
+    ours = selected(record, baseline, every=every)
+    found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers, every=every))}
+    if not ours or not found:
+        reason = (
+            "there is no finite value of the baseline"
+            if not ours
+            else "the baseline trains at the best lr already, and nothing else was tried"
+        )
+        return {
+            "baseline": ours,
+            "recommended": ours,
+            "candidate": None,
+            "promising": False,
+            "adopted": False,
+            "said": "",
+            "why": reason,
+            "reason": f"Not adopted: {reason}.",
+        }
+    name = min(found, key=lambda n: sign * found[n][select] + noise_sds * found[n]["noise"])
+    theirs = found[name]
+    gain = sign * (ours[select] - theirs[select])
+    noise = noise_sds * theirs["noise"]
+    adopted = bool(gain > noise) and theirs["noise_known"]
+    why = "" if adopted else "not better by more than the noise"
+    if gain > noise and not adopted:
+        why = "a single run with too few evaluations does not show its noise"
+    said = (
+        f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
+        f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}."
+    )
+    starts = list(starts_by_seed(record, [*ours["trials"], *theirs["trials"]]).values())
+    best = sign * min(sign * ours[select], sign * theirs[select])
+    return {
+        "baseline": ours,
+        "recommended": theirs,
+        "candidate": name,
+        "gain": gain,
+        "noise": noise,
+        "learned": sign * (float(np.mean(starts)) - best) if starts else None,
+        "promising": bool(gain > noise),
+        "adopted": adopted,
+        "said": said,
+        "why": why,
+        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted.",
+    }
+
+
+def _by(gain: float, noise: float) -> str:
+    """Return the difference in words; a noise of 0 means that there were too few evaluations to see it."""
+    if gain == 0:
+        return "equally good"
+    known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
+    return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
+
+
+def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[int, float]:
+    """Return for each seed the selected metric of its trial's best checkpoint; seeds without a finite value are left out.
+
+    Args:
+        record: a study.
+        numbers: of trials with the same config, one a seed.
+        every: see `spacing`; 0 takes every evaluation.
+    """
+    found = {seed: selectable(record, n, every)[0] for seed, n in _seeds(record, numbers).items()}
+    sign = _sign(record)
+    return {seed: float((sign * values).min() * sign) for seed, values in found.items() if values.size}
+
+
+def starts_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
+    """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better.
+
+    Args:
+        record: a study; its facts may hold "chance_loss".
+        numbers: of trials, one a seed; those without a finite evaluation at step 0 are left out.
+    """
+    chance = record.facts.get("chance_loss") if str(record.config["select"]).endswith("/loss") else None
+    first = {seed: selectable(record, n) for seed, n in _seeds(record, numbers).items()}
+    return {seed: ignorance(float(v[0]), chance) for seed, (v, steps) in first.items() if steps.size and not steps[0]}
+
+
+def spacing(record: RecordLike, numbers: Sequence[int]) -> float:
+    """Return the largest mean distance between evaluations among some trials, as a share of the run; 0.0 where none has two."""
+    found = [_shares(record, number)[0] for number in numbers]
+    return max((float(np.mean(np.diff(shares))) for shares in found if shares.size > 1), default=0.0)
+
+
+def _seeds(record: RecordLike, numbers: Sequence[int]) -> dict[int, int]:
+    seeds = dict(zip(record.trials["trial"].tolist(), record.trials["seed"].tolist(), strict=True))
+    return {int(seeds[number]): int(number) for number in numbers}
+
+
+def _sign(record: RecordLike) -> float:
+    return 1.0 if record.config["select_mode"] == "min" else -1.0
+
+
+def _shares(record: RecordLike, number: int) -> tuple[NDArray[np.float64], pd.DataFrame]:
+    """Return where in its run a trial was evaluated by the selected metric, from 0 to 1, and the rows."""
+    split, metric = str(record.config["select"]).split("/", 1)
+    evals, trials = periodic_rows(record.evals), record.trials
+    rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
+    total = float(trials.loc[trials["trial"] == number, "total_steps"].iloc[0])
+    return rows["step"].to_numpy(dtype=np.float64) / total, rows
+
+
+def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the finite values that selection compares for one trial, and their steps, thinned to the spacing `every`."""
+    shares, rows = _shares(record, number)
+    if every > 0 and shares.size > 1 and np.mean(np.diff(shares)) < every * (1 - 1e-3):
+        marks = np.append(np.arange(0.0, 1.0 - every / 2, every), 1.0)
+        nearest = np.abs(shares[:, None] - marks).argmin(0)
+        rows = rows.iloc[np.unique(nearest[np.abs(shares[nearest] - marks) <= every / 2])]
+    rows = rows[np.isfinite(rows["value"].to_numpy(dtype=np.float64))]
+    return rows["value"].to_numpy(dtype=np.float64), rows["step"].to_numpy(dtype=np.int64)
+
+
+def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[str, Any]:
+    """Return best_step, the selected metric, noise (and whether it is known), seeds and trials of a config.
+
+    Empty if no trial has a finite value.
+
+    Args:
+        record: a study.
+        numbers: of trials with the same config, one a seed; the metric is their mean.
+        every: see `spacing`; 0 takes every evaluation.
+    """
+    select, sign = str(record.config["select"]), _sign(record)
+    best: list[tuple[float, int]] = []
+    noise: list[float] = []
+    counts: list[int] = []
+    for number in numbers:
+        values, steps = selectable(record, number, every)
+        if values.size:
+            at = int(np.argmin(sign * values))
+            best.append((float(values[at]), int(steps[at])))
+            noise.append(wobble(values))
+            counts.append(values.size)
+    if not best:
+        return {}
+    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, it has no end
+        spread = float(np.std([v for v, _ in best], ddof=1)) if len(best) > 1 else 0.0
+    return {
+        "best_step": best[0][1],
+        select: float(np.mean([v for v, _ in best])),
+        "noise": max(float(np.mean(noise)), spread),
+        "noise_known": all(count >= FEWEST_TO_SEE_NOISE for count in counts) or len(best) > 1,
+        "seeds": len(best),
+        "trials": [int(n) for n in numbers],
+    }

@@ -1,0 +1,1 @@
+"""What a diagnosis consists of, its order and its advice."""

@@ -1,0 +1,185 @@
+"""`Diagnosis`: findings about one record, as text, as a table, as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.findings.causes import and_more, causes_first, listed
+from workbench.findings.finding import (
+    MEASUREMENTS,
+    SYMBOLS,
+    Finding,
+    Status,
+    said_alike,
+    worst,
+)
+from workbench.findings.table import verdict_table
+from workbench.record.plain import to_json
+
+__all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
+
+SCHEMA = 1
+WIDTH = 110
+"""Columns of a printed diagnosis."""
+_BELOW = " " * 17
+"""What follows from a finding begins under its code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The findings of one or more stems over one record; its repr is readable.
+
+    Attributes:
+        findings: each code exactly once.
+        workload: name of the workload.
+        command: what reproduces it.
+        cost: steps, seconds and baseline_runs, where known.
+        recommendation: config, changed fields, baseline and recommended results, adopted.
+        path: the study's folder.
+    """
+
+    findings: tuple[Finding, ...]
+    workload: str | None = None
+    command: str | None = None
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    recommendation: Mapping[str, Any] | None = None
+    path: Path | None = None
+
+    @property
+    def verdict(self) -> Status:
+        """The worst status: fail > warn > not_measured > ok."""
+        return worst([f.status for f in self.findings])
+
+    def __getitem__(self, code: str) -> Finding:
+        """Return the finding with this code; `KeyError` lists the codes there are."""
+        for finding in self.findings:
+            if finding.code == code:
+                return finding
+        raise KeyError(f"no finding {code!r}; there are: {', '.join(f.code for f in self.findings)}")
+
+    def __contains__(self, code: object) -> bool:
+        """Tell whether a finding with this code is here."""
+        return any(f.code == code for f in self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Iterate over the findings."""
+        return iter(self.findings)
+
+    def __add__(self, other: Diagnosis) -> Diagnosis:
+        """Join two diagnoses of the same record; this one's workload, command, cost and path win."""
+        return replace(
+            self,
+            findings=self.findings + other.findings,
+            recommendation=self.recommendation or other.recommendation,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the contents of `diagnosis.json`."""
+        return {
+            "schema": SCHEMA,
+            "workload": self.workload,
+            "command": self.command,
+            "verdict": self.verdict,
+            "cost": to_json(self.cost),
+            "findings": [f.to_dict() for f in self.findings],
+            "recommendation": to_json(self.recommendation),
+        }
+
+    def __repr__(self) -> str:
+        """Return the verdict, how many findings have which status, and one line per finding, causes first; a reason for not measuring is told once."""
+        return "\n".join([self._head, *_told(listed(self.findings), lambda f: f.status == "not_measured", _whole)])
+
+    @property
+    def brief(self) -> str:
+        """The repr with what is well and measures nothing in one paragraph of codes, and what is said alike said once, for a terminal."""
+        told = [(f, then) for f, then in listed(self.findings) if f.status != "ok" or f.code in MEASUREMENTS]
+        rest = [f.code for f in self.findings if f.status == "ok" and f.code not in MEASUREMENTS]
+        well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
+        return "\n".join([self._head, *_told(told, lambda _: True, _codes), *well])
+
+    def advised(self, *also: str) -> str:
+        """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none.
+
+        Args:
+            also: codes whose advice is worth reading where they are well.
+        """
+        told = [f for f in causes_first(self.findings) if f.status != "ok" or f.code in also]
+        lines = dict.fromkeys(line for finding in told for line in finding.advice)
+        return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
+
+    @property
+    def _head(self) -> str:
+        counts = Counter(f.status for f, _ in listed(self.findings))
+        shown = ", ".join(f"{number} {status}" for status, number in counts.items())
+        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown}{and_more(self.findings)})"
+
+    def rows(self) -> dict[str, Any]:
+        """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""
+        fields = ("code", "status", "summary", "value", "unit", "threshold", "step", "clause", "follows_from")
+        short = [{name: _six(getattr(f, name)) for name in fields} for f in causes_first(self.findings)]
+        return {"schema": SCHEMA, "workload": self.workload, "verdict": self.verdict, "findings": short}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
+        return {
+            "text/plain": repr(self),
+            "text/html": verdict_table(self._head, self.findings),
+            "application/vnd.workbench.verdict+json": self.rows(),
+        }
+
+
+def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
+    """Return a finding's line, its summary continued below itself where it is long."""
+    indent = len(str(finding)) - len(finding.summary) + 2
+    return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def _paragraph(status: Status, text: str) -> str:
+    """Return a line of one status and no code of its own, continued below its text where it is long."""
+    start = f"  {SYMBOLS[status]} {status:<12} "
+    return textwrap.fill(
+        start + text, WIDTH, subsequent_indent=" " * (len(start) + 2), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _told(
+    told: Sequence[tuple[Finding, Sequence[Finding]]],
+    joins: Callable[[Finding], bool],
+    below: Callable[[Sequence[Finding]], list[str]],
+) -> list[str]:
+    """Return one paragraph a group of findings that say the same, each with what follows from it below."""
+    after = {f.code: then for f, then in told}
+    lines = []
+    for group in said_alike((f for f, _ in told), joins=lambda f: joins(f) and not after[f.code]):
+        lines += [_alike(group) if len(group) > 1 else _wrapped(group[0]), *below(after[group[0].code])]
+    return lines
+
+
+def _codes(followers: Sequence[Finding]) -> list[str]:
+    """Return the codes of what follows from a finding, in one paragraph."""
+    text = "From it follow: " + ", ".join(f"{SYMBOLS[f.status]} {f.code}" for f in followers)
+    return [textwrap.fill(text, WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")] if followers else []
+
+
+def _whole(followers: Sequence[Finding]) -> list[str]:
+    """Return what follows from a finding, each by its own sentence."""
+    return [
+        textwrap.fill(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}", WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")
+        for f in followers
+    ]  # fmt: skip
+
+
+def _alike(findings: Sequence[Finding]) -> str:
+    """Return findings that say the same: their codes, and the sentence once."""
+    codes = ", ".join(f.code for f in findings)
+    return _paragraph(findings[0].status, f"{len(findings)} alike: {codes}. {findings[0].summary}")
+
+
+def _six(value: Any) -> Any:
+    """Return a number to six digits: the rest differs between processors."""
+    plain = to_json(value)
+    return float(f"{plain:.6g}") if isinstance(plain, float) else plain

@@ -1,0 +1,79 @@
+"""`Finding`: one code of the catalogue, what was found of it, and how bad that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workbench.record.plain import to_json
+
+__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
+
+Status = Literal["ok", "warn", "fail", "not_measured"]
+_SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
+SYMBOLS: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
+MEASUREMENTS = {
+    "lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold", "stability.headroom", "batch_size.noise_scale",
+}  # fmt: skip
+"""Codes that are worth reading where all is well: they are numbers, not absences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One code of the catalogue with its status, its number and the evidence for it.
+
+    Attributes:
+        code: `prefix.condition`, for example "stability.early".
+        status: "ok", "warn", "fail" or "not_measured" (silence is not health).
+        summary: one sentence for a person.
+        value: the measured number, None where unknown.
+        unit: unit of `value` and `threshold`.
+        threshold: what `value` was held against.
+        step: where in training it happened.
+        clause: the requirement it follows from, for example "F1.5".
+        evidence: numbers behind the verdict, JSON values only.
+        advice: what to try next, in order.
+        follows_from: the code whose alarm explains this one, so that mending that mends this (`causes_first`); None where it
+            stands for itself.
+    """
+
+    code: str
+    status: Status
+    summary: str
+    value: float | None = None
+    unit: str | None = None
+    threshold: float | None = None
+    step: int | None = None
+    clause: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: Sequence[str] = ()
+    follows_from: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
+        return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def __str__(self) -> str:
+        """Return the line that the terminal and the report show."""
+        return f"{SYMBOLS[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
+
+
+def said_alike(
+    findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
+) -> list[list[Finding]]:
+    """Return the findings in their order; those of one status that say the same stand together, at the place of the first.
+
+    Args:
+        findings: of one diagnosis.
+        joins: whether a finding may stand with others.
+    """
+    said: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        said.setdefault((finding.status, finding.summary, "" if joins(finding) else finding.code), []).append(finding)
+    return list(said.values())
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """Return the worst of `statuses`; "not_measured" when there is none."""
+    return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")

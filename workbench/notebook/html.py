@@ -1,0 +1,63 @@
+"""An executed notebook as one page that asks for nothing outside itself: text, code, tables and pictures, no script."""
+
+from __future__ import annotations
+
+import logging
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import NotebookError
+from workbench.record.parts import write_atomic
+from workbench.report.html import text
+
+__all__ = ["page", "write_notebook_html"]
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"
+"""What the page may load: what is written in it. Scripts of an output do not run, and nothing goes to a network."""
+
+
+def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Path:
+    """Write a notebook, as it stands, as a page beside it, and return the page's path.
+
+    Args:
+        notebook: an .ipynb file, executed or not.
+        show_input: whether the code is shown; without it text, outputs and pictures are left.
+
+    Raises:
+        NotebookError: the file is not a notebook.
+        RecordError: the page cannot be written.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    source = Path(notebook)
+    try:
+        cells: Any = nbformat.read(source, as_version=4)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
+        raise NotebookError(f"{source} cannot be read as a notebook: {error}") from error
+    for cell in cells.cells:  # a widget needs scripts; what it says in words stays
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    cells.metadata.pop("widgets", None)
+    quiet = logging.Logger("workbench.nbconvert", logging.ERROR)  # it warns of every figure that has no text of its own
+    exporter: Any = HTMLExporter(template_name="basic", log=quiet)  # type: ignore[no-untyped-call]
+    exporter.exclude_input, exporter.exclude_input_prompt, exporter.exclude_output_prompt = not show_input, True, True
+    body, _ = exporter.from_notebook_node(cells)
+    title = next(
+        (c.source.strip().partition("\n")[0].lstrip("# ") for c in cells.cells if c.cell_type == "markdown"), ""
+    )
+    target = source.with_suffix(".html")
+    write_atomic(target, page(title or source.stem, body).encode())
+    return target
+
+
+def page(title: str, body: str) -> str:
+    """Return a whole page around `body`, which is HTML already, in the house style."""
+    style = files("workbench.notebook").joinpath("notebook.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )

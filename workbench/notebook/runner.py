@@ -1,0 +1,289 @@
+"""Run a notebook as a function: checked parameters in, an executed copy and its verdicts out.
+
+Many runs at once are `notebook_batch`, the kernel is `notebook_engine`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from workbench.errors import NotebookError, UnknownNameError, UsageError, nearest
+from workbench.notebook.engine import ENGINE
+from workbench.notebook.html import write_notebook_html
+from workbench.notebook.parameters import NotebookParameter, check_parameters, read_parameters
+from workbench.notebook.values import check_values
+
+__all__ = [
+    "VERDICT_MIME",
+    "NotebookInfo",
+    "describe_notebook",
+    "find_notebook",
+    "is_complete",
+    "list_notebooks",
+    "new_folder",
+    "read_verdict",
+    "run_notebook",
+]
+
+VERDICT_MIME = "application/vnd.workbench.verdict+json"
+FOLDER = Path("runs/notebooks")
+"""Where executed copies go, a folder for each run or batch of runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotebookInfo:
+    """What a notebook answers and what can be set in it.
+
+    Attributes:
+        path: the file.
+        title: its first heading.
+        question: the text of its first cell, without the heading.
+        parameters: what `-p name=value` may set, in order.
+    """
+
+    path: Path
+    title: str
+    question: str
+    parameters: tuple[NotebookParameter, ...]
+
+    def __str__(self) -> str:
+        """Return what `workbench describe` shows."""
+        lines = [
+            self.title,
+            "",
+            self.question,
+            "",
+            "Parameters (-p name=value):" if self.parameters else "No parameters.",
+        ]
+        for p in self.parameters:
+            lines.append(f"  {p.name}: {p.type} = {p.default}" + (f"  # {p.help}" if p.help else ""))
+        return "\n".join(lines)
+
+
+def run_notebook(
+    name_or_path: str | Path,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    output: str | Path | None = None,
+    cwd: str | Path | None = None,
+    timeout_s: int | None = None,
+    html: bool = True,
+    show_input: bool = True,
+    progress: bool = False,
+) -> Path:
+    """Run a notebook with `parameters` and return the path of the executed copy; a page of it, .html, lies beside it.
+
+    Interrupted, the cell that runs stops as with JupyterLab's Interrupt, and copy and page hold what there is.
+
+    Args:
+        name_or_path: a file, or a name looked up in `./notebooks`, with or without its number.
+        parameters: values by name; names and types are checked before a kernel starts.
+        output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
+        cwd: folder that the notebook runs in; None is the current one.
+        timeout_s: seconds that one cell may take; None is no limit.
+        html: whether the page is written.
+        show_input: whether the page shows the code.
+        progress: show a bar of the cells on standard error.
+
+    Raises:
+        UnknownNameError: no such notebook, or no such parameter.
+        UsageError: a parameter of another type, or `output` is the notebook itself.
+        NotebookError: a cell raised, or the kernel died; the copy holds everything up to there.
+        KeyboardInterrupt: somebody stopped it; so does the copy then.
+    """
+    info = describe_notebook(name_or_path)
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in (parameters or {}).items()}
+    check_parameters(info.parameters, values)
+    check_values(info.parameters, values, cwd=Path.cwd() if cwd is None else Path(cwd))
+    if output is not None and Path(output).resolve() == info.path.resolve():
+        raise UsageError(f"output={str(output)!r} is the notebook itself: give another file, or leave output out.")
+    folder = Path.cwd() if cwd is None else Path(cwd)
+    if not folder.is_dir():
+        raise UsageError(f"cwd={str(cwd)!r} is not a folder: create it, or leave cwd out for the current one.")
+    target = new_folder(info.path.stem) / info.path.name if output is None else Path(output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _execute(info.path, target.resolve(), values, folder=folder, timeout_s=timeout_s, progress=progress)
+    except KeyboardInterrupt:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would lament a cell that nobody waits for
+        raise KeyboardInterrupt(
+            f"{info.path.name} was stopped; {target} holds what it had. Studies on disk resume."
+        ) from None
+    finally:
+        if html and target.exists():
+            write_notebook_html(target, show_input=show_input)
+    return target
+
+
+def new_folder(name: str) -> Path:
+    """Make and return a folder of its own for a run: `runs/notebooks/<name>/`, `<name>-2/` where that is taken."""
+    for number in itertools.count(1):
+        folder = FOLDER / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is always a next number")
+
+
+def is_complete(copy: Path, notebook: Path, values: Mapping[str, Any]) -> bool:
+    """Tell whether `copy` is this very notebook, run to its end with these values.
+
+    Args:
+        copy: an executed copy, or a file that is not there.
+        notebook: what was run.
+        values: its parameters.
+    """
+    if not copy.is_file():
+        return False
+    try:
+        done, source = _read(copy), _read(notebook)
+    except NotebookError:
+        return False
+    ran = done.metadata.get("papermill", {})
+    cells = [cell for cell in done.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    same = [(c.cell_type, c.source) for c in cells] == [(c.cell_type, c.source) for c in source.cells]
+    ended = all(c.execution_count for c in cells if c.cell_type == "code" and c.source.strip())
+    return same and ended and not ran.get("exception") and ran.get("parameters") == json.loads(json.dumps(dict(values)))
+
+
+def describe_notebook(name_or_path: str | Path) -> NotebookInfo:
+    """Return a notebook's title, question and parameters, without running it.
+
+    Raises:
+        UnknownNameError: no such notebook.
+        NotebookError: the file is not a notebook.
+    """
+    path = find_notebook(name_or_path)
+    notebook = _read(path)
+    text = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
+    head, _, rest = text.strip().partition("\n")
+    tagged = [c for c in notebook.cells if c.cell_type == "code" and "parameters" in c.metadata.get("tags", [])]
+    declared = read_parameters(tagged[0].source) if tagged else ()
+    return NotebookInfo(path=path, title=head.lstrip("# ") or path.stem, question=_plain(rest), parameters=declared)
+
+
+def _plain(words: str) -> str:
+    """What a terminal shows of a cell: links as their words, no code to copy, no line of links to other notebooks."""
+    words = re.sub(r"```.*?```\n*", "", words, flags=re.DOTALL)
+    kept = [line for line in words.splitlines() if line.count("](") < 3 or " · " not in line]
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", "\n".join(kept)).strip()
+
+
+def list_notebooks(folder: str | Path = "notebooks") -> list[NotebookInfo]:
+    """Return what the notebooks of `folder` answer, in the order of their numbers."""
+    return [describe_notebook(path) for path in sorted(Path(folder).glob("*.ipynb"))]
+
+
+def find_notebook(name_or_path: str | Path, *, folder: str | Path = "notebooks") -> Path:
+    """Return the file that a path or a name means.
+
+    Args:
+        name_or_path: `notebooks/01_lr_sweep.ipynb`, `01_lr_sweep` or `lr_sweep`.
+        folder: where names are looked up; the current folder where it holds none.
+
+    Raises:
+        UnknownNameError: there is none; the nearest name is given.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".ipynb" and path.is_file():
+        return path
+    there = sorted(Path(folder).glob("*.ipynb")) or sorted(Path().glob("*.ipynb"))
+    wanted = path.name.removesuffix(".ipynb")
+    if str(path) in {wanted, f"{wanted}.ipynb"}:
+        for exact in (lambda p: p.stem == wanted, lambda p: _bare(p) == wanted):
+            for candidate in there:
+                if exact(candidate):
+                    return candidate
+    if not there:
+        raise UnknownNameError(
+            f"no notebook {str(name_or_path)!r}: there is no such file, and no notebook in {str(folder)!r}. "
+            "Give the path of an .ipynb file, or call this from the folder that holds notebooks/."
+        )
+    raise UnknownNameError(f"no notebook {str(name_or_path)!r}.{nearest(wanted, [_bare(p) for p in there])}")
+
+
+def read_verdict(path: str | Path, *, required: bool = True) -> list[dict[str, Any]]:
+    """Return every diagnosis that an executed notebook shows, in order; the dictionaries of `diagnosis.json`.
+
+    Args:
+        path: an executed notebook.
+        required: whether a notebook without a verdict is an error.
+
+    Raises:
+        NotebookError: the file is missing or not a notebook, or it holds no verdict where one is required.
+    """
+    found = []
+    for cell in _read(Path(path)).cells:
+        for output in cell.get("outputs", []):
+            verdict = output.get("data", {}).get(VERDICT_MIME)
+            if verdict is not None:
+                found.append(json.loads(verdict) if isinstance(verdict, str) else json.loads(json.dumps(verdict)))
+    if required and not found:
+        raise NotebookError(f"{path} holds no verdict: run it first, and end a cell with a diagnosis.")
+    return found
+
+
+def _execute(
+    path: Path, target: Path, values: Mapping[str, Any], *, folder: Path, timeout_s: int | None, progress: bool
+) -> None:
+    try:
+        papermill.execute_notebook(
+            path.resolve(),
+            target,
+            parameters=dict(values),
+            engine_name=ENGINE,
+            kernel_name="python3",
+            language="python",
+            cwd=folder,
+            progress_bar=progress,
+            execution_timeout=timeout_s,
+        )
+    except PapermillExecutionError as error:
+        where = f"In [{error.exec_count}]" if error.exec_count else f"cell {error.cell_index}"
+        said = f"{error.ename}: {error.evalue}".rstrip(": .")
+        raise NotebookError(
+            f"{path.name} stopped at {where}, {_line_that_raised(error)!r}: {said}. See {target}."
+        ) from error
+    except CellTimeoutError as error:
+        raise NotebookError(f"{path.name}: a cell took longer than timeout_s={timeout_s}. See {target}.") from error
+    except (DeadKernelError, RuntimeError) as error:
+        raise NotebookError(
+            f"{path.name}: the kernel died ({error}); often that is memory. Studies on disk resume. See {target}."
+        ) from error
+
+
+def _read(path: Path) -> Any:
+    try:
+        return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
+        raise NotebookError(f"{path} cannot be read as a notebook: {error}") from error
+
+
+def _bare(path: Path) -> str:
+    number, _, rest = path.stem.partition("_")
+    return rest if number.isdigit() and rest else path.stem
+
+
+def _line_that_raised(error: PapermillExecutionError) -> str:
+    """Return the line of the cell that the traceback begins with; its first line of code where the traceback does not say."""
+    lines: list[str] = str(error.source).splitlines()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+    found = re.search(r"Cell In ?\[\d+\], line (\d+)|line (\d+) of the cell", plain)
+    at = int(found[1] or found[2]) if found else 0
+    if 0 < at <= len(lines):
+        return lines[at - 1].strip()
+    return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")

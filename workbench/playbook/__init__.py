@@ -1,0 +1,1 @@
+"""The walk from a workload to a verdict."""

@@ -1,0 +1,393 @@
+"""`diagnose`: the walk through the playbook, from the first look at the data to a config to paste (design of F1, F2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workbench.config import TrainConfig, is_callable_name
+from workbench.curves.adoption import by_faults
+from workbench.curves.clipped_runs import fixed_step
+from workbench.curves.lr_search import EDGE_MARGIN
+from workbench.curves.not_minimised import judged_without_loss, selects_by_loss
+from workbench.curves.replaced import diagnose_replaced
+from workbench.findings.causes import causes_first
+from workbench.findings.diagnosis import Diagnosis
+from workbench.record.parts import write_atomic
+from workbench.record.plain import dumps
+from workbench.record.read import StudyRecord, open_record
+from workbench.schedules import prepend_warmup
+from workbench.studies.session import Session, open_session
+from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
+from workbench.topics.batch_norm.collect import collect_batch_norm
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale
+from workbench.topics.batch_size.study import collect_noise_scale
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.study import ClippingStudy
+from workbench.topics.data.collect import collect_data
+from workbench.topics.data.diagnose import diagnose_data
+from workbench.topics.evaluation.check import collect_own_evaluation
+from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
+from workbench.topics.evaluation.validation_set import collect_validation_set
+from workbench.topics.generalisation.collect import collect_generalisation
+from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap
+from workbench.topics.generalisation.underfit import diagnose_underfit
+from workbench.topics.input.share import diagnose_input_share
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.own_lr import settled_by_proof
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.one_batch.collect import collect_one_batch
+from workbench.topics.one_batch.diagnose import diagnose_one_batch
+from workbench.topics.one_batch.diagnose_parameters import diagnose_parameters
+from workbench.topics.one_batch.parameters import collect_parameters
+from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
+from workbench.topics.periodicity.diagnose import diagnose_periodicity
+from workbench.topics.preflight.collect import collect_preflight
+from workbench.topics.preflight.diagnose import diagnose_preflight, misnumbered
+from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, recommend, screen
+from workbench.topics.recommendation.next_steps import next_steps
+from workbench.topics.recommendation.replaced import collect_replaced
+from workbench.topics.recommendation.study import Proof
+from workbench.topics.schedule.diagnose import diagnose_schedule
+from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.study import InstabilityStudy
+from workbench.topics.warmup.diagnose import diagnose_warmup
+from workbench.topics.warmup.search import cap_steps
+from workbench.topics.warmup.study import WarmupStudy
+from workbench.train.any_trainer import AnyTrainer
+from workbench.train.offline import evaluate_checkpoints
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.registry import call_on, load_workload
+from workbench.workloads.subset import subset_of
+
+__all__ = ["diagnose", "diagnose_record"]
+
+
+_AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
+_WARMUP = WarmupStudy(full_runs=2)
+_CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
+_GRID = (0.25, 0.5, 2.0, 4.0)
+"""Learning rates over the own one that are compared where no loss says which way to search (rule of thumb)."""
+_BAD_START = (
+    "init.loss",
+    "lr.probabilistic",
+    "stability.early",
+    "stability.early_recovers",
+    "lr.too_high",
+    "lr.nothing_learns",
+)
+"""Codes of a training that does not get going as it could: it begins confidently wrong, some seeds do not survive the first steps, it is
+stuck, or it rises early and that costs something.
+"""
+_MID = ("stability.mid", "stability.spike")
+_MARGINS = 3
+"""Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
+
+
+_ELSEWHERE = (
+    "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
+)  # fmt: skip
+"""Codes that cannot warn here: they need several processes or a resumed run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walk:
+    """The studies of one diagnosis, in the playbook's order."""
+
+    sweep: LRSweep
+    instability: InstabilityStudy
+    proof: Proof
+
+    def run(self, session: Session) -> None:
+        if "preflight" not in session.record.facts:
+            session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
+        session.collect("parameters", lambda: collect_parameters(session.workload, session.config, session.device))
+        session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
+        session.collect("data", lambda: collect_data(session.workload, device=session.device))
+        session.facts(own_config=session.workload.config.to_dict())
+        if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
+            return
+        if misnumbered(session.record.facts["preflight"]) or session.record.facts["preflight"].get("nonfinite_loss"):
+            return
+        session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
+        session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
+        baseline = session.trial(session.config, stage="baseline")
+        _evaluate_whole(session, baseline.number)
+        session.collect("generalisation", lambda: collect_generalisation(session))
+        collect_noise_scale(session, checkpoints=1)
+        if session.workload.minimised:
+            collect_replaced(session)
+        session.collect("batch_norm", lambda: collect_batch_norm(session))
+        fixed = session.workload.minimised and _fixed_step(session)
+        if session.workload.minimised and not fixed:
+            self.sweep.extend(session, beside=partial(self._beside, session.config))
+        elif not session.workload.minimised and not selects_by_loss(session.record):
+            own = session.config.peak_lr
+            replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
+        run_round(session, self.proof.baselines(session.config))
+        if session.workload.minimised and not fixed:
+            self.instability.extend(session)
+        known = diagnose_record(session.record)
+        if session.workload.minimised and not by_faults(known):
+            _cure(session, known)
+        found, candidate = _candidate(session, known)
+        if candidate is not None:
+            self.proof.extend(session, candidate)
+            if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
+                _, second = _candidate(session, known, without={found["candidate"]})
+                if second is not None:
+                    self.proof.extend(session, second)
+        session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
+
+    def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
+        """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
+        return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
+
+
+def _fixed_step(session: Session) -> bool:
+    """Train the baseline without its clipping where that clips, and tell whether its lr only sets the length of every step.
+
+    Such a sweep would end far from any lr that is of use once the threshold is right, and `_cure` needs the run in any case.
+    """
+    if session.config.max_grad_norm is None:
+        return False
+    run_round(session, [Asked("lr_sweep", session.config.replace(max_grad_norm=None))])
+    return fixed_step(session.record)
+
+
+def _evaluate_whole(session: Session, number: int) -> None:
+    """Evaluate the checkpoints of a trial on the whole validation split where a part stands in for it while it trains (P2.4)."""
+    part = subset_of(session.workload.validation_data)
+    if part is None or not session.record.trial(number).checkpoints:
+        return
+    session.facts(subset=part.describe())
+    evaluate_checkpoints(session.workload, session.writer, [number], splits=["validation"], device=str(session.device))
+
+
+def _cure(session: Session, known: Diagnosis) -> None:
+    """Try what the signs call for (F2.10).
+
+    A warmup study where the best lr sits at an edge that costs something. Where training starts badly, a warmup and clipping at the
+    baseline's own lr, instead of a smaller one. Clipping where the loss rises later. A baseline that clips is held against itself
+    without.
+
+    Args:
+        session: the study.
+        known: what is known of it.
+    """
+    if known["lr.at_edge"].evidence.get("harmful") is True:
+        _WARMUP.extend(session)
+    config, star = session.config, known["lr.best"]
+    bad = _any_wrong(known, _BAD_START)
+    longest = cap_steps(config.total_steps, _WARMUP.cap_frac)
+    if bad and longest:
+        run_round(session, [Asked("fix", prepend_warmup(config, longest))])
+    if bad or config.max_grad_norm is not None:  # does clipping cure, or hide that the lr is too high (F4.10, F4.11)?
+        stable = star.evidence.get("measured_lr") if config.max_grad_norm is None else None
+        replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=1 if bad else _CLIPPING.tries).extend(
+            session
+        )
+    elif known["lr.unstable"].value is not None and _any_wrong(known, _MID):
+        _CLIPPING.extend(session)
+
+
+def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
+    return any(diagnosis[code].status in ("warn", "fail") for code in codes)
+
+
+def _candidate(
+    session: Session, known: Diagnosis, *, without: Collection[str] = ()
+) -> tuple[Mapping[str, Any], TrainConfig | None]:
+    """Return what `screen` says, and the config that looks better than the baseline, if there is one.
+
+    A candidate of which nothing shows how far it is from the edge of stability is trained beyond its lr first.
+    """
+    for _ in range(_MARGINS):
+        found = screen(session.record, known, without=without)
+        if not found["promising"]:
+            break
+        changed = config_of(session.record, found["recommended"]["trials"][0])
+        config = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
+        if not found["untried"]:
+            return found, config
+        run_round(session, [Asked("margin", config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+    return found, None
+
+
+def diagnose(
+    workload: Workload | str,
+    out: str | Path | None = None,
+    *,
+    steps: int | None = None,
+    study: str | None = None,
+    note: str | None = None,
+    device: str = "auto",
+    trainer: AnyTrainer | None = None,
+    executor: str = "local",
+    address: str | None = None,
+    sweep: LRSweep | None = None,
+    instability: InstabilityStudy | None = None,
+    proof_seeds: int = 3,
+    command: str | None = None,
+    progress: bool = False,
+) -> Diagnosis:
+    """Walk the playbook for a workload: verdict, evidence, and a recommended config, in one folder.
+
+    Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); what the signs call for: the
+    shortest warmup where a warmup lets a larger lr train better, clipping where the loss rises later; then baseline and
+    candidates are held against each other by their selected checkpoints, and the best candidate again over seeds (F3.12,
+    P4.7). The same call on the same folder goes on where an
+    interrupted one stopped, and answers from disk when all is there.
+
+    Args:
+        workload: a `Workload`, or a name for `load_workload`.
+        out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
+        steps: length of a full trial; None is the baseline's.
+        study: name of the study; None is the folder's.
+        note: a short description (P5.4).
+        device: where to train; ignored when `trainer` is given.
+        trainer: None is the local `Trainer`.
+        executor: where trials run: "local" is this process, "ray" a cluster.
+        address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the diagnosis runs.
+        sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
+        instability: how to look for instability; None is `InstabilityStudy` at the price of a few baseline runs: one
+            confirmation run where it answers, and warmup as the one fix.
+        proof_seeds: trials of the baseline and of a candidate that looks better, under seeds that had no part in choosing it,
+            before it is recommended; with 1 the pair of runs that chose it decides.
+        command: what reproduces this; None is this process's command line.
+        progress: show one progress bar.
+
+    Returns:
+        The diagnosis; `diagnosis.json` and `report.html` are in its `path`.
+    """
+    if isinstance(workload, str):
+        workload = load_workload(workload)
+    walk = _Walk(
+        sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
+    )
+    with open_session(
+        workload,
+        stem="diagnosis",
+        settings=asdict(walk),
+        steps=steps,
+        trainer=trainer or Trainer(device=device),
+        executor=executor,
+        address=address,
+        out=out,
+        name=study,
+        note=note,
+        command=command,
+        call=None
+        if trainer is not None and trainer.hooks
+        else call_on(
+            workload,
+            f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds, trainer)})",
+        ),
+        progress=progress,
+    ) as session:
+        walk.run(session)
+        record = session.record
+        diagnosis = diagnose_record(record)
+        write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    from workbench.report.page import write_report
+
+    write_report(open_record(record.path), diagnosis, record.path / "report.html")
+    return diagnosis
+
+
+def _settings(
+    sweep: LRSweep | None, instability: InstabilityStudy | None, proof_seeds: int, trainer: AnyTrainer | None
+) -> str:
+    """Return the arguments that were given, as source."""
+    seeds = None if proof_seeds == 3 else proof_seeds
+    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer}
+    return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
+
+
+def _tried(found: Diagnosis) -> Diagnosis:
+    """Return findings about runs with a clipping that nobody trains with, but for what they say of the gradients: no alarms."""
+    experiments = ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
+    return replace(
+        found,
+        findings=tuple(replace(f, status="ok", advice=()) if f.code in experiments else f for f in found.findings),
+    )
+
+
+_BEFORE: dict[str, Callable[[StudyRecord], Diagnosis]] = {
+    "one_batch": diagnose_one_batch,
+    "parameters": diagnose_parameters,
+    "architecture": diagnose_architecture,
+    "data": diagnose_data,
+}
+_AFTER: dict[str, Callable[[StudyRecord], Diagnosis]] = {
+    "replaced": diagnose_replaced,
+    "noise_scale": diagnose_noise_scale,
+    "batch_norm": diagnose_batch_norm,
+    "parameter_server": diagnose_parameter_server,
+    "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
+    "evaluation": diagnose_evaluation,
+}
+"""Facts -> what judges them, where somebody looked."""
+
+
+def _looked_at(
+    record: StudyRecord, found: Diagnosis, judges: Mapping[str, Callable[[StudyRecord], Diagnosis]]
+) -> Diagnosis:
+    return sum((judge(record) for name, judge in judges.items() if name in record.facts), start=found)
+
+
+def diagnose_record(record: StudyRecord) -> Diagnosis:
+    """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
+    before = diagnose_preflight(record)
+    before = _looked_at(record, before, _BEFORE)
+    before += diagnose_input_share(record)
+    after = diagnose_lr_sweep(record) + diagnose_instability(record) + diagnose_periodicity(record)
+    after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
+    after = _looked_at(record, after + diagnose_checkpoints(record), _AFTER)
+    warmup = diagnose_warmup(record)
+    after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
+    if "clipping_lr" in record.facts:
+        clipping = diagnose_clipping(record)
+        after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
+    reason = _nothing_trained(record, before)
+    if reason is not None:
+        after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
+    joined = excused_architecture(before + after)
+    joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
+    recommendation = recommend(record, joined)
+    joined = settled_by_proof(record, joined, recommendation)
+    if "evaluation_sample" in record.facts:
+        refused = bool((recommendation.get("examples") or {}).get("refused"))
+        joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
+    joined = replace(
+        joined,
+        findings=causes_first(judged_without_loss(record, joined).findings),
+        cost=cost_of(record),
+        recommendation=recommendation,
+        path=record.path,
+        command=record.command,
+    )
+    left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
+    return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})
+
+
+def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
+    """Return why nothing could be trained on the data; None where something was."""
+    if len(record.trials):
+        return None
+    if before["data.nonfinite"].status == "fail":
+        return "Not measured: the data holds values that are not finite, so nothing was trained."
+    if misnumbered(record.facts.get("preflight") or {}):
+        return "Not measured: targets are no classes of the model, so nothing was trained."
+    if (record.facts.get("preflight") or {}).get("nonfinite_loss"):
+        return "Not measured: the loss is not finite before any update, so nothing was trained."
+    return None

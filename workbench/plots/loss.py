@@ -1,0 +1,158 @@
+"""Training losses in the house style: one trial's curve, and a y axis on which all curves can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from workbench.plots.frames import Record, curve, lr_of
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    LARGEST,
+    PALETTE,
+    STYLES,
+    draw_curve,
+    drawable,
+    legend,
+    log_scale,
+    short,
+)
+
+__all__ = ["draw_trial_loss", "fit_y", "loss_axes"]
+
+Floats = NDArray[np.float64]
+
+
+def draw_trial_loss(
+    ax: Axes,
+    record: Record,
+    trial: int,
+    *,
+    index: int,
+    relative_to: float = np.nan,
+    note: str = "",
+    label: str = "",
+    behind: bool = False,
+) -> Line2D | None:
+    """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss.
+
+    One that is `behind` the others is grey and without a label.
+    """
+    steps, losses = curve(record, trial, "loss")
+    losses = drawable(losses)
+    finite = np.isfinite(losses)
+    if not finite.any():
+        return None
+    lr = lr_of(record, trial)
+    ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
+    name = label or f"lr {short(lr)}"
+    color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
+    if behind:
+        return draw_curve(
+            ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
+        )
+    line = draw_curve(
+        ax,
+        steps,
+        losses,
+        color=color,
+        linestyle=style,
+        linewidth=1.1,
+        zorder=2.5 - 0.01 * index,
+        label=f"{name}{ratio}" + (f": {note}" if note else ""),
+    )
+    if not finite.all():
+        last = int(np.flatnonzero(finite)[-1])
+        ended = f"{name} diverged at step {int(steps[~finite][0]):,}"
+        ax.plot(steps[last], losses[last], "X", color=color, markersize=9, markeredgecolor=BAD, label=ended, zorder=5)
+    return line
+
+
+def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:
+    """Label axes that hold these curves of losses, and give them a y axis on which they can be read."""
+    ax.set(xlabel="step", ylabel="training loss", title=title)
+    fit_y(ax, curves)
+    ax.margins(x=0.01)
+    legend(ax)
+
+
+def fit_y(
+    ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: float = 1e-12, margin: float = 0.05
+) -> None:
+    """Choose scale and range of the y axis, so that one curve's extremes do not flatten the others.
+
+    Logarithmic where no value is below 0; a value of 0, or below the depth, is drawn at the lower edge, and the axis
+    says so. With values below 0 the axis is linear up to the largest initial value and logarithmic beyond. A curve
+    that rises above the headroom leaves the picture at a triangle, and its label says how far it went.
+
+    Args:
+        ax: axes with a y label.
+        curves: lines of `ax`; those with a triangle get another label.
+        headroom: upper end of the axis over the largest initial value (rule of thumb).
+        depth: lower end of a logarithmic axis over the largest initial value (rule of thumb; far below what float32
+            losses resolve).
+        margin: space above and below, as a share of the axis.
+    """
+    shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]
+    values = np.concatenate([y[np.isfinite(y)] for y in shown] or [np.empty(0)])
+    if not values.any():
+        return
+    start = max(abs(float(y[np.isfinite(y)][0])) for y in shown if np.isfinite(y).any())
+    start = start or float(np.median(np.abs(values[values != 0])))
+    top = headroom * start
+    if values.min() < 0:
+        ax.set_yscale("symlog", linthresh=start)
+    else:
+        _raise_to_floor(ax, curves, float(values[values >= depth * start].min(initial=top)))
+        log_scale(ax, "y")
+    low, high = ax.dataLim.minposy if values.min() >= 0 else ax.dataLim.y0, min(ax.dataLim.y1, top)
+    if low < high:
+        ax.set_ylim(*_with_margin(ax, low, high, margin))
+    if values.max() > top:
+        ax.set_ylim(top=top)
+        _mark_exits(ax, curves, top)
+
+
+def _with_margin(ax: Axes, low: float, high: float, margin: float) -> Floats:
+    """The range with `margin` of its height added on either side, as it looks on the axis."""
+    to_axis = ax.yaxis.get_transform()
+    ends = to_axis.transform(np.array([low, high]))
+    return np.asarray(to_axis.inverted().transform(ends + margin * np.ptp(ends) * np.array([-1, 1])), dtype=np.float64)
+
+
+def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
+    """Draw what lies below `floor` at `floor`: a logarithmic axis has no place for 0."""
+    raised = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]
+    if not any((y < floor).any() for y in raised):
+        return
+    for line, y in zip(curves, raised, strict=True):
+        line.set_ydata(np.where(y < floor, floor, y))
+    for end in _ends(ax):
+        end.set_ydata(np.maximum(np.asarray(end.get_ydata(), dtype=np.float64), floor))
+    ax.relim()
+    ax.set_ylabel(f"{ax.get_ylabel()}\n(lower edge: {short(floor)} or less)", parse_math=False)
+
+
+def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
+    """Mark where each curve first rises above `top`, and say in its label how far it goes."""
+    for line in curves:
+        x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
+        beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
+        if beyond.size:
+            label, peak = str(line.get_label()), float(np.nanmax(y))
+            reach = f", up to {short(peak)}" + (" and more" if peak >= LARGEST else "")
+            line.set_label(f"{label}, leaves at ▲" + ("" if "at most" in label else reach))
+            ax.plot(x[beyond[0]], top, "^", color=line.get_color(), markersize=8, clip_on=False, zorder=6)
+    for end in _ends(ax):
+        end.set_ydata(np.minimum(np.asarray(end.get_ydata(), dtype=np.float64), top))
+        end.set_clip_on(False)
+
+
+def _ends(ax: Axes) -> list[Line2D]:
+    """The crosses at which diverged runs end."""
+    return [line for line in ax.lines if line.get_marker() == "X"]

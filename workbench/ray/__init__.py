@@ -1,0 +1,1 @@
+"""Start, join and secure a Ray cluster."""

@@ -1,0 +1,384 @@
+"""`RayCluster`: processes on a Ray cluster that is found or started; Ray is imported here, by `ray_node` and `ray_token`, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from workbench.errors import ClusterError, WorkbenchError
+from workbench.ray.address import check_address, only_on_loopback
+from workbench.ray.folders import temporary_folder
+from workbench.ray.token import require_token
+from workbench.workloads.registry import file_modules
+
+__all__ = [
+    "NotYet",
+    "RayCluster",
+    "WorkerLost",
+    "address_of_this_worker",
+    "node_of_this_worker",
+    "on_loopback",
+    "patient",
+    "require_ray",
+]
+
+OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
+START_S = 90.0  # until a cluster that is started here has to be up
+
+
+class WorkerLost(Exception):
+    """The process that was asked is gone: killed, out of memory, or its machine is."""
+
+
+class NotYet(TimeoutError):
+    """A call is not answered yet; a `TimeoutError` without more is what the method itself raised."""
+
+
+class RayCluster:
+    """Starts processes on a cluster, calls methods in them, and waits for the answers.
+
+    Use `connect`.
+    """
+
+    def __init__(self, ray: Any, leave: Callable[[], None]) -> None:
+        self._ray, self._leave = ray, leave
+
+    @classmethod
+    def connect(cls, address: str | None = None, *, host: str | None = None) -> RayCluster:
+        """Join the cluster at `address`, the one that this process has joined already, or a new one on this machine.
+
+        Args:
+            address: "host:port" of a cluster that is running, "auto" for the one that was started on this machine; None
+                takes the cluster that this process is connected to, or starts one: on the loopback interface, with
+                as many CPUs as this process may use, gone after `close`.
+            host: which machine of the cluster this process is on, where it is on several; None finds out.
+
+        Raises:
+            WorkbenchError: Ray is not installed.
+            ClusterError: no cluster answers there, or none can be started here.
+        """
+        require_ray()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        if ray.is_initialized():
+            _check_same(address, ray.get_runtime_context().gcs_address)
+            return cls(ray, lambda: None)
+        if address is not None:
+            near = False
+            if host is None:  # else this process runs a part of it itself
+                check_address(address)
+                near = only_on_loopback(address, address_of_this_worker())
+            with (
+                _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
+                _quiet(),
+                on_loopback() if near else contextlib.nullcontext(),
+                _own_sigterm(),
+            ):
+                ray.init(address=address, log_to_driver=False, configure_logging=False, _node_ip_address=host)
+            leave = contextlib.ExitStack()
+            leave.callback(ray.shutdown)
+            leave.enter_context(_silent_deaths())
+            return cls(ray, leave.close)
+        require_token(alone=True)
+        leave = contextlib.ExitStack()
+        folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
+        leave.callback(ray.shutdown)
+        leave.enter_context(_silent_deaths())
+        try:
+            with (
+                _as_cluster_error("no Ray cluster can be started on this machine"),
+                _quiet(),
+                on_loopback(),
+                patient(),
+                _own_sigterm(),
+            ):
+                ray.init(
+                    address="local",
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=folder,
+                    _system_config={"worker_niceness": 0},  # as in this process; 15 starves them where others compute
+                )
+        except BaseException:
+            leave.close()
+            raise
+        return cls(ray, leave.close)
+
+    @classmethod
+    def joined(cls) -> RayCluster:
+        """Return the cluster to which this process belongs, as a process that was placed on it does."""
+        import ray
+
+        return cls(ray, lambda: None)
+
+    def total(self, resource: str) -> int:
+        """Return how many "CPU" or "GPU" the machines that are in the cluster now have, busy or not."""
+        return int(self._ray.cluster_resources().get(resource, 0))
+
+    def free(self, resource: str) -> dict[str, int]:
+        """Return for each machine, by its id, how many of them nobody uses now; the answer may be a second old."""
+        found = self._ray._private.state.available_resources_per_node()
+        return {node: count for node, have in found.items() if (count := int(have.get(resource, 0))) > 0}
+
+    def place(
+        self,
+        kind: type,
+        *arguments: Any,
+        node: str | None = None,
+        cpus: int = 1,
+        gpus: int = 0,
+        name: str | None = None,
+        comes_back: bool = False,
+        groups: Mapping[str, int] | None = None,
+        resource: str | None = None,
+    ) -> Any:
+        """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
+
+        Args:
+            kind: a class of an importable module.
+            arguments: for it.
+            node: the machine to start on, if it is there; None is any.
+            cpus: to reserve.
+            gpus: to reserve; the process sees no others.
+            name: by which other workers `find` it; unique in the cluster.
+            comes_back: whether it is started anew, with the same arguments, each time that it dies.
+            groups: name -> number of threads that do calls of that group beside the others; see `call`.
+            resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy, "name": name}
+        if resource is not None:
+            options |= {"resources": {resource: 1}, "scheduling_strategy": "DEFAULT"}
+        made = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
+        actor = made.options(**options, max_restarts=-1 if comes_back else 0, max_task_retries=0)
+        return actor.remote(*arguments)
+
+    def find(self, name: str) -> Any:
+        """Return a worker that was placed with this name.
+
+        Raises:
+            WorkerLost: there is none.
+        """
+        try:
+            return self._ray.get_actor(name)
+        except ValueError as error:
+            raise WorkerLost(_in_short(error)) from error
+
+    def call(self, worker: Any, method: str, *arguments: Any, group: str | None = None) -> Any:
+        """Call a method in a worker's process. Returns what `result` and `answer` wait for.
+
+        Calls of one worker are done in order, those of a group in order among themselves.
+
+        Raises:
+            WorkerLost: this process has left the cluster.
+        """
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise WorkerLost("this process has left the cluster")
+        bound = getattr(worker, method)
+        return (bound if group is None else bound.options(concurrency_group=group)).remote(*arguments)
+
+    def ready(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Wait until a call is answered, or for `timeout_s`; return those that are."""
+        done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        if done:
+            done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        return list(done)
+
+    def result(self, call: Any) -> Any:
+        """Return the answer to a call.
+
+        Raises:
+            WorkerLost: the worker is gone, or could not even be started.
+        """
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLost(_in_short(error)) from error
+
+    def answer(self, call: Any, timeout_s: float | None = None) -> Any:
+        """Return the answer to a call; what the method raised is raised here.
+
+        Args:
+            call: what `call` returned.
+            timeout_s: None waits for ever.
+
+        Raises:
+            NotYet: there is no answer yet.
+            WorkerLost: the worker is gone, or cannot be reached now.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(call, timeout=timeout_s)
+        except errors.GetTimeoutError:
+            raise NotYet(f"no answer within {timeout_s} s") from None
+        except errors.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except errors.RayError as error:
+            raise WorkerLost(_in_short(error)) from error
+
+    def pack(self, value: Any) -> bytes:
+        """Return `value` as bytes that `pickle.loads` reads in a worker, functions of a script or notebook included."""
+        for module in file_modules():
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        blob: bytes = self._ray.cloudpickle.dumps(value)
+        return blob
+
+    def share(self, value: Any) -> Any:
+        """Put a value where all workers can read it; it is an argument for `call` like any other."""
+        return self._ray.put(value)
+
+    def kill(self, worker: Any, *, for_good: bool = True) -> None:
+        """End a worker's process, whatever it is doing.
+
+        Args:
+            worker: to end.
+            for_good: False lets it come back where it was placed so.
+        """
+        if self._ray.is_initialized():
+            self._ray.kill(worker, no_restart=for_good)
+
+    def close(self) -> None:
+        """Leave the cluster; one that `connect` started ends."""
+        self._leave()
+
+
+def require_ray() -> None:
+    """Raise a `WorkbenchError` that says what to do where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise WorkbenchError("executor='ray' needs Ray, which is not installed: pip install 'workbench[ray]'.")
+
+
+def node_of_this_worker() -> str:
+    """Return the id that the cluster gave to the machine on which this worker runs."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def address_of_this_worker() -> str:
+    """Return the address by which the other machines of the cluster reach the one on which this worker runs."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _check_same(address: str | None, joined: str) -> None:
+    if address not in (None, "auto") and address.rpartition(":")[2] != joined.rpartition(":")[2]:
+        raise ClusterError(
+            f"address={address!r} was asked for, but this process is connected to the Ray cluster at {joined}. Leave the "
+            "address out to use that one, or call ray.shutdown() before."
+        )
+
+
+@contextlib.contextmanager
+def _as_cluster_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's answer to it: this process shall end
+            raise
+        raise ClusterError(f"{what}: {_in_short(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Ray greet nobody while it starts."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what this program does on SIGTERM, where it does something: Ray puts its own in that place, and nothing would be saved."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if here else None
+    try:
+        yield
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _silent_deaths() -> Iterator[None]:
+    """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[None]:
+    """Wait longer than Ray's 30 s for a cluster to start: on a machine that has other things to do its programs take a minute."""
+    from ray._private import services
+
+    before: Any = services.get_node
+
+    def get_node(*given: Any, **named: Any) -> Any:
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                return before(*given, **named)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = before
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Make the cluster that is started meanwhile listen on 127.0.0.1 alone, and the one that is joined be asked there.
+
+    Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this
+    platform: its processes learn so from the environment, and this one from a constant that was set on import.
+    """
+    from ray._private import ray_constants
+
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before = os.environ.get(name)
+    constant = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _in_short(error: BaseException) -> str:
+    """Return the first line of an error, and the one that names the cause where Ray adds one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = [line for line in lines[1:] if "Error" in line or "exit type" in line]
+    return " ".join([*lines[:1], *cause[-1:]])[:600] or type(error).__name__

@@ -1,0 +1,267 @@
+"""`RayNode`: this machine, or a part of it, as one of the machines of a Ray cluster, for as long as this process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+from workbench.errors import ClusterError
+from workbench.ray.address import is_loopback
+from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, require_ray
+from workbench.ray.folders import temporary_folder
+from workbench.ray.token import require_token
+
+__all__ = ["RayNode", "own_address", "reach"]
+
+CONNECT_S = 3.0  # rule of thumb: a machine that is there answers in milliseconds, with yes or no
+UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
+POLL_S = 0.2
+LEAVE_S = 10.0  # that the others may take to see that all is done
+# Whether a machine is alive is asked once a second; five times without an answer and it is given up. A machine whose process was killed
+# refuses at once.
+HEALTH = {
+    "health_check_initial_delay_ms": 5_000,
+    "health_check_period_ms": 1_000,
+    "health_check_timeout_ms": 5_000,
+    "health_check_failure_threshold": 5,
+}
+BUSY = "A busy machine takes longer than Ray waits: give the same command again, with less beside it."
+_NAMESPACE, _ENDED = b"workbench", b"ended"
+
+
+class RayNode:
+    """A machine of a Ray cluster: its processes are children of this one, and gone with it, however it ends.
+
+    Use `start` where the cluster begins, `join` everywhere else.
+    """
+
+    def __init__(self, node: Any, leave: contextlib.ExitStack) -> None:
+        self._node, self._leave = node, leave
+
+    @classmethod
+    def start(cls, host: str, port: int, resource: str) -> Self:
+        """Begin a cluster that others join at host:port.
+
+        Args:
+            host: an address of this machine. On the loopback interface nobody else can join.
+            port: to listen on.
+            resource: what this machine offers one of, for `RayCluster.place`.
+
+        Raises:
+            ClusterError: the address is not one of this machine, or is taken.
+        """
+        ip = own_address(host, port)
+        return cls._up(ip, resource, head=True, gcs_server_port=port, _system_config={"worker_niceness": 0, **HEALTH})
+
+    @classmethod
+    def join(cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float) -> Self:
+        """Join the cluster at `head` as soon as it is there.
+
+        Args:
+            head: host and port where it was started.
+            host: an address of this machine.
+            port: to listen on.
+            resource: what this machine offers one of.
+            wait_s: for the cluster to begin.
+
+        Raises:
+            ClusterError: it did not, or cannot be reached from here at all, or the own address is not one of this machine.
+        """
+        ip = own_address(host, port)
+        until = time.monotonic() + wait_s
+        reach(head, wait_s)
+        while True:  # its port is open before it answers
+            try:
+                return cls._up(ip, resource, head=False, gcs_address=_joined(head), node_manager_port=port)
+            except ClusterError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(1.0)
+
+    @classmethod
+    def _up(cls, ip: str, resource: str, *, head: bool, **given: Any) -> Self:
+        require_ray()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        require_token(alone=is_loopback(ip))
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+
+        leave = contextlib.ExitStack()
+        try:
+            params = RayParams(
+                node_ip_address=ip,
+                num_cpus=len(os.sched_getaffinity(0)),
+                resources={resource: 1},
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                no_monitor=True,
+                min_worker_port=0,
+                max_worker_port=0,
+                temp_dir=leave.enter_context(temporary_folder()),
+                **given,
+                include_log_monitor=False,  # type: ignore[arg-type]
+            )
+            with _local(ip), patient(), _silent():
+                node = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
+        except Exception as error:
+            leave.close()
+            what = (
+                "no Ray cluster can be started" if head else "the Ray cluster answers, but this machine cannot join it"
+            )
+            said = str(error).strip().splitlines()
+            busy = f" {BUSY}" if "timed out" in str(error) else ""
+            raise ClusterError(f"{what}: {(said or [type(error).__name__])[0][:300]}{busy}") from error
+        leave.callback(_ended, node)
+        return cls(node, leave)
+
+    @property
+    def address(self) -> str:
+        """ "host:port" where others join."""
+        return str(self._node.gcs_address)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a process of it has ended by itself."""
+        return not self._node.remaining_processes_alive()
+
+    def connect(self) -> RayCluster:
+        """Join the cluster from this process, which runs the node too; `close` leaves it, and the node stays."""
+        ip = self._node.node_ip_address
+        with _local(ip):
+            return RayCluster.connect(self.address, host=ip)
+
+    def write(self, name: str, text: str) -> None:
+        """Leave a text where every machine of the cluster can `read` it."""
+        self._node.get_gcs_client().internal_kv_put(name.encode(), text.encode(), True, _NAMESPACE)
+
+    def read(self, name: str) -> str | None:
+        """Return the text that a machine wrote under this name; None where there is none, or no answer."""
+        try:
+            said = self._node.get_gcs_client().internal_kv_get(name.encode(), _NAMESPACE, timeout=CONNECT_S)
+        except Exception:  # whatever Ray's client raises, there was no answer
+            return None
+        return None if said is None else said.decode()
+
+    def say_ended(self) -> None:
+        """Tell the other machines that all is done, and wait until they have left, for a while."""
+        client = self._node.get_gcs_client()
+        client.internal_kv_put(_ENDED, b"yes", True, _NAMESPACE)
+        until = time.monotonic() + LEAVE_S
+        while time.monotonic() < until and len(_alive(client)) > 1:
+            time.sleep(POLL_S)
+
+    def state(self) -> str:
+        """Return "there", "ended" after `say_ended`, or "lost" where the cluster does not answer any more, or is another one by now."""
+        from ray._private import ray_constants
+
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+            client = self._node.get_gcs_client()
+            name = client.internal_kv_get(b"session_name", ray_constants.KV_NAMESPACE_SESSION, timeout=CONNECT_S)
+            said = client.internal_kv_get(_ENDED, _NAMESPACE, timeout=CONNECT_S)
+        except Exception:  # whatever Ray's client raises, there was no answer
+            return "lost"
+        if name is None or name.decode() != self._node.session_name:
+            return "lost"
+        return "there" if said is None else "ended"
+
+    def close(self) -> None:
+        """Leave the cluster, or end it where it was started here; nothing stays behind. A second call does nothing."""
+        self._leave.close()
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the number of an address of this machine on which a port is free.
+
+    Raises:
+        ClusterError: it is not an address of this machine, or the port is taken.
+    """
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ClusterError(
+            f"{host}:{port}: the name {host!r} is not known here ({error.strerror}). Give its address."
+        ) from error
+    with socket.socket(family, kind) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(there)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                what = f"port {port} is taken by another program. Give this task another port, on every machine"
+            elif error.errno == errno.EADDRNOTAVAIL:
+                what = f"{there[0]} is not an address of this machine. Start this task on the machine that has it"
+            else:
+                what = f"this process may not listen there ({error.strerror})"
+            raise ClusterError(f"{host}:{port}: {what}.") from error
+    return str(there[0])
+
+
+def reach(address: tuple[str, int], wait_s: float) -> None:
+    """Wait until somebody listens at an address.
+
+    A machine that refuses is there, and its program may come; one from which nothing comes back is given up sooner.
+
+    Raises:
+        ClusterError: nobody did in time; after 10 s at most where the machine cannot be reached at all.
+    """
+    host, port = address
+    begun = time.monotonic()
+    while True:
+        why = ""
+        try:
+            socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S).close()
+            return
+        except ConnectionRefusedError:
+            allowed = wait_s
+            why = "the machine is there, and nothing listens on that port. Was the chief started?"
+        except OSError as error:
+            allowed = min(wait_s, UNREACHABLE_S)
+            why = f"{error.strerror or 'no answer'}. Is the address right, and does the network let it through?"
+        waited = time.monotonic() - begun
+        if waited >= allowed:
+            raise ClusterError(f"the chief at {host}:{port} was not reached in {waited:.0f} s: {why}")
+        time.sleep(POLL_S)
+
+
+def _joined(address: tuple[str, int]) -> str:
+    """Return "host:port" with the host as a number: Ray compares addresses as they are written."""
+    host, port = address
+    number = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
+    return f"[{number}]:{port}" if ":" in str(number) else f"{number}:{port}"
+
+
+@contextlib.contextmanager
+def _local(ip: str) -> Iterator[None]:
+    with on_loopback() if is_loopback(ip) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What does not work is said by an error; Ray's own lines on the way there help nobody."""
+    loggers = [logging.getLogger(name) for name in ("ray", "ray._private.node", "ray._private.services")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _alive(client: Any) -> list[Any]:
+    return [info for info in client.get_all_node_info(timeout=CONNECT_S).values() if info.state == 0]
+
+
+def _ended(node: Any) -> None:
+    with contextlib.suppress(Exception):
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)

@@ -1,0 +1,1 @@
+"""The study folder: what is written while training, and read afterwards."""

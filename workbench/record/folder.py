@@ -1,0 +1,114 @@
+"""A study's folder before anything is written into it: which one, whether it is this study's, and who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import RecordError
+from workbench.record.lock import is_locked
+from workbench.record.read import read_json
+
+__all__ = ["check_fingerprint", "check_folder", "default_folder", "fingerprint_difference", "unfinished"]
+
+_IDENTITY = ("workload", "config", "settings")
+
+
+def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
+    """Make and return a new folder `root/<workload>-<stem>-<time>`; nobody who asks at the same moment gets the same."""
+    base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    for path in [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RecordError(f"{path} cannot be created: {error.strerror}. Give a folder that is writable.") from error
+        return path
+    raise RecordError(f"{base} and 998 others of its name are there already: give a folder with out=...")
+
+
+def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:
+    """Return the newest folder under `root` in which this very study was begun and not finished, if there is one."""
+    for path in sorted(Path(root).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
+        with contextlib.suppress(RecordError):
+            study = read_json(path)
+            same = isinstance(study, dict) and all(study.get(key) == wanted[key] for key in _IDENTITY)
+            if same and "finished" not in study and not is_locked(path.parent):
+                return path.parent
+    return None
+
+
+def check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Make the folder where there is none, and refuse one that is not this study's.
+
+    Raises:
+        RecordError: not writable, a file, other files without a study, or a study with another identity.
+    """
+    if path.is_file():
+        raise RecordError(f"out={str(path)!r} is a file, and a study needs a folder. Give another name with out=...")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(
+            f"out={str(path)!r} cannot be created: {error.strerror}. Give a folder that is writable."
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise RecordError(f"out={str(path)!r} is not writable. Give another folder with out=...")
+    if (path / "study.json").exists():
+        stored = read_json(path / "study.json")
+        for key in _IDENTITY:
+            if stored.get(key) != wanted[key]:
+                raise RecordError(
+                    f"out={str(path)!r} holds another study ({_difference(key, stored.get(key), wanted[key])}). "
+                    "Give a new folder; nothing in this one was touched."
+                )
+    elif any(not _left_by_a_crash(p.name) for p in path.iterdir()):
+        raise RecordError(f"out={str(path)!r} holds other files and no study.json. Give a new or empty folder.")
+
+
+def check_fingerprint(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare what the workload's code and data gave when the study was begun with what they give now.
+
+    Raises:
+        RecordError: they have changed since.
+    """
+    difference = fingerprint_difference(stored, wanted)
+    if difference is not None:
+        key, there, here = difference
+        raise RecordError(
+            f"the workload's code or data has changed since {path} was begun ({key}: there {there!r}, here {here!r}), so "
+            "its trials and new ones do not belong together. Give a new folder; nothing in this one was touched."
+        )
+
+
+def fingerprint_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return what differs first between two fingerprints, and its two values; None where nothing does.
+
+    Numbers may differ by 0.1 %, because processors do (rule of thumb).
+    """
+    for key in [k for k in stored if k in wanted]:
+        one, other = stored[key], wanted[key]
+        numbers = isinstance(one, float) and isinstance(other, float)
+        if not (math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12) if numbers else one == other):
+            return key, one, other
+    return None
+
+
+def _left_by_a_crash(name: str) -> bool:
+    """Tell whether a file is one that is written before `study.json`."""
+    return name in (".lock", "repro.patch", "config.json") or (
+        name.startswith((".study.json.", ".config.json.", ".repro.patch.")) and name[-4:] == ".tmp"
+    )
+
+
+def _difference(key: str, stored: Any, wanted: Any) -> str:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
+        return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
+    return f"{key}: there {stored!r}, here {wanted!r}"

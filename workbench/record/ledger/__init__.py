@@ -1,0 +1,1 @@
+"""Every trial of every study in one table."""

@@ -1,0 +1,192 @@
+"""The table of studies, one row a study, read from the study folders (P5).
+
+Only what the table needs is read, so that ten thousand trials are listed in less than a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench.errors import RecordError, UsageError, nearest
+from workbench.record.lock import is_locked
+from workbench.record.read import StudyRecord
+
+__all__ = ["COLUMNS", "EXTRA", "list_folders", "read_folders", "study_folders", "study_row"]
+
+COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
+"""The six columns of the playbook's table of studies (P5.1 to P5.7)."""
+
+EXTRA = {
+    "workload": "name of the workload",
+    "kind": "what was studied",
+    "state": "finished, running (a process writes it now) or unfinished",
+    "created": "when it was begun, UTC",
+    "failed": "trials that failed or diverged",
+    "unfinished": "trials that are running or were stopped",
+    "best_trial": "number of the trial with the best value",
+    "best_step": "step of its selected checkpoint",
+    "select": "metric that selects, and what is better",
+    "config_sha256": "hash of the config when the study was begun",
+    "commit": "git commit of the code",
+}
+"""Further columns -> what they hold; they are there on request."""
+
+
+def list_folders(root: Path, *, extra: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the table of the studies under `root`; a folder that cannot be read is a warning that names it."""
+    check_extra(extra)
+    rows, problems = read_folders(root)
+    for problem in problems:
+        logging.getLogger(__name__).warning("left out of the table: %s", problem)
+    return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
+
+
+def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for every study under `root`, with its `path`, and why the others could not be read.
+
+    Damaged studies, those of a newer version, and folders with a study.json that is none of ours are such others.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
+    rows, problems = [], []
+    for folder in study_folders(root):
+        try:
+            rows.append(study_row(folder) | {"path": str(folder)})
+        except RecordError as error:
+            problems.append(str(error))
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            problems.append(f"{folder} holds no study that can be read ({type(error).__name__}: {error}).")
+    return rows, problems
+
+
+def check_extra(extra: Sequence[str]) -> None:
+    """Check that every further column is one that there is.
+
+    Raises:
+        UsageError: it is not; the nearest is named.
+    """
+    for name in extra:
+        if name not in EXTRA:
+            raise UsageError(f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))}")
+
+
+def study_folders(root: Path) -> list[Path]:
+    """Return the folders of all studies under `root`.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise RecordError(
+            f"{root} is no folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."
+        )
+    return sorted(path.parent for path in root.glob("*/study.json"))
+
+
+def study_row(folder: Path) -> dict[str, Any]:
+    """Return the six columns and all further ones of one study.
+
+    The number of trials counts all that were begun, failed ones included (P5.5); the best value is that of the best selected
+    checkpoint (P5.6). A config file that is not what it was when the study was begun says so (P5.3).
+    """
+    study = StudyRecord(folder).study
+    config = study["config"]
+    sign = 1.0 if config["select_mode"] == "min" else -1.0
+    trials = _trials(folder / "trials")
+    scored = [(sign * t["best_value"], t["trial"], t["best_step"]) for t in trials if math.isfinite(t["best_value"])]
+    best = min(scored, default=(math.nan, None, None))
+    states = [t["state"] for t in trials]
+    return {
+        "study": study["name"],
+        "config": _config_link(folder, study),
+        "note": study["note"],
+        "trials": len(trials),
+        "best_value": sign * best[0],
+        "reproduce": _reproduce(folder, study),
+        "workload": study["workload"],
+        "kind": study.get("kind"),
+        "state": _state(folder, study),
+        "created": study.get("created"),
+        "failed": sum(state in ("failed", "diverged") for state in states),
+        "unfinished": sum(state in ("running", "stopped") for state in states),
+        "best_trial": best[1],
+        "best_step": best[2],
+        "select": f"{config['select']} ({config['select_mode']})",
+        "config_sha256": study.get("config_sha256"),
+        "commit": study.get("commit"),
+    }
+
+
+def _state(folder: Path, study: dict[str, Any]) -> str:
+    if "finished" in study:
+        return "finished"
+    return "running" if is_locked(folder) else "unfinished"
+
+
+def _config_link(folder: Path, study: dict[str, Any]) -> str:
+    """Return where the study's configuration is, and whether it is still the one whose hash was stored (P5.3)."""
+    stored = study.get("config_sha256")
+    if stored is None:  # begun by an earlier version
+        return str(folder / "study.json")
+    path = folder / "config.json"
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return f"{path} (missing)"
+    return str(path) if found == stored else f"{path} (changed: was {stored[:12]}, is {found[:12]})"
+
+
+def _reproduce(folder: Path, study: dict[str, Any]) -> str:
+    """Return what reproduces a study from anywhere in the repository: in a tree of its own, so that this one stays as it is."""
+    command = str(study.get("command"))
+    if not study.get("commit"):
+        return command
+    tree = f"../again-{folder.name}"
+    where = shlex.quote(os.path.join(tree, study.get("folder") or "").rstrip("/"))
+    steps = [f"git worktree add --detach {shlex.quote(tree)} {study['commit'][:12]}"]
+    if study.get("patch"):
+        steps.append(f"git -C {shlex.quote(tree)} apply - < {shlex.quote(str(folder / study['patch']))}")
+    return " && ".join([*steps, f"cd {where}", command])
+
+
+def _trials(folder: Path) -> list[dict[str, Any]]:
+    """Return number, state, best_value and best_step of every trial that was begun."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()]
+    except FileNotFoundError:
+        return []
+    found = (_trial(os.path.join(folder, name), int(name)) for name in sorted(names, key=int))
+    return [trial for trial in found if trial is not None]
+
+
+def _trial(path: str, number: int) -> dict[str, Any] | None:
+    if not os.path.exists(os.path.join(path, "config.json")):
+        return None
+    trial: dict[str, Any] = {"trial": number, "state": "running", "best_value": math.nan, "best_step": None}
+    try:
+        with open(os.path.join(path, "events.jsonl"), "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return trial
+    for line in lines:
+        if b'"state"' in line or b'"best_value"' in line:
+            try:
+                event = json.loads(line)
+            except ValueError:  # cut off by a crash
+                continue
+            trial |= {key: event[key] for key in ("state", "best_value", "best_step") if key in event}
+    if trial["best_value"] is None:
+        trial["best_value"] = math.nan
+    trial["best_value"] = float(trial["best_value"])
+    return trial

@@ -1,0 +1,404 @@
+"""Reading a study: `StudyRecord` and `TrialRecord`, finished or running, from disk.
+
+The folder is the truth: `study.json`, `steps/` and `evals/` as Parquet parts, `trials/<n>/`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from workbench.errors import RecordError, nearest
+from workbench.record.lock import is_locked
+from workbench.record.parts import read_parts
+
+__all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "periodic_rows", "read_json", "select_best"]
+
+SCHEMA = 1
+"""Of `study.json`: raised when an older version of this package would read a folder wrongly."""
+
+STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
+EVAL_COLUMNS = [
+    "trial",
+    "step",
+    "split",
+    "setting",
+    "metric",
+    "value",
+    "num_examples",
+    "num_correct",
+    "seconds",
+    "subset",
+]
+
+PREDICTION_COLUMNS = ["trial", "step", "split", "example", "prediction", "label", "loss"]
+
+_FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
+
+
+class Best(NamedTuple):
+    """The retrospectively selected evaluation of a trial (P4.5)."""
+
+    step: int
+    value: float
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """All trials of one study folder. Frames are pandas; read when first asked for, see `reload`.
+
+    Attributes:
+        path: the study's folder.
+        only: numbers of the trials to see; None is all.
+    """
+
+    path: Path
+    only: frozenset[int] | None = None
+
+    @cached_property
+    def study(self) -> dict[str, Any]:
+        """The contents of `study.json`.
+
+        Raises:
+            RecordError: it is missing, damaged, or of a newer version of this package.
+        """
+        return _checked(self.path, read_json(self.path / "study.json"))
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return str(self.study["name"])
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload."""
+        return str(self.study["workload"])
+
+    @property
+    def command(self) -> str | None:
+        """What reproduces the study (P5.7)."""
+        return self.study.get("command")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The baseline's `TrainConfig` as plain values."""
+        return dict(self.study["config"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was measured on the live model: JSON values."""
+        return dict(self.study.get("facts", {}))
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """One row a trial: trial, stage, state, seed, every config field, best_step, best_value, seconds.
+
+        `gradients` says by which way its gradients were taken, `lanes` how many trials trained together with it, itself
+        included; `seconds` is its equal share of their time.
+        """
+        folders = _trial_folders(self.path)
+        return pd.DataFrame(_trial_rows([p for p in folders if self.only is None or int(p.name) in self.only]))
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step and trial, sorted; row k is measured before update k."""
+        return self._rows("steps", STEP_COLUMNS)
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """One row an evaluated metric; at step k, k updates have been made: 0 is before training.
+
+        setting is "periodic" for what training evaluated itself, "offline" for `evaluate_offline`, "online" for served
+        requests (P2.1 to P2.3); `subset` names the part of the split that was evaluated, "" is all of it.
+        """
+        table = self._rows("evals", EVAL_COLUMNS)
+        return table.assign(subset=table["subset"].fillna("") if "subset" in table else "")
+
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        """What was predicted for each tracked example at each evaluation (P2.12), sorted by trial, step and example.
+
+        trial, step, split, example (its index in the split), prediction, label, loss. A prediction is a class, a number, or
+        a flat array of them; NaN where the outputs are none of these.
+        """
+        table = self._rows("predictions", PREDICTION_COLUMNS)
+        return table.sort_values(["trial", "step", "example"], kind="stable", ignore_index=True)
+
+    @cached_property
+    def lanes(self) -> pd.DataFrame:
+        """How each trial was trained, one row a trial.
+
+        trial, stage, lanes (that trained together, itself included), gradients ("loop" or "vmap"), lanes_per_call, threads,
+        reason, and what a step of one lane took when the ways were measured, in milliseconds: loop_ms, step_ms (by the way
+        taken) and their ratio, faster. Missing values: not measured.
+        """
+        folders = [self.path / "trials" / str(number) for number in self.trials.get("trial", [])]
+        return pd.DataFrame([_lanes_row(folder) for folder in folders], columns=_LANES)
+
+    def _rows(self, folder: str, columns: list[str]) -> pd.DataFrame:
+        table = read_parts(self.path / folder, columns=columns)
+        if self.only is not None:
+            table = table[table["trial"].isin(self.only)]
+        return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
+
+    def trial(self, number: int) -> TrialRecord:
+        """Return one trial; an unknown number is a `RecordError`."""
+        if not (self.path / "trials" / str(number) / "config.json").exists():
+            known = ", ".join(str(n) for n in self.trials.get("trial", [])) or "none yet"
+            raise RecordError(f"study {self.name!r} has no trial {number}; it has: {known}.")
+        return TrialRecord(self.path, number)
+
+    def __iter__(self) -> Iterator[TrialRecord]:
+        """Iterate over the trials."""
+        return (TrialRecord(self.path, int(n)) for n in self.trials.get("trial", []))
+
+    def best(self) -> TrialRecord:
+        """Return the trial whose selected checkpoint is best (P4.7, P5.6)."""
+        table = self.trials.dropna(subset=["best_value"]) if len(self.trials) else self.trials
+        if table.empty:
+            raise RecordError(f"study {self.name!r} has no finished evaluation yet, so there is no best trial.")
+        sign = 1.0 if self.config["select_mode"] == "min" else -1.0
+        return self.trial(int(table["trial"].iloc[int(np.argmin(sign * table["best_value"].to_numpy(dtype=float)))]))
+
+    def reload(self) -> StudyRecord:
+        """Return the same study read anew from disk, for a study that is still running."""
+        return StudyRecord(self.path, self.only)
+
+    def __repr__(self) -> str:
+        """Return name, workload and the number of trials in each state."""
+        states = self.trials["state"].value_counts().to_dict() if len(self.trials) else {}
+        shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no trial yet"
+        return f"StudyRecord({self.name!r}, workload={self.workload!r}, {shown})"
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial: the same attributes as its study, restricted to its own rows.
+
+    Attributes:
+        path: the study's folder.
+        number: the trial's number.
+    """
+
+    path: Path
+    number: int
+
+    @cached_property
+    def _study(self) -> StudyRecord:
+        return StudyRecord(self.path)
+
+    @property
+    def folder(self) -> Path:
+        """The trial's own folder: config.json, checkpoints, events.jsonl."""
+        return self.path / "trials" / str(self.number)
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload."""
+        return self._study.workload
+
+    @property
+    def command(self) -> str | None:
+        """What reproduces the study."""
+        return self._study.command
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was measured on the live model of the study."""
+        return self._study.facts
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """This trial's `TrainConfig` as plain values."""
+        return dict(read_json(self.folder / "config.json")["config"])
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """This trial's row, as a frame of one row."""
+        return pd.DataFrame(_trial_rows([self.folder]))
+
+    @cached_property
+    def state(self) -> str:
+        """One of complete, diverged, failed, stopped, running."""
+        return str(_trial_rows([self.folder])[0]["state"])
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step; columns that only other trials of the study have are left out."""
+        table = self._study.steps
+        rows = table[table["trial"] == self.number].reset_index(drop=True)
+        return rows.drop(columns=[c for c in rows.columns if c not in STEP_COLUMNS and rows[c].isna().all()])
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """One row an evaluated metric."""
+        table = self._study.evals
+        return table[table["trial"] == self.number].reset_index(drop=True)
+
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        """One row a tracked example and evaluation."""
+        table = self._study.predictions
+        return table[table["trial"] == self.number].reset_index(drop=True)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Folders of the checkpoints on disk, by step."""
+        return sorted(p for p in (self.folder / "checkpoints").glob("step-*") if p.is_dir())
+
+    def best(self) -> Best:
+        """Return the best evaluation by `select` (P4.5); NaN never wins, ties go to the earliest step."""
+        select, mode = self.config["select"], self.config["select_mode"]
+        split, metric = select.split("/", 1)
+        evals = periodic_rows(self.evals)
+        rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
+        best = select_best(rows["step"].tolist(), rows["value"].tolist(), mode=mode)
+        if best is None:
+            raise RecordError(f"trial {self.number} has no finite {select!r} yet; evaluated: {_evaluated(self.evals)}.")
+        checkpoint = self.folder / "checkpoints" / f"step-{best[0]:08d}"
+        return Best(*best, checkpoint if checkpoint.exists() else None)
+
+    def __repr__(self) -> str:
+        """Return number, state and learning rate."""
+        config = self.config
+        return f"TrialRecord({self.number}, {self.state}, lr={config['peak_lr']:g}, steps={config['total_steps']})"
+
+
+def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that training wrote itself: what live curves and retrospective selection are made of (P2.3, P4.5)."""
+    return evals[evals["setting"] == "periodic"] if "setting" in evals else evals
+
+
+def select_best(steps: list[int], values: list[float], *, mode: str) -> tuple[int, float] | None:
+    """Return (step, value) of the best finite value, the earliest among equals; None if none is finite."""
+    sign = 1.0 if mode == "min" else -1.0
+    pairs = [(sign * v, s) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
+    if not pairs:
+        return None
+    value, step = min(pairs)
+    return int(step), float(sign * value)
+
+
+def open_record(path: str | Path) -> StudyRecord | TrialRecord:
+    """Open any study folder, finished or running: a `TrialRecord` where one trial was trained alone.
+
+    Raises:
+        RecordError: there is no study in this folder, or one of a newer version of this package.
+    """
+    folder = Path(path)
+    study = StudyRecord(folder)
+    if not (folder / "study.json").exists():
+        raise _no_study(folder)
+    return study.trial(0) if study.study.get("kind") == "trial" and len(study.trials) else study
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`; a missing or damaged file is a `RecordError` that names it."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist.") from None
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
+        ) from error
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of one trial; a last line cut off by a crash is left out."""
+    events = []
+    path = folder / "events.jsonl"
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def _no_study(folder: Path) -> RecordError:
+    """Say what is not there, and which studies lie where it was looked for."""
+    around = sorted(path.parent.name for path in folder.parent.glob("*/study.json"))
+    inside = sorted(path.parent.name for path in folder.glob("*/study.json"))
+    said = f"{folder} holds no study (no study.json)." if folder.exists() else f"there is no folder {folder}."
+    if inside:
+        return RecordError(f"{said} The studies in it are {', '.join(inside[-5:])}: open one of these.")
+    if around:
+        return RecordError(
+            f"{said}{nearest(folder.name, around[-10:])} workbench studies {folder.parent} lists them all."
+        )
+    return RecordError(
+        f"{said} Give the folder that was passed as out=..., or list what there is with workbench studies."
+    )
+
+
+def _checked(path: Path, study: dict[str, Any]) -> dict[str, Any]:
+    schema = study.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:
+        by = (study.get("versions") or {}).get("workbench")
+        raise RecordError(
+            f"{path} was written by a newer version of workbench{f' ({by})' if by else ''}: its schema is {schema}, and this "
+            f"version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
+        )
+    return study
+
+
+def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of the table of trials; where no process writes the study any more, what was running has stopped."""
+    rows = [_trial_row(folder) for folder in folders]
+    running = [row for row in rows if row["state"] == "running"]
+    if running and not is_locked(folders[0].parents[1]):
+        for row in running:
+            row["state"] = "stopped"
+    return rows
+
+
+def _trial_row(folder: Path) -> dict[str, Any]:
+    stored = read_json(folder / "config.json")
+    row: dict[str, Any] = {k: stored[k] for k in ("trial", "stage", "seed", "train_examples")}
+    row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
+    row |= {"gradients": None, "lanes": None}
+    for event in read_events(folder):
+        row |= {key: event[key] for key in _FROM_EVENTS if key in event}
+    best = row["best_value"]
+    row["best_value"] = math.nan if best is None else float(best)  # in JSON an infinite one is the string "inf"
+    return {**row, **stored["config"]}
+
+
+_LANES = ["trial", "stage", "lanes", "gradients", "lanes_per_call", "threads", "reason", "loop_ms", "step_ms", "faster"]
+
+
+def _lanes_row(folder: Path) -> dict[str, Any]:
+    stored = read_json(folder / "config.json")
+    row: dict[str, Any] = {"trial": stored["trial"], "stage": stored["stage"], "loop_ms": math.nan, "step_ms": math.nan}
+    for event in read_events(folder):
+        if "gradients" in event and event.get("event") != "changed":
+            row |= {"lanes_per_call": None, "threads": None, "loop_ms": math.nan, "step_ms": math.nan}
+        row |= {key: event[key] for key in _LANES if key in event}
+        lanes = event.get("measured_lanes", event.get("lanes"))
+        measured = {way: ms / lanes for way, ms in (event.get("measured_ms") or {}).items()}
+        if measured:
+            others = [ms for way, ms in measured.items() if way != "loop"]
+            row["loop_ms"] = measured["loop"]
+            row["step_ms"] = measured["loop"] if event["gradients"] == "loop" else min(others)
+        if event.get("event") == "changed":  # plain autograd took over
+            row |= {"lanes_per_call": None, "threads": None, "step_ms": row["loop_ms"]}
+    return row | {"faster": row["loop_ms"] / row["step_ms"]}
+
+
+def _trial_folders(path: Path) -> list[Path]:
+    folders = [p for p in (path / "trials").glob("*") if p.name.isdigit() and (p / "config.json").exists()]
+    return sorted(folders, key=lambda p: int(p.name))
+
+
+def _evaluated(evals: pd.DataFrame) -> str:
+    return ", ".join(sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)})) or "nothing"

@@ -1,0 +1,307 @@
+"""Writing a study: `StudyWriter` creates or resumes a folder, `TrialWriter` fills one trial of it.
+
+One process writes a study at a time. The same call again goes on where it was; another config is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from workbench.errors import RecordError, UsageError, WorkbenchError
+from workbench.record import repro
+from workbench.record.folder import check_fingerprint, check_folder, default_folder, unfinished
+from workbench.record.ledger.storage import VARIABLE, shared_url
+from workbench.record.lock import lock
+from workbench.record.parts import PartWriter, write_atomic
+from workbench.record.plain import dumps, scrub
+from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events, read_json
+from workbench.record.watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
+
+__all__ = ["StudyWriter", "TrialWriter"]
+
+MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
+
+
+class StudyWriter:
+    """The one writer of a study folder.
+
+    Attributes:
+        path: the folder.
+        created: whether it was begun by this call.
+        trained: whether this call wrote an event of any trial.
+        steps: parts of the table of steps.
+        evals: parts of the table of evaluations.
+        predictions: parts of the table of tracked predictions.
+    """
+
+    def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
+        self.path = path
+        self.lock = lock
+        self.created = created
+        self.trained = False
+        self.steps = PartWriter(path / "steps")
+        self.evals = PartWriter(path / "evals")
+        self.predictions = PartWriter(path / "predictions")
+        self._configs: dict[int, Any] = {}  # of the trials that are there: nobody else writes any
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | None,
+        *,
+        kind: str,
+        workload: str,
+        config: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        note: str | None = None,
+        command: str | None = None,
+        call: str | None = None,
+    ) -> StudyWriter:
+        """Create the folder with its `study.json`, or go on with the same study.
+
+        Args:
+            path: the folder; None is the one under `runs/` in which this very study was left unfinished, or a new one.
+            kind: the study's stem.
+            workload: name of the workload.
+            config: its config as plain values.
+            settings: the study's own arguments.
+            name: of the study; None is the folder's.
+            note: a short description; None writes one.
+            command: what reproduces it.
+            call: the same as a Python expression.
+
+        Raises:
+            UsageError: the note is empty (P5.4), another study beside it has its name (P5.2), or WORKBENCH_LEDGER is no address.
+            RecordError: not writable, holds other files or another study, or another process is writing it.
+        """
+        if note is not None and not note.strip():
+            raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
+        if os.environ.get(VARIABLE):
+            shared_url()  # before anything is trained, not when its row is to be written
+        wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
+        wanted = json.loads(dumps(wanted))
+        made = path is None
+        if path is None:
+            path = unfinished(workload, kind, wanted) or default_folder(workload, kind)
+        if not (path / "study.json").exists():
+            try:
+                _check_name(path, name or path.name)
+            except UsageError:
+                if made:
+                    path.rmdir()
+                raise
+        check_folder(path, wanted)
+        held = lock(path)
+        created = not (path / "study.json").exists()
+        if created:
+            commit, patch = repro.git_state(Path.cwd())
+            if patch:
+                write_atomic(path / "repro.patch", patch)
+            given = dumps(wanted).encode()
+            write_atomic(path / "config.json", given)
+            study = {
+                "schema": SCHEMA,
+                "name": name or path.name,
+                "kind": kind,
+                "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
+                **wanted,
+                "config_sha256": hashlib.sha256(given).hexdigest(),
+                "command": scrub(command or repro.called_as(call)),
+                "commit": commit,
+                "patch": "repro.patch" if patch else None,
+                "folder": repro.git_folder(Path.cwd()) if commit else "",
+                "versions": repro.versions(),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "facts": {},
+            }
+            write_atomic(path / "study.json", dumps(study).encode())
+        tell_study(path, created=created)
+        return cls(path, held, created=created)
+
+    @classmethod
+    def reopen(cls, path: Path) -> StudyWriter:
+        """Open a study that is there, to add rows to it.
+
+        Raises:
+            RecordError: there is no study, or another process is writing it.
+        """
+        read_json(path / "study.json")
+        held = lock(path)
+        tell_study(path, created=False)
+        return cls(path, held)
+
+    @property
+    def record(self) -> StudyRecord:
+        """The study as a reader sees it now, everything flushed."""
+        self.flush()
+        return StudyRecord(self.path)
+
+    def hold_against(self, fingerprint: Mapping[str, Any]) -> None:
+        """Keep what the workload's code and data give, or compare it with what they gave when the study was begun.
+
+        Raises:
+            RecordError: they have changed since.
+        """
+        study = read_json(self.path / "study.json")
+        wanted = json.loads(dumps(dict(fingerprint)))
+        if "fingerprint" in study:
+            check_fingerprint(self.path, study["fingerprint"], wanted)
+        else:
+            write_atomic(self.path / "study.json", dumps(study | {"fingerprint": wanted}).encode())
+
+    def finish(self) -> None:
+        """Mark the study as run to its end, so that the same call without a folder begins a new one; say so if it was before."""
+        study = read_json(self.path / "study.json")
+        if "finished" in study and not self.trained:
+            logging.getLogger(__name__).warning(
+                "%s: already finished, nothing was trained; what is shown is what it holds.", self.path
+            )
+        if "finished" not in study:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            write_atomic(self.path / "study.json", dumps(study | {"finished": now}).encode())
+
+    def add_facts(self, **facts: Any) -> None:
+        """Store what was measured on the live model in `study.json`."""
+        study = read_json(self.path / "study.json")
+        write_atomic(self.path / "study.json", dumps(study | {"facts": study["facts"] | facts}).encode())
+
+    def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:
+        """Return the writer of the trial with this config, an earlier one of the study where there is one."""
+        wanted = json.loads(dumps(dict(config)))
+        folder = self.path / "trials"
+        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()] if folder.is_dir() else []
+        number = 0
+        for other in sorted(map(int, names)):
+            if other not in self._configs:
+                stored = folder / str(other) / "config.json"
+                if not stored.exists():
+                    break
+                self._configs[other] = read_json(stored)["config"]
+            if self._configs[other] == wanted:
+                known = read_json(folder / str(other) / "config.json")
+                tell_trial(self.path, other, stage=known["stage"], config=wanted)
+                return TrialWriter(self, other)
+            number = other + 1
+        row = {"trial": number, "stage": stage, "seed": wanted["shared_seed"], "train_examples": train_examples}
+        write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
+        tell_trial(self.path, number, stage=stage, config=wanted)
+        return TrialWriter(self, number)
+
+    def flush(self) -> None:
+        """Write all collected rows to disk."""
+        for parts in (self.steps, self.evals, self.predictions):
+            parts.flush()
+            if parts.written > MAX_PARTS:
+                parts.merge()
+
+    def discard_unused(self) -> None:
+        """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""
+        own = ("study.json", "config.json", "repro.patch", ".lock")
+        if not self.created or any(path.name not in own for path in self.path.iterdir()):
+            return
+        for name in own:
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        """Flush, join the parts into one, index the study in the ledger, release the folder.
+
+        A study in the folder of another one, as what a rehearsal trains, is a part of that and has no row of its own.
+        """
+        from workbench.record.ledger import index as ledger
+
+        tell_closed(self.path)
+        if not (self.path / "study.json").exists():
+            self.lock.close()
+            return
+        try:
+            for parts in (self.steps, self.evals, self.predictions):
+                parts.merge()
+            try:
+                if not (self.path.parent / "study.json").exists():
+                    ledger.index(self.path)
+            except WorkbenchError as error:  # an index can be made again; what was trained must not seem lost
+                logging.getLogger(__name__).warning("%s", error)
+        finally:
+            self.lock.close()
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Refuse a name that another study in the folder's folder has: it is what the table of studies tells them apart by (P5.2)."""
+    for other in path.parent.glob("*/study.json"):
+        with contextlib.suppress(RecordError):
+            if other.parent != path and read_json(other).get("name") == name:
+                raise UsageError(
+                    f"name={name!r} is that of the study in {other.parent} already. Give another one with name=..., or, as a "
+                    f'renamed folder keeps the name of its study, change "name" in {other}.'
+                )
+
+
+class TrialWriter:
+    """Writes the rows and events of one trial.
+
+    Attributes:
+        writes: whether what it is given reaches the disk; of many hosts one writes (P7.2).
+    """
+
+    writes = True
+
+    def __init__(self, study: StudyWriter, number: int) -> None:
+        self.study = study
+        self.number = number
+        self.folder = study.path / "trials" / str(number)
+
+    @property
+    def record(self) -> TrialRecord:
+        """The trial as a reader sees it now."""
+        self.study.flush()
+        return TrialRecord(self.study.path, self.number)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the trial so far, oldest first."""
+        return read_events(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trial already ran to its end, diverged ones included."""
+        events = self.events
+        return bool(events) and events[-1].get("state") in ("complete", "diverged")
+
+    def event(self, event: str, **values: Any) -> None:
+        """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""
+        said = json.loads(dumps({"event": event, **values}))
+        line = json.dumps(said)
+        path = self.folder / "events.jsonl"
+        self.study.trained = True
+        try:
+            cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(("\n" if cut_off else "") + line + "\n")
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error.strerror}. What was saved before is kept.") from error
+        tell_event(self.study.path, self.number, said)
+
+    def rewind(self, step: int) -> None:
+        """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
+        tables = self.study.steps, self.study.evals, self.study.predictions
+        for parts, last in zip(tables, (step - 1, step, step), strict=True):
+            parts.merge(keep=partial(_before, trial=self.number, last=last))
+        tell_rewind(self.study.path, self.number, step)
+
+
+def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
+    return (table["trial"] != trial) | (table["step"] <= last)

@@ -1,0 +1,171 @@
+"""The head of the report: five sentences for a colleague who was not there."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.curves.prove import p_words
+from workbench.findings.causes import listed, vetoes_tuning
+from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
+from workbench.report.html import counted, number_text, redact, text
+
+__all__ = ["summarise", "summary"]
+
+MAX_NAMED = 2
+"""Findings that the head names; the others are counted."""
+
+
+def summary(record: Any, diagnosis: Diagnosis) -> str:
+    """Return the five lines as a list of terms, in HTML."""
+    items = "\n".join(
+        f"<div><dt>{name}</dt><dd>{text(said)}</dd></div>" for name, said in _rows(record, diagnosis).items()
+    )
+    return f'<dl class="summary">\n{items}\n</dl>'
+
+
+def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
+    """Return what was trained, found, is to be changed, what that brings, and how sure it is: five lines for a colleague.
+
+    A line that has nothing to say is left out, but for what was trained and what was found.
+
+    Args:
+        record: a study or a single trial.
+        diagnosis: of this record.
+        width: columns after which a line is continued below itself.
+    """
+    rows = _rows(record, diagnosis)
+    return "\n".join(
+        textwrap.fill(f"{name + ':':<11}{said}", width, subsequent_indent=" " * 11) for name, said in rows.items()
+    )
+
+
+def _rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
+    rows = {
+        "Trained": _trained(record),
+        "Found": _found(diagnosis),
+        "To change": _change(record, diagnosis),
+        "Gain": _gain(record, diagnosis),
+        "How sure": _sure(record, diagnosis),
+    }
+    return {name: redact(said) for name, said in rows.items() if said}
+
+
+def _trained(record: Any) -> str:
+    """How many runs of what, from which config, and whether the study is complete."""
+    trials, config = record.trials, record.config
+    if trials.empty or "state" not in trials:
+        return "No run was recorded."
+    known = "steps_run" in trials and bool(trials["steps_run"].notna().all())
+    steps = f", {int(trials['steps_run'].sum()):,} steps together" if known else ""
+    states = Counter(str(state) for state in trials["state"])
+    lrs = trials["peak_lr"][trials["state"] == "diverged"] if "peak_lr" in trials else trials["state"][:0]
+    where = " at larger learning rates" if len(lrs) and lrs.min() > config.get("peak_lr", math.inf) else ""
+    diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
+    left = _left(record)
+    unfinished = f" Not complete: {left}; the same command goes on from there." if left else ""
+    base = (
+        f"{config.get('optimizer', 'the optimizer')}, lr {number_text(config.get('peak_lr'))}, "
+        f"batch size {number_text(config.get('batch_size'))}, {number_text(config.get('total_steps'))} steps"
+    )
+    return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}{unfinished}"
+
+
+def _left(record: Any) -> str:
+    """The trials that have not come to their end, "" where all have."""
+    if "state" not in record.trials:
+        return ""
+    states = Counter(str(state) for state in record.trials["state"])
+    return " and ".join(f"{states[state]} {state}" for state in ("running", "stopped") if states[state])
+
+
+def _found(diagnosis: Diagnosis) -> str:
+    """The worst findings by their own sentences; where nothing is wrong, the measurements."""
+    trouble = _trouble(diagnosis)
+    if not diagnosis.findings:
+        return "Nothing was looked at."
+    if not trouble:
+        measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
+        return " ".join(["No trouble.", *measured[:MAX_NAMED]])
+    rest = len(trouble) - MAX_NAMED
+    more = [f"{rest} more below."] if rest > 0 else []
+    return " ".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
+
+
+def _change(record: Any, diagnosis: Diagnosis) -> str:
+    found = diagnosis.recommendation
+    if _left(record):
+        return "Not decided: the study is not complete."
+    if not found:
+        first = _first_advice(diagnosis)
+        return f"Not asked by this study. First to try: {first}" if first else ""
+    changed = [str(name) for name in found.get("changed", ())] if found.get("adopted") else []
+    after: Mapping[str, Any] = found.get("config") or {}
+    values = "; ".join(f"{name} {_value(record.config.get(name))} → {_value(after.get(name))}" for name in changed)
+    first = _first_advice(diagnosis) if vetoes_tuning(diagnosis.findings) else ""
+    if first:
+        return f"First: {first}" + (f" The config by itself, without that: {values}." if values else "")
+    if values:
+        return f"{values}."
+    if found.get("adopted"):
+        return "Nothing: the baseline's config is the one to keep."
+    candidate = str(found.get("candidate") or "")
+    tried = f" The best candidate, {candidate}, was not proven better." if candidate else ""
+    return f"Nothing: keep the baseline's config.{tried}"
+
+
+def _gain(record: Any, diagnosis: Diagnosis) -> str:
+    """Baseline and candidate by the metric that selects checkpoints."""
+    found = diagnosis.recommendation or {}
+    before, after = found.get("baseline") or {}, found.get("recommended") or {}
+    select = str((found.get("proof") or {}).get("select") or (found.get("config") or {}).get("select") or "")
+    if (
+        _left(record)
+        or not found.get("adopted")
+        or select not in before
+        or select not in after
+        or not found.get("changed")
+    ):
+        return ""
+    seeds = int(after.get("seeds") or len((found.get("proof") or {}).get("seeds", ())) or 1)
+    mean = f", mean over {seeds} fresh seeds" if found.get("proof") else ""
+    return f"{select} {number_text(before[select])} → {number_text(after[select])} (selected checkpoints{mean})."
+
+
+def _sure(record: Any, diagnosis: Diagnosis) -> str:
+    """What the answer rests on, and what nobody looked at."""
+    if not diagnosis.findings:
+        return ""
+    found = diagnosis.recommendation or {}
+    proof = found.get("proof") or {}
+    lines = []
+    chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
+    if chances:
+        level = f" (limit {proof['level']:g})" if proof.get("level") else ""
+        lines.append(f"{p_words(max(chances))} over n = {counted(len(proof['seeds']), 'seed')}{level}.")
+    elif "seed" in record.trials and not record.trials.empty:
+        seeds = record.trials["seed"].nunique()
+        lines.append("One seed: no proof." if seeds == 1 else f"{seeds} seeds.")
+    missing = sum(f.status == "not_measured" for f in diagnosis.findings)
+    if missing:
+        lines.append(
+            f"{missing} of {counted(len(diagnosis.findings), 'question')} could not be answered (not measured)."
+        )
+    lines.append("Verdicts are heuristics: look at the evidence of each.")
+    return " ".join(lines)
+
+
+def _trouble(diagnosis: Diagnosis) -> list[Finding]:
+    """What fails or warns and stands for itself, causes first."""
+    return [f for f, _ in listed(diagnosis.findings) if f.status in ("fail", "warn")]
+
+
+def _first_advice(diagnosis: Diagnosis) -> str:
+    return next((str(f.advice[0]) for f in _trouble(diagnosis) if f.advice), "")
+
+
+def _value(value: Any) -> str:
+    return "off" if value is None else value if isinstance(value, str) else number_text(value)

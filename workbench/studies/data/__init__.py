@@ -1,1 +1,0 @@
-"""Facts about the data of a live workload or loader: overlap of splits, order, scale, workers."""

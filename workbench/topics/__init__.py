@@ -1,0 +1,1 @@
+"""One folder a question: its study, diagnosis, figures and panel."""

@@ -1,0 +1,1 @@
+"""Which practices of its architecture does a model follow?"""

@@ -1,0 +1,275 @@
+"""`diagnose_architecture`: which practices of its architecture a model follows: residual connections, norms, branches of zero.
+
+A practice that is absent is no fault in itself. What each finding warns of grows with depth, so each has a depth below which
+it stays silent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from workbench.curves.trials import RecordLike
+from workbench.findings.audited import why_missing
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+
+__all__ = ["architecture_depths", "architecture_joins", "diagnose_architecture", "excused_architecture"]
+
+_CLAUSE = {"no_residual": "F2.5", "no_norm": "F2.5", "norm_after_add": "F2.7", "branch_not_zero": "F2.8"}
+_JOIN = (
+    "module",
+    "skip",
+    "placement",
+    "norm",
+    "layers",
+    "last_weight",
+    "zero_parameters",
+    "skip_rms",
+    "branch_rms",
+    "sum_rms",
+)
+_DEPTH = ("variant", "depth", "stable_lr", "unstable_lr", "censored", "best_lr", "best_loss", "identity_at_start")
+_NORMED = ("pre", "branch")
+"""Placements of a norm by which the size of a branch does not depend on that of its skip: sums grow by addition alone."""
+_HOW = "read from one traced forward pass of a fresh model on its first batch, and from the module tree"
+NAMED = 8  # names that a sentence or its evidence holds
+
+
+def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: float = 4.0) -> Diagnosis:
+    """Say which practices of F2.5 to F2.8 a model follows.
+
+    Args:
+        record: a study whose facts hold "architecture".
+        deep_layers: weight layers on the longest way from which a missing practice is worth a warning (rule of thumb: plain
+            networks of 8 to 19 layers were trained before residual connections, with growing care).
+        growth: branches that do not begin at zero are worth a warning where the sums grow by more than this factor at
+            initialisation, between norms after an addition or over the whole depth (rule of thumb: sixteen branches of equal size under x + Norm(f(x)) reach it;
+            without a norm four do).
+
+    Returns:
+        `architecture.no_residual`, `architecture.no_norm`, `architecture.norm_after_add` and
+        `architecture.branch_not_zero`, once each.
+    """
+    facts = record.facts.get("architecture")
+    if not facts or facts.get("reason"):
+        otherwise = facts["reason"] if facts else "this study has no audit of the model; wb.ArchitectureStudy makes one"
+        reason = why_missing(record.facts, "architecture", otherwise)
+        findings = tuple(_finding(name, "not_measured", reason) for name in _CLAUSE)
+    else:
+        deep = facts["weight_layers"] >= deep_layers
+        findings = (
+            _no_residual(facts, deep=deep, deep_layers=deep_layers),
+            _no_norm(facts, deep=deep, deep_layers=deep_layers),
+            _norm_after_add(facts, deep=deep, deep_layers=deep_layers),
+            _branch_not_zero(facts, deep=deep, growth=growth),
+        )
+    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+
+
+def architecture_joins(record: RecordLike) -> pd.DataFrame:
+    """Return one row a residual connection, in the order in which they ran; empty without an audit.
+
+    module (that adds), skip ("identity" or "projection"), placement (of the norm: "branch" x + Norm(f(x)), "after_add"
+    Norm(x + f(x)), "pre" x + f(Norm(x)), "inside", "none"), norm, layers (weight layers of the branch), last_weight,
+    zero_parameters (that end the branch), and the root mean squares skip_rms, branch_rms (0: it begins at zero), sum_rms.
+    """
+    joins = (record.facts.get("architecture") or {}).get("joins", [])
+    return pd.DataFrame([{name: join[name] for name in _JOIN} for join in joins], columns=list(_JOIN))
+
+
+def architecture_depths(record: RecordLike) -> pd.DataFrame:
+    """Return one row a variant and depth of an `ArchitectureStudy`; empty where none was trained.
+
+    variant, depth (blocks), stable_lr (largest of the grid below the onset of instability, NaN without), unstable_lr,
+    censored ("above": all that were tried are stable; "below": none is; "untrained": none learns anything; None), best_lr,
+    best_loss, and identity_at_start: whether the fresh network returns what it returns without its blocks (F2.8).
+    """
+    rows = record.facts.get("architecture_depths") or []
+    table = pd.DataFrame([{name: row[name] for name in _DEPTH} for row in rows], columns=list(_DEPTH))
+    for name in ("stable_lr", "unstable_lr", "best_lr", "best_loss"):
+        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
+    known = table["censored"].notna()
+    table["censored"] = table["censored"].astype(object).where(known, None)
+    return table
+
+
+_SIGNS = ("init.", "units.", "gradients.", "stability.", "lr.nothing_learns", "lr.too_high", "lr.at_edge", "lr.probabilistic",
+          "loop.overfit_one_batch", "warmup.", "clipping.")  # fmt: skip
+"""Alarms that a missing practice may be the cause of."""
+
+
+def excused_architecture(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis without warnings of a practice that is missing where training shows no sign of it.
+
+    Args:
+        diagnosis: all findings of a training, those of `diagnose_architecture` among them.
+    """
+    signs = any(f.status in ("warn", "fail") and f.code.startswith(_SIGNS) for f in diagnosis)
+    trained = all(f.status != "not_measured" for f in diagnosis if f.code in ("stability.early", "stability.divergent"))
+    if signs or not trained:
+        return diagnosis
+    said = " Nothing in this training asks for it: it starts well, and is stable."
+    findings = tuple(
+        replace(f, status="ok", summary=f.summary + said, advice=()) if f.code.startswith("architecture.") and f.status == "warn" else f
+        for f in diagnosis
+    )  # fmt: skip
+    return replace(diagnosis, findings=findings)
+
+
+def _finding(name: str, status: Status, summary: str, **fields: Any) -> Finding:
+    return Finding(code=f"architecture.{name}", status=status, summary=summary, clause=_CLAUSE[name], **fields)
+
+
+def _evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"weight_layers": facts["weight_layers"], "residual_connections": facts["num_joins"], **more, "source": _HOW}
+
+
+def _no_residual(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
+    layers, count = facts["weight_layers"], facts["num_joins"]
+    modules = [join["module"] for join in facts["joins"]]
+    evidence = _evidence(facts, modules=_first(modules))
+    numbers: dict[str, Any] = {"value": float(layers), "unit": "weight layers", "threshold": float(deep_layers)}
+    if count:
+        said = f"{_times(count, 'residual connection')} over {layers} weight layers: {_named(modules)}."
+        return _finding("no_residual", "ok", said, evidence=evidence, **numbers)
+    if not deep:
+        said = f"No residual connection, and with {_times(layers, 'weight layer')} on its longest way the model needs none."
+        return _finding("no_residual", "ok", said, evidence=evidence, **numbers)
+    return _finding(
+        "no_residual", "warn", f"No residual connection over {layers} weight layers in a row.", evidence=evidence, **numbers,
+        advice=(
+            "Add what goes into a block to what comes out of it, x + Norm(f(x)), every two or three weight layers.",
+            "Where the shapes differ, project x by a single linear layer or a 1x1 convolution.",
+        ),
+    )  # fmt: skip
+
+
+def _no_norm(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
+    layers, norms, joins = facts["weight_layers"], facts["norms"], facts["joins"]
+    unused = facts["norm_modules"] if not norms else []
+    evidence = _evidence(facts, norms=_first(norms), modules_that_did_not_run=_first(unused))
+    numbers: dict[str, Any] = {"value": float(len(norms)), "unit": "normalisations"}
+    if norms:
+        return _finding(
+            "no_norm", "ok", f"{_times(len(norms), 'normalisation')}: {_named(norms)}.", evidence=evidence, **numbers
+        )
+    if joins and all(join["branch_rms"] == 0 for join in joins):
+        said = "No normalisation, and none is needed at the start: every residual branch begins at zero."
+        return _finding("no_norm", "ok", said, evidence=evidence, **numbers)
+    if not deep:
+        said = (
+            f"No normalisation, and with {_times(layers, 'weight layer')} on its longest way the model can do without."
+        )
+        return _finding("no_norm", "ok", said, evidence=evidence, **numbers)
+    idle = f" {_times(len(unused), 'norm module')} did not run." if unused else ""
+    return _finding(
+        "no_norm", "warn", f"No normalisation over {layers} weight layers, deep from {deep_layers} on.{idle}",
+        evidence=evidence, **numbers,
+        advice=(
+            "Normalise as the last operation of a block before it joins the residual: x + Norm(f(x)).",
+            "Or let the branches begin at zero, which needs no norm (ReZero).",
+        ),
+    )  # fmt: skip
+
+
+def _norm_after_add(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
+    joins = facts["joins"]
+    after = [join for join in joins if join["placement"] == "after_add"]
+    places = dict(Counter(join["placement"] for join in joins))
+    evidence = _evidence(facts, placements=places, norms=_first([join["norm"] for join in after]))
+    numbers: dict[str, Any] = {"value": float(len(after)), "unit": "residual connections"}
+    if not joins:
+        return _finding(
+            "norm_after_add", "ok", "No residual connection, so no norm after one.", evidence=evidence, **numbers
+        )
+    if not after:
+        said = f"No norm stands after a residual addition ({', '.join(f'{n} {place}' for place, n in places.items())})."
+        return _finding("norm_after_add", "ok", said, evidence=evidence, **numbers)
+    said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {_named([j['norm'] for j in after])}"
+    if not deep:
+        said += f"; below {deep_layers} weight layers that is seldom a trouble."
+        return _finding("norm_after_add", "ok", said, evidence=evidence, **numbers)
+    return _finding(
+        "norm_after_add", "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.",
+        evidence=evidence, **numbers,
+        advice=(
+            "Move the norm into the branch: x + Norm(f(x)), or x + f(Norm(x)) with one more norm before the head "
+            "(norm_first=True in torch's transformer layers).",
+            "Where the placement has to stay, as with pretrained weights, warm the learning rate up.",
+        ),
+    )  # fmt: skip
+
+
+def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> Finding:
+    joins = facts["joins"]
+    if not joins:
+        said = "No residual connection, so no branch that could begin at zero."
+        return _finding("branch_not_zero", "ok", said, evidence=_evidence(facts))
+    other = [join for join in joins if join["branch_rms"] != 0]
+    zeros = [name for join in joins for name in join["zero_parameters"] if join["branch_rms"] == 0]
+    measured = _growth(joins)
+    evidence = _evidence(
+        facts,
+        begin_at_zero=len(joins) - len(other),
+        zero_parameters=_first(zeros),
+        not_zero=_first([join["last_weight"] or join["module"] for join in other]),
+        growth=measured,
+    )
+    numbers: dict[str, Any] = {
+        "value": measured,
+        "unit": "times",
+        "threshold": growth,
+        "evidence": evidence,
+    }
+    if not other:
+        by = f", by {_named(zeros)}" if zeros else ""
+        return _finding("branch_not_zero", "ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
+    said = f"{len(other)} of {_times(len(joins), 'residual branch', 'residual branches')} do not begin at zero"
+    if measured is None:
+        return _finding(
+            "branch_not_zero", "not_measured", f"{said}, and how the sums grow is unknown: they are not finite."
+        )
+    grown = f"at initialisation the sums grow by a factor of {measured:.3g}"
+    if not deep or measured <= growth:
+        return _finding("branch_not_zero", "ok", f"{said}; {grown}, which is little to gain from.", **numbers)
+    return _finding(
+        "branch_not_zero", "warn", f"{said}, and {grown}.", **numbers,
+        advice=(
+            f"Begin each branch at zero: the gain of its last norm, its last weight ({evidence['not_zero'][0]}, ...), or a "
+            "scalar in front of it (ReZero).",
+        ),
+    )  # fmt: skip
+
+
+def _growth(joins: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return by how much the sums grow between two norms after an addition; None where a size is not finite or a skip 0."""
+    grown = largest = 1.0
+    for place, join in enumerate(joins):
+        skip, total = join["skip_rms"], join["sum_rms"]
+        if not all(isinstance(v, (int, float)) for v in (skip, total)) or not (
+            skip > 0 and 0 < total / skip < float("inf")
+        ):
+            return None
+        first = place == 0 and join["placement"] in _NORMED and isinstance(join["branch_rms"], (int, float))
+        grown *= total / max(skip, join["branch_rms"] if first else skip)  # a small embedding is no growth
+        largest = max(largest, grown)
+        if join["placement"] == "after_add":
+            grown = 1.0
+    return float(f"{largest:.3g}")  # more digits would differ between processors
+
+
+def _times(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _first(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(names))[:NAMED]
+
+
+def _named(names: Sequence[str], *, shown: int = 3) -> str:
+    kept = list(dict.fromkeys(name or "the model" for name in names))
+    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")

@@ -1,0 +1,134 @@
+"""`ArchitectureStudy`: the audit of a model (F2.4), and what its practices are worth: the largest stable lr over depth (F2.5 to F2.8)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from workbench.curves.lr_points import sweep_table
+from workbench.curves.lr_search import lr_best, unstable_bracket
+from workbench.errors import ConfigError, UsageError
+from workbench.record.read import StudyRecord
+from workbench.studies.base import Study
+from workbench.studies.executors.local import LocalExecutor
+from workbench.studies.session import Session
+from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.workloads.base import Workload
+from workbench.workloads.deep_residual import deep_residual
+
+__all__ = ["VARIANTS", "ArchitectureStudy", "Variant"]
+
+Variant = Callable[[int], Workload]
+
+VARIANTS: Mapping[str, Variant] = {
+    "plain": lambda depth: deep_residual(depth=depth, residual=False),
+    "plain, Norm(f(x))": lambda depth: deep_residual(depth=depth, residual=False, norm="branch"),
+    "x + f(x)": lambda depth: deep_residual(depth=depth),
+    "x + Norm(f(x))": lambda depth: deep_residual(depth=depth, norm="branch"),
+    "Norm(x + f(x))": lambda depth: deep_residual(depth=depth, norm="after_add"),
+    "x + f(Norm(x))": lambda depth: deep_residual(depth=depth, norm="pre"),
+    "x + f(x), f(x) = 0 at first": lambda depth: deep_residual(depth=depth, zero_init=True),
+    "x + Norm(f(x)), 0 at first": lambda depth: deep_residual(depth=depth, norm="branch", zero_init=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureStudy(Study):
+    """An audit of one workload's model, and a sweep of the learning rate for each variant of an architecture and each depth.
+
+    The audit is one traced forward pass. The sweeps are studies of their own in the folder `variants` of this one; what they
+    found is a table in this record's facts. The trials of a sweep train side by side; they run in this process.
+
+    Attributes:
+        variants: name -> function of the depth that returns a workload; None is those of `deep_residual`, {} is the audit alone.
+        depths: what the variants are asked for; of `deep_residual`, blocks of two weight layers.
+        lrs: the grid, the same for all (rule of thumb: a factor of 2, which is as well as a largest stable lr is known then).
+        seeds: trials at each learning rate.
+        steps: length of a trial (rule of thumb: what is unstable early shows within a few hundred steps).
+    """
+
+    stem: ClassVar[str] = "architecture"
+
+    variants: Mapping[str, Variant] | None = None
+    depths: Sequence[int] = (2, 6, 12)
+    lrs: Sequence[float] = tuple(2.0**k for k in range(-13, 2))
+    seeds: int = 1
+    steps: int | None = 300
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        LRSweep(lrs=self.lrs, seeds=self.seeds)
+        for i, depth in enumerate(self.depths):
+            if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+                raise ConfigError(f"depths[{i}]={depth!r} must be an integer of at least 1.")
+        if self.variants is not None and not isinstance(self.variants, Mapping):
+            raise ConfigError(f"variants={self.variants!r} must map names to functions of the depth, or be None.")
+        for name, make in (self.variants or {}).items():
+            if not isinstance(name, str) or not name.strip() or not callable(make):
+                raise ConfigError(
+                    f"variants[{name!r}]={make!r} must be a function of the depth that returns a Workload, under a name: "
+                    "{'mine': lambda depth: my_workload(layers=depth)}."
+                )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as JSON values; a function is what it is called."""
+        values = asdict(self)
+        named = {name: f"{make.__module__}:{make.__qualname__}" if hasattr(make, "__qualname__") else repr(make) for name, make in (self.variants or {}).items()}  # fmt: skip
+        return values | {"variants": None if self.variants is None else named}
+
+    def extend(self, session: Session) -> None:
+        """Audit the workload, then run the sweeps of the variants."""
+        if "architecture" not in session.record.facts:
+            found = collect_architecture(session.workload, session.config, session.device)
+            session.facts(architecture=found)
+        variants = VARIANTS if self.variants is None else self.variants
+        if variants and self.depths and not isinstance(session.executor, LocalExecutor):
+            raise UsageError(
+                "ArchitectureStudy trains its variants in this process only: take executor='local', or variants={} for "
+                "the audit alone."
+            )
+        rows: list[dict[str, Any]] = []
+        for depth in self.depths:
+            for name, make in variants.items():
+                rows.append(self._swept(session, name, depth, _made(name, make, depth)))
+                session.facts(architecture_depths=rows)
+
+    def _swept(self, session: Session, name: str, depth: int, workload: Workload) -> dict[str, Any]:
+        folder = session.writer.path / "variants" / f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{depth}"
+        sweep = LRSweep(lrs=self.lrs, seeds=self.seeds, steps=self.steps)
+        record = sweep.run(
+            workload, session.trainer, out=folder, note=f"{name} at depth {depth}, part of an architecture study"
+        )
+        audit = collect_architecture(workload, workload.config, session.device)
+        joins = audit.get("joins") or []
+        starts = bool(joins) and all(join["branch_rms"] == 0 for join in joins)
+        return {"variant": name, "depth": depth, **_limits(record, max(self.lrs)), "identity_at_start": starts}
+
+
+def _made(name: str, make: Variant, depth: int) -> Workload:
+    workload = make(depth)
+    if not isinstance(workload, Workload):
+        raise UsageError(f"variants[{name!r}]({depth}) returned {type(workload).__name__}, but must return a Workload.")
+    return workload
+
+
+def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
+    """Return the largest stable lr of a sweep with what bounds it, and its best lr."""
+    table = sweep_table(record)
+    best, bracket = lr_best(table), unstable_bracket(table)
+    found: dict[str, Any] = {"stable_lr": math.nan, "unstable_lr": math.nan, "censored": None}
+    if best is None:
+        none_stable = bool(table.points) and all(point.unstable for point in table.points)
+        found |= {"censored": "below", "unstable_lr": table.points[0].lr} if none_stable else {"censored": "untrained"}
+        return found | {"best_lr": math.nan, "best_loss": math.nan}
+    if bracket is None:
+        found |= {"stable_lr": highest, "censored": "above"}
+    elif bracket.lower is None:
+        found |= {"unstable_lr": bracket.upper, "censored": "below"}
+    else:
+        found |= {"stable_lr": bracket.lower, "unstable_lr": bracket.upper}
+    return found | {"best_lr": best.lr, "best_loss": best.point.loss}

@@ -1,0 +1,1 @@
+"""Do batch norm's statistics hold, over batches, devices and time?"""

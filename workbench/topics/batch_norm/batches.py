@@ -1,0 +1,213 @@
+"""What batch norm sees: the statistics of one batch after the other, layer by layer, with the weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workbench.train.batch_norm import batch_norm_layers
+from workbench.train.distributed.batch_norm import statistic_processes
+from workbench.train.distributed.merge_statistics import merge_statistics
+from workbench.train.rng import isolated_rng
+
+__all__ = [
+    "BatchStatistics",
+    "batch_statistics",
+    "is_frozen",
+    "running_statistics",
+    "statistics_set",
+    "tracking_layers",
+]
+
+
+LEAST_CALLS = 8
+"""Calls from which their spread is estimated, at least (rule of thumb)."""
+
+
+class BatchStatistics(NamedTuple):
+    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared.
+
+    Attributes:
+        mean: shape (calls, channels).
+        variance: unbiased, the same shape.
+        examples: that made the statistic, over all processes where it is synchronised, shape (calls,).
+        values: per channel, shape (calls,): examples times places.
+        batch: number of the batch, from 0, shape (calls,).
+    """
+
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    examples: NDArray[np.int64]
+    values: NDArray[np.int64]
+    batch: NDArray[np.int64]
+
+    @property
+    def together(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance over all calls, each shape (channels,)."""
+        biased = self.variance * ((self.values - 1) / self.values)[:, None]
+        merged = merge_statistics(self.mean, biased, self.values)
+        return merged.mean, merged.variance
+
+    @property
+    def independent(self) -> float | None:
+        """Independent values that the statistics are as steady as, from call to call; None from fewer than 8 calls.
+
+        n normal values have a mean that varies by 1 / n of their variance, and a standard deviation that does by half as much. The
+        places of an image are values, too, so a few images may be steadier than as many rows of a table.
+        """
+        within = self.variance.mean(0)
+        alive = within > 0
+        if len(self.mean) < LEAST_CALLS or not alive.any():
+            return None
+        of_mean = self.mean.var(0, ddof=1)[alive] / within[alive]
+        of_deviation = self.variance.var(0, ddof=1)[alive] / (2 * within[alive]) ** 2
+        noise = float(np.mean(of_mean + of_deviation))
+        return 1.5 / noise if 0 < noise < np.inf else None
+
+    def average(self, momentum: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what running statistics are after these batches, were they warm, each shape (channels,)."""
+        count = len(self.mean)
+        weight = np.ones(count) if momentum is None else (1 - momentum) ** np.arange(count - 1, -1, -1.0)
+        share = (weight / weight.sum())[:, None]
+        return (share * self.mean).sum(0), (share * self.variance).sum(0)
+
+
+def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch norm layers that keep running statistics, by name."""
+    return {name: layer for name, layer in batch_norm_layers(model).items() if layer.running_mean is not None}
+
+
+def running_statistics(layer: _BatchNorm) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Return a layer's running mean and variance, each shape (channels,), and the batches that it has seen."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    batches = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
+    return _array(layer.running_mean), _array(layer.running_var), batches
+
+
+_Row = tuple[NDArray[np.float64], NDArray[np.float64], int, int, int]
+
+
+def batch_statistics(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any],
+    *,
+    refused: list[int] | None = None,
+) -> dict[str, BatchStatistics]:
+    """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were.
+
+    The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
+    out, and so are those that do not look at the batch: frozen ones, in evaluation mode within a model that is in training mode. A layer
+    with a set number of statistic examples reports those of its subsample.
+
+    Args:
+        model: whose weights are used.
+        batches: inputs, one after the other.
+        forward: called with the model and a batch.
+        refused: takes the numbers of batches that batch norm refuses, because they give it a single value per channel; without it
+            that error is raised.
+    """
+    layers = batch_norm_layers(model)
+    rows: dict[str, list[_Row]] = {name: [] for name in layers}
+    now: list[tuple[str, _Row]] = []
+    number = 0
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+            if layer.training:
+                x: Tensor = args[0] if args else kwargs["input"]
+                now.append((name, (*_made(layer, x), number)))
+
+        return note
+
+    handles = [layer.register_forward_hook(noting(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        with _probed(model, tracking_layers(model).values()), torch.no_grad(), isolated_rng():
+            for number, batch in enumerate(batches):
+                now.clear()
+                try:
+                    forward(model, batch)
+                except ValueError as error:
+                    if refused is None or "more than 1 value per channel" not in str(error):
+                        raise
+                    refused.append(number)
+                    continue
+                for name, row in now:
+                    rows[name].append(row)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: BatchStatistics(*map(np.array, zip(*seen, strict=True))) for name, seen in rows.items() if seen}
+
+
+def _made(layer: _BatchNorm, x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
+    """Return mean, unbiased variance, examples and values of the statistic that a layer has just made of `x`."""
+    examples, places = len(x) * statistic_processes(layer), x[:1, 0].numel() if len(x) else 0
+    used = min(examples, int(getattr(layer, "stat_examples", None) or examples))
+    if layer.running_mean is not None:
+        mean, variance, _ = running_statistics(layer)
+    else:  # its own are nowhere to be read
+        wide = x[:used].double()
+        found = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=int(used * places > 1))
+        variance, mean = (_array(each) for each in found)
+    return mean, variance, used, used * places
+
+
+def is_frozen(model: nn.Module, layer: nn.Module) -> bool:
+    """Tell whether a layer normalises with its stored statistics while the model trains."""
+    return model.training and not layer.training
+
+
+@contextmanager
+def statistics_set(
+    model: nn.Module, statistics: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+) -> Iterator[nn.Module]:
+    """Have other running statistics in the model inside the block: a mean and a variance for each named layer."""
+    layers = tracking_layers(model)
+    kept = [
+        (b, b.clone()) for layer in layers.values() for b in (layer.running_mean, layer.running_var) if b is not None
+    ]
+    try:
+        for name, values in statistics.items():
+            for own, array in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
+                assert own is not None
+                own.copy_(torch.from_numpy(array))
+        yield model
+    finally:
+        for buffer, before in kept:
+            buffer.copy_(before)
+
+
+@contextmanager
+def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Let running statistics be those of the last batch inside the block, and put modes, buffers and momentum back after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    momenta = [(layer, layer.momentum) for layer in layers]
+    try:
+        if not model.training:  # else what is frozen in training stays so
+            model.train()
+        for layer, _ in momenta:
+            layer.momentum = 1.0
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for layer, momentum in momenta:
+            layer.momentum = momentum
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _array(tensor: Tensor) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = tensor.detach().cpu().double().numpy().copy()
+    return values

@@ -1,0 +1,317 @@
+"""`collect_batch_norm` and `audit_batch_norm`: the facts for `diagnose_batch_norm`, from a study or from somebody's own model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+from workbench.findings.audited import Audit
+from workbench.studies.session import Session
+from workbench.topics.batch_norm.batches import (
+    BatchStatistics,
+    batch_statistics,
+    is_frozen,
+    running_statistics,
+    statistics_set,
+    tracking_layers,
+)
+from workbench.topics.batch_norm.states import (
+    State,
+    checkpoint_facts,
+    copies_first,
+    replica_facts,
+    stored_replicas,
+    unwrapped,
+)
+from workbench.train.batch_norm import batch_norm_layers
+from workbench.train.batches import train_batches
+from workbench.train.checkpoint import load_model
+from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
+from workbench.train.distributed.running_statistics import LayerStatistics
+from workbench.train.evaluation import evaluate
+from workbench.train.forward import autocast
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng, seed_all
+from workbench.workloads.base import Workload, first_of_batch
+from workbench.workloads.evaluation_sample import draw_sample
+
+__all__ = [
+    "BatchNormAudit",
+    "audit_batch_norm",
+    "collect_batch_norm",
+    "forward_of",
+    "held_out",
+    "model_facts",
+    "norm_model",
+    "validation_loss",
+]
+
+MOST_EXAMPLES = 2000
+"""Of the validation split, for the loss with either statistics."""
+BATCHES = 20
+"""Forward passes over training data by which statistics are estimated anew (rule of thumb)."""
+LEAST_WARM = 0.05
+"""Running statistics that are colder than this say nothing about what they average (rule of thumb)."""
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class BatchNormAudit(Audit):
+    """What `audit_batch_norm` found, for `diagnose_batch_norm`."""
+
+
+def audit_batch_norm(
+    model: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    forward: Forward | None = None,
+    checkpoint: State | str | Path | None = None,
+    replicas: Sequence[State] | Mapping[str, LayerStatistics] | None = None,
+    examples: Sequence[float] | None = None,
+    metrics: Sequence[float] | None = None,
+    max_batches: int = BATCHES,
+) -> BatchNormAudit:
+    """Look at the batch norm of your own model, its checkpoint and its replicas; the model is left as it is.
+
+    In a job of several processes:
+
+        found = wb.gather_running_statistics(model)  # on every process
+        diagnosis = wb.diagnose_batch_norm(wb.audit_batch_norm(model, loader, checkpoint="last.pt", replicas=found))
+
+    Args:
+        model: with the weights and running statistics to look at; `DistributedDataParallel` may be around it.
+        batches: training data as one process sees them, such as your loader; None leaves out what needs a forward pass.
+            Layers that are in evaluation mode while the model is in training mode count as frozen.
+        forward: called with the model and a batch; the default is `model(batch[0])`, and `model(batch)` where that is a tensor.
+        checkpoint: what was written: a state dict, or the path of one (`torch.save`, safetensors, or a checkpoint of `Trainer`).
+        replicas: running statistics of every process, in the order of the ranks: what `gather_running_statistics` returns,
+            or their state dicts; None takes those that a checkpoint of `Trainer` on many hosts has beside its own.
+        examples: that stand for each replica, its weight in a merge; None is what `gather_running_statistics` was told, or as many each.
+        metrics: validation loss, or another metric, that each replica has with its own statistics: whether they do harm. None judges by
+            their distance.
+        max_batches: forward passes at most.
+
+    Raises:
+        UsageError: `model` is no module, `max_batches` is below 1, `batches` yields nothing, or replicas and model, or metrics, do not fit
+            each other.
+        ConfigError: a layer does not know its channels yet.
+        CheckpointError: the checkpoint cannot be read or holds no running statistics.
+
+    Source: P6.3, P6.7, P6.8.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(max_batches, bool) or not isinstance(max_batches, int) or max_batches < 1:
+        raise UsageError(f"max_batches={max_batches!r} must be an integer of at least 1.")
+    inner, seen, refused = unwrapped(model), None, list[int]()
+    if batches is not None:
+        with isolated_rng():  # a loader draws its order
+            read = _Counted(itertools.islice(batches, max_batches))
+            seen = batch_statistics(inner, read, forward or _inputs, refused=refused)
+        if not read.count:
+            raise UsageError("batches yields nothing: give a loader that can be read again, with at least one batch.")
+    facts = model_facts(inner, seen, refused=len(refused))
+    facts["copies_first"] = copies_first(model)
+    replicas = stored_replicas(checkpoint) if replicas is None else replicas
+    if replicas is not None:
+        facts["replicas"] = replica_facts(inner, replicas, examples, metrics)
+    elif metrics is not None:
+        raise UsageError(
+            "metrics has a number for each replica: give replicas=wb.gather_running_statistics(model) as well."
+        )
+    if checkpoint is not None:
+        facts["checkpoint"] = checkpoint_facts(inner, checkpoint)
+    return BatchNormAudit(facts={"batch_norm": facts}, workload=type(inner).__name__)
+
+
+class _Counted(Iterator[Any]):
+    """Counts what is read of an iterator."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.count = items, 0
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self.count += 1
+        return item
+
+
+def _inputs(model: nn.Module, batch: Any) -> Any:
+    return model(batch) if isinstance(batch, Tensor) else first_of_batch(model, batch)
+
+
+def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_batch_norm` from a run's last checkpoint; {"layers": 0} without batch norm.
+
+    The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over training batches and two evaluations of at most 2,000 examples.
+
+    Args:
+        session: a study.
+        config: of the run; None is the baseline. It is trained where it is not there yet.
+    """
+    workload, config = session.workload, config or session.config
+    model, step = norm_model(session, config, last=True)
+    if not batch_norm_layers(model):
+        return {"layers": 0}
+    known = {"asked": config.bn_stat_examples}
+    if step is None:
+        return model_facts(model, None) | known | {"reason": "the run has no checkpoint"}
+    refused: list[int] = []
+    with isolated_rng():
+        seed_all(config.shared_seed, config.per_host_seed)  # asked again, the same digits
+        batches = _training_batches(session, config, BATCHES)
+        seen = batch_statistics(model, batches, forward_of(session), refused=refused)
+    facts = model_facts(model, seen, refused=len(refused)) | known | {"step": step}
+    anew = {name: each.together for name, each in seen.items() if name in tracking_layers(model)}
+    if anew:
+        held = held_out(workload)
+        with isolated_rng():
+            fresh = build_model(workload, config, session.device)
+        losses = {"start": validation_loss(held, fresh, session), "stored": validation_loss(held, model, session)}
+        with statistics_set(model, anew):
+            facts["loss"] = losses | {"anew": validation_loss(held, model, session)}
+    return facts
+
+
+def norm_model(session: Session, config: TrainConfig, *, last: bool = False) -> tuple[nn.Module, int | None]:
+    """Return the model of a run's selected or last checkpoint and its step; untrained, and None, without batch norm or checkpoint."""
+    with isolated_rng():
+        model = build_model(session.workload, config, session.device)
+    if not batch_norm_layers(model):
+        return model, None
+    trial = session.trial(config, stage="baseline")
+    kept = sorted((trial.folder / "checkpoints").glob("step-*"))
+    best = trial.best()
+    found = (int(kept[-1].name.partition("-")[2]), kept[-1]) if last and kept else (best.step, best.checkpoint)
+    if found[1] is None:
+        return model, None
+    return load_model(model, found[1]).train(), int(found[0])  # as the trainer trains it
+
+
+def _training_batches(session: Session, config: TrainConfig, count: int) -> Iterator[Any]:
+    """Yield the first batches of training as a device sees them: micro-batches."""
+    updates = train_batches(session.workload, config, session.device)
+    yield from itertools.islice((batch for update in updates for batch, _ in update), count)
+
+
+def forward_of(session: Session) -> Forward:
+    """Return the workload's forward pass in the session's precision."""
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        with autocast(session.device, session.config.precision):
+            return session.workload.forward(model, batch)
+
+    return forward
+
+
+def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
+    """Return what a model's layers are, how warm their running statistics are, and how far from those of the batches seen.
+
+    Layers that are frozen, or that no forward pass reached, are counted and otherwise left out.
+
+    Args:
+        model: to look at.
+        seen: what `batch_statistics` found on training data; None leaves the comparison out.
+        refused: batches that had a single value per channel.
+    """
+    layers = batch_norm_layers(model)
+    frozen = [name for name, layer in layers.items() if is_frozen(model, layer)]
+    blind = seen is None or (refused > 0 and not seen)
+    seen = seen or {}
+    used = {n: layer for n, layer in layers.items() if not is_frozen(model, layer) and (blind or n in seen)}
+    tracking = {name: layer for name, layer in used.items() if layer.running_mean is not None}
+    asked = [int(n) for layer in used.values() if (n := getattr(layer, "stat_examples", None))]
+    facts: dict[str, Any] = {
+        "layers": len(layers),
+        "unused": len(layers) - len(used),
+        "frozen_new": [name for name in frozen if _is_new(layers[name])],
+        "refused": refused,
+        "synchronised": sum(isinstance(m, (SynchronisedBatchNorm, nn.SyncBatchNorm)) for m in layers.values()),
+        "asked": max(asked, default=None),
+        "examples": min((_usual(each.examples) for each in seen.values()), default=None),
+        "independent": min((n for each in seen.values() if (n := each.independent) is not None), default=None),
+        "values": min((_usual(each.values) for each in seen.values()), default=None),
+        "ema": [_ema(name, layer) for name, layer in tracking.items()],
+        "estimate": None,
+    }
+    rows = [_shift(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
+    known = [row for row in rows if row is not None]
+    if known:
+        facts["estimate"] = {
+            "batches": min(len(set(seen[row["layer"]].batch)) for row in known),
+            "layers": known,
+        }
+    return facts
+
+
+def _is_new(layer: Any) -> bool:
+    """Return whether running statistics are those that a layer is made with."""
+    if layer.running_mean is None:
+        return False
+    mean, variance, _ = running_statistics(layer)
+    return not mean.any() and bool((variance == 1).all())
+
+
+def _usual(counts: Any) -> int:
+    """Return the median, so that the last and incomplete batch of an epoch does not stand for all of them."""
+    return int(np.quantile(counts, 0.5, method="higher"))
+
+
+def _ema(name: str, layer: nn.Module) -> dict[str, Any]:
+    momentum: float | None = layer.momentum  # type: ignore[assignment]
+    return {"layer": name, "momentum": momentum, "batches": running_statistics(layer)[2], "warm": _warm(layer)}  # type: ignore[arg-type]
+
+
+def _warm(layer: Any) -> float:
+    """Return the share of what running statistics average that they hold; all of it where they came without a count."""
+    mean, variance, batches = running_statistics(layer)
+    if batches == 0 and ((mean != 0).any() or (variance != 1).any()):
+        return 1.0  # as in weights that were converted, or stored by an old release
+    if layer.momentum is None:
+        return float(batches > 0)
+    return float(1 - (1 - layer.momentum) ** batches)
+
+
+def _shift(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | None:
+    """Return how far stored statistics lie from those of training data now, in standard deviations; what is cold is left out."""
+    mean, variance, batches = running_statistics(layer)
+    warm = _warm(layer)
+    if warm < LEAST_WARM or len(seen.mean) < 2:
+        return None
+    mean, variance = mean / warm, np.maximum((variance - (1 - warm)) / warm, 0.0)
+    now_mean, now_variance = seen.together
+    sd = np.sqrt(now_variance + layer.eps)
+    shift = np.square((mean - now_mean) / sd) + np.square(0.5 * np.log((variance + layer.eps) / sd**2))
+    one = np.square(seen.mean.std(0, ddof=1) / sd) + np.square(0.5 * seen.variance.std(0, ddof=1) / sd**2)
+    memory = 1 / max(batches, 1) if layer.momentum is None else layer.momentum / (2 - layer.momentum)
+    noise = one * (memory + 1 / len(seen.mean))
+    return {"layer": name, "shift": _rms(shift), "noise": _rms(noise)}
+
+
+def _rms(squares: Any) -> float:
+    return math.sqrt(float(np.mean(squares)))
+
+
+def held_out(workload: Workload) -> Workload:
+    """Return the workload with a random part of a large validation split."""
+    data: Any = workload.validation_data
+    if not hasattr(data, "__getitem__") or len(data) <= MOST_EXAMPLES:
+        return workload
+    return workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES).data)
+
+
+def validation_loss(workload: Workload, model: nn.Module, session: Session) -> float:
+    """Return the loss of a model with the running statistics that it has now."""
+    config = session.config
+    found = evaluate(
+        workload, model, batch_size=config.evaluation_batch, device=session.device, precision=config.precision
+    )
+    return next(e.value for e in found if e.metric == "loss")

@@ -1,0 +1,300 @@
+"""`diagnose_batch_norm`: whose examples make batch norm's statistics, how many, and does evaluation use the right ones (P6)?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from workbench.findings.audited import Audited, why_missing
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.batch_norm.arms import NormArm, better_arms, norm_rows, read_norm_arms
+from workbench.topics.batch_norm.finding import CLAUSE, CODES, finding
+from workbench.topics.batch_norm.replicas import first_device_ema, rank_local, variance_of_means
+
+__all__ = ["CODES", "diagnose_batch_norm"]
+
+
+def diagnose_batch_norm(
+    record: Audited,
+    *,
+    few_examples: int = 16,
+    warm: float = 0.9,
+    shift: float = 0.5,
+    harm: float = 0.05,
+    missing_share: float = 0.05,
+    large_shift: float = 1.0,
+    alpha: float = 0.05,
+) -> Diagnosis:
+    """Judge a model's batch norm by the facts that were collected about it, and a study's trials where there are some.
+
+    Args:
+        record: a study whose facts hold "batch_norm", or what `audit_batch_norm` returns.
+        few_examples: in a statistic, or independent values that it is as steady as, below which its noise costs (Wu and He
+            2018, arXiv:1803.08494, figure 1: the error of a ResNet-50 rises below 16).
+        warm: share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb).
+        shift: root mean square over channels, in standard deviations, by which stored statistics may differ from those of the
+            training data now (rule of thumb).
+        harm: share of a loss that may depend on whose statistics are used, and of what training learned, that stored statistics
+            may cost (rule of thumb).
+        missing_share: of a variance that averaging may leave out (rule of thumb).
+        large_shift: distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for
+            granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb).
+        alpha: chance at which a virtual batch counts as better, over all that were tried (0.05 is usual).
+
+    Returns:
+        `batch_norm.rank_local`, `.first_device_ema`, `.variance_of_means`, `.ghost_size`, `.small_batch`, `.cold_ema` and
+        `.stale`, once each; "ok" with the reason where the model has no batch norm, or only such as is frozen or not used.
+    """
+    facts = record.facts.get("batch_norm")
+    if not facts:
+        otherwise = "nobody looked at batch norm; `workbench diagnose`, BatchNormStudy and audit_batch_norm do"
+        reason = why_missing(record.facts, "batch_norm", otherwise)
+        findings = tuple(finding(name, "not_measured", reason) for name in CLAUSE)
+    elif not facts["layers"]:
+        findings = tuple(finding(name, "ok", "Does not apply: the model has no batch norm layer.") for name in CLAUSE)
+    else:
+        devices = record.facts.get("batch_norm_devices") or []
+        findings = (
+            rank_local(facts, devices, harm=harm, large_shift=large_shift),
+            first_device_ema(facts, harm=harm, large_shift=large_shift),
+            variance_of_means(facts, devices, missing_share),
+            *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift, harm=harm),
+        )
+    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+
+
+def _of_use(
+    record: Any, facts: Mapping[str, Any], *, alpha: float, few_examples: int, warm: float, shift: float, harm: float
+) -> tuple[Finding, ...]:
+    """Judge the layers that training uses, where there are any."""
+    if facts.get("unused", 0) >= facts["layers"]:
+        reason = f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached."
+        rest = {name: finding(name, "ok", reason) for name in ("ghost_size", "small_batch", "cold_ema", "stale")}
+        return tuple((rest | ({"cold_ema": _frozen_new(facts)} if facts.get("frozen_new") else {})).values())
+    return (
+        _ghost_size(record, facts, alpha),
+        _small_batch(record, facts, few_examples),
+        _frozen_new(facts) if facts.get("frozen_new") else _cold_ema(facts, warm, harm),
+        _stale(facts, shift, warm, harm),
+    )
+
+
+def _cost(facts: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return what stored statistics cost, as a share of what training learned, and that in words; None where it is not known."""
+    loss = facts.get("loss")
+    if not loss or not all(value is not None and math.isfinite(float(value)) for value in loss.values()):
+        return None
+    start, stored, anew = (float(loss[name]) for name in ("start", "stored", "anew"))
+    share = (stored - anew) / max(start - anew, 0.1 * abs(start), 1e-12)
+    return share, f" The validation loss is {stored:.4g} with them and {anew:.4g} with those of training batches now."
+
+
+def _frozen_new(facts: Mapping[str, Any]) -> Finding:
+    names = facts["frozen_new"]
+    return finding(
+        "cold_ema", "warn", f"{len(names)} of {facts['layers']} batch norm layers are in evaluation mode while the model trains, with the "
+        f"statistics that they were made with, mean 0 and variance 1: they normalise nothing ({', '.join(names[:4])}).",
+        value=0.0, unit="share", evidence={"layers": list(names)},
+        advice=["Let them train: call .train() on them too, or load the statistics that were to be frozen."],
+    )  # fmt: skip
+
+
+def _arms(record: Any, stage: str) -> list[NormArm]:
+    return read_norm_arms(record, stage) if isinstance(getattr(record, "trials", None), pd.DataFrame) else []
+
+
+def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
+    asked, given = facts.get("asked"), facts.get("examples")
+    arms, held, split = (_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
+    shown = {"arms": norm_rows(arms), "held": norm_rows(held), "split": norm_rows(split)}
+    evidence: dict[str, Any] = {"asked": asked, "examples": given, **shown}
+    numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": asked, "evidence": evidence}
+    if given is None:
+        return finding(
+            "ghost_size", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
+        )
+    if asked is not None and given < asked:
+        return finding(
+            "ghost_size", "warn", f"Statistics are to come from {asked} examples, and a device's batch has {given}.",
+            advice=[f"Give a device at least {asked} examples (batch_size / accumulate_steps / hosts), or take statistics over several: "
+                    "wb.synchronise_batch_norm(model)."], **numbers,
+        )  # fmt: skip
+    head = f"Each statistic comes from {given} examples" + ("" if asked is None else ", as asked for")
+    own = [a for a in arms if a.stat_examples == asked]
+    if not arms or not own:
+        return finding("ghost_size", "ok", f"{head}.", **numbers)
+    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    told = ", ".join(f"{a.statistic} examples {_with_se(a)}" for a in arms)
+    said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held(held)}"
+    better = better_arms([a for a in arms if a is not own[0]], own[0], sign=sign)
+    evidence["chance"] = better
+    best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
+    if best is None:
+        return finding("ghost_size", "ok", f"{said} None is better than this by more than chance.", **numbers)
+    return finding(
+        "ghost_size", "warn", f"{said} {best} is better, by chance in {better[best]:.1%} of cases.",
+        advice=[f"Train with bn_stat_examples={best}, and confirm it under fresh seeds."], **numbers,
+    )  # fmt: skip
+
+
+def _with_se(arm: NormArm) -> str:
+    return f"{arm.mean:.4g}" + ("" if math.isnan(arm.se) else f" ± {arm.se:.2g}")
+
+
+def _held(arms: Sequence[NormArm]) -> str:
+    """Tell how far batch sizes lie apart with statistics from a set number of examples, and from the whole batch."""
+    sizes = sorted({a.batch_size for a in arms})
+    fixed = [a for a in arms if a.stat_examples is not None]
+    whole = [a for a in arms if a.stat_examples is None]
+    small = {a.batch_size: a for a in whole}
+    held = {a.batch_size: a for a in fixed}
+    if not fixed:
+        return ""
+    at = fixed[0].stat_examples
+    told = [
+        f"{size}: {_with_se(held[size])} against {_with_se(small[size])}"
+        if size in held
+        else f"{size}: {_with_se(small[size])}"
+        for size in sizes
+        if size in small
+    ]
+    return f" By batch size, held at {at} against the whole batch: {'; '.join(told)}."
+
+
+def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
+    given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)
+    rows = list(getattr(record, "facts", {}).get("batch_norm_swap") or [])
+    evidence = {
+        "examples": given,
+        "values": facts.get("values"),
+        "independent": independent,
+        "refused": refused,
+        "swap": rows,
+    }
+    numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": few, "evidence": evidence}
+    if refused:
+        return finding(
+            "small_batch", "fail", f"{refused} of the training batches give a batch norm layer a single value per channel, which "
+            "has no variance: training stops there with an error.",
+            advice=["Leave the incomplete last batch out: DataLoader(..., drop_last=True), or take larger batches."], **numbers,
+        )  # fmt: skip
+    if given is None:
+        return finding(
+            "small_batch", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
+        )
+    said = f"A statistic comes from {given} examples ({facts['values']:,} values"
+    said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
+    swapped = _swap(rows, sign=1.0 if getattr(record, "config", {}).get("select_mode", "min") == "min" else -1.0)
+    if max(given, independent or 0) >= few:
+        return finding("small_batch", "ok", f"{said}: enough.{swapped}", **numbers)
+    return finding(
+        "small_batch", "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
+        advice=["Take statistics over several devices: wb.synchronise_batch_norm(model).",
+                "Or normalise each example by itself: wb.replace_batch_norm(model, 'group'), or 'layer'."], **numbers,
+    )  # fmt: skip
+
+
+def _swap(rows: Sequence[Mapping[str, Any]], *, sign: float) -> str:
+    """Tell the best mean of each norm at each batch size, over the learning rates that all of them were given."""
+    best: dict[int, dict[str, float]] = {}
+    for row in rows:
+        mean = float(row["mean"])
+        if math.isfinite(mean):
+            at = best.setdefault(int(row["batch_size"]), {})
+            at[row["norm"]] = min(at.get(row["norm"], sign * math.inf), mean, key=lambda value: sign * value)
+    if not best:
+        return ""
+    told = [
+        f"{size}: {', '.join(f'{norm} {value:.4g}' for norm, value in by.items())}" for size, by in sorted(best.items())
+    ]
+    return f" Norm by norm at equal budgets, by batch size: {'; '.join(told)}."
+
+
+def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
+    layers = facts["ema"]
+    if facts.get("reason"):
+        return finding("cold_ema", "not_measured", f"Not measured: {facts['reason']}.")
+    if not layers:
+        return finding(
+            "cold_ema", "ok", "Does not apply: no layer keeps running statistics; evaluation uses those of its batches."
+        )
+    coldest = min(layers, key=lambda row: float(row["warm"]))
+    value, momentum, batches = float(coldest["warm"]), coldest["momentum"], int(coldest["batches"])
+    numbers: dict[str, Any] = {
+        "value": value,
+        "unit": "share",
+        "threshold": warm,
+        "step": facts.get("step"),
+        "evidence": {"layers": layers},
+    }
+    if not math.isfinite(value):
+        return finding(
+            "cold_ema", "not_measured", "Not measured: the momentum is not a number.", evidence={"layers": layers}
+        )
+    said = f"After {batches:,} batches at momentum {_told(momentum)}, running statistics hold {value:.1%} of what they average"
+    cost = _cost(facts)
+    if value >= warm or (cost is not None and cost[0] < harm):
+        return finding("cold_ema", "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
+    if momentum is not None and 0 < momentum < 1:
+        needed = math.ceil(math.log(1 - warm) / math.log1p(-momentum))
+        fix = f"Train for at least {needed:,} batches before evaluating, or raise the momentum"
+    else:
+        fix = "Let them see training batches in training mode (a momentum of 0 never does)"
+    return finding(
+        "cold_ema", "warn" if value > 0.5 else "fail",
+        f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.{cost[1] if cost else ''}",
+        advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
+    )  # fmt: skip
+
+
+def _told(momentum: float | None) -> str:
+    return str(momentum) if momentum is None else f"{momentum:.3g}"
+
+
+def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> Finding:
+    estimate = facts.get("estimate")
+    if not estimate:
+        if not facts["ema"]:
+            return finding("stale", "ok", "Does not apply: no layer keeps running statistics.")
+        if facts.get("loss"):
+            return finding(
+                "stale", "ok", "Does not apply: running statistics are cold, which batch_norm.cold_ema judges."
+            )
+        return finding(
+            "stale", "not_measured", "Not measured: there are no statistics of training data to compare with, or the stored ones are still cold.",
+        )  # fmt: skip
+    worst = max(estimate["layers"], key=lambda row: _unknown_first(row["shift"]))
+    value, noise = (math.nan if worst[name] is None else float(worst[name]) for name in ("shift", "noise"))
+    numbers: dict[str, Any] = {
+        "value": value,
+        "unit": "standard deviations",
+        "threshold": limit,
+        "step": facts.get("step"),
+        "evidence": dict(estimate),
+    }
+    if not math.isfinite(value):
+        return finding("stale", "not_measured", "Not measured: statistics are not finite.", evidence=dict(estimate))
+    cost = _cost(facts)
+    said = (
+        f"Stored running statistics lie {value:.3g} standard deviations from those of {estimate['batches']} training batches now "
+        f"(layer {worst['layer']!r}; noise explains {noise:.2g})"
+    )
+    cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
+    far = value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not cold))
+    told = cost[1] if cost else ""
+    if not far:
+        return finding("stale", "ok", f"{said}.{told}", **numbers)
+    return finding(
+        "stale", "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
+        advice=["Estimate them anew before evaluating: reset the running statistics, set momentum=None, and run training batches through "
+                "the model in training mode without updates.",
+                "Look for layers whose input differs between training and evaluation, and for weights changed after training (averaged, fine-tuned "
+                "with frozen statistics)."], **numbers,
+    )  # fmt: skip
+
+
+def _unknown_first(value: Any) -> float:
+    return math.inf if value is None or not math.isfinite(float(value)) else float(value)

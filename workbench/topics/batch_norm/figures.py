@@ -1,0 +1,154 @@
+"""How many examples make a batch-norm statistic, and how far the devices of one batch lie apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record, finding
+from workbench.plots.style import BAD, BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, number
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+
+__all__ = ["plot_batch_norm", "plot_batch_norm_devices"]
+
+SHIFT = 0.05
+"""How far the two series at one size are moved apart, as a share of it."""
+
+
+def plot_batch_norm(
+    record: Record, diagnosis: Diagnosis | None = None, *, mark: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the selected metric against the examples in a batch-norm statistic, at a fixed total batch.
+
+    Healthy: the whole batch, at the right, is as good as any smaller statistic, within the bars. Sick: it rises to the right (the
+    noise of smaller statistics regularises: try the best one as `bn_stat_examples`) or steeply to the left (too few examples).
+
+    Args:
+        record: a study of batch norm.
+        diagnosis: its `batch_norm.ghost_size` gives the results; made from the record without it.
+        mark: examples in a statistic to point out, whether they were tried or not.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. One mark a seed, bars of one standard error. Circles: a subsample of the batch gives the statistics of all of it.
+        Squares: the batch is split over devices, each of which normalises its own part.
+
+    Source: P6.4, P6.2.
+    """
+    found = finding(diagnosis, "batch_norm.ghost_size") or diagnose_batch_norm(record)["batch_norm.ghost_size"]
+    series: Sequence[tuple[str, str, str, float]] = (
+        ("arms", "statistics from a subsample", "o", 1 - SHIFT),
+        ("split", "batch split over devices", "s", 1 + SHIFT),
+    )
+    drawn = {name: [row for row in found.evidence.get(name) or () if _finite(row)] for name, *_ in series}
+    with drawing(ax) as axes:
+        if not any(drawn.values()):
+            return not_measured(axes, "no virtual batch was trained")
+        for (name, label, marker, shift), color in zip(series, (GOOD, PALETTE[1]), strict=True):
+            _draw(axes, drawn[name], label, marker=marker, color=color, shift=shift)
+        rows = [row for each in drawn.values() for row in each]
+        whole = next((row for row in drawn["arms"] if row["stat_examples"] is None), None)
+        if whole is not None:
+            axes.axhline(number(whole["mean"]), color=BASELINE, linestyle="--", label="whole batch", zorder=1)
+        size = rows[0]["batch_size"]
+        axes.set(
+            xlabel="examples in a statistic",
+            ylabel=str(record.config["select"]),
+            title=f"Batch norm at a total batch of {size:,}",
+        )
+        _sizes(axes, [int(row["statistic"]) for row in rows])
+        if mark is not None:
+            left, right = axes.get_xlim()
+            name = f"{mark:,} examples"
+            axes.axvline(
+                mark,
+                color=PALETTE[4],
+                linewidth=5,
+                alpha=0.35,
+                label=name if left <= mark <= right else f"{name}: not tried",
+            )
+            axes.set_xlim(left, right)
+        low, high = axes.get_ylim()
+        axes.set_ylim(top=high + 0.35 * (high - low))
+        legend(axes, loc="upper right")
+    return axes
+
+
+def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw how far the devices of one batch lie apart, against how many there are: their statistics, and the loss with each's.
+
+    Healthy: lines that stay below a few percent: whichever device evaluates, it says the same. Sick: lines that rise towards 1, as where
+    shards differ; then the running statistics have to be synchronised before anything is evaluated or written.
+
+    Args:
+        record: a study of batch norm.
+        diagnosis: its `batch_norm.rank_local` gives what was measured; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Statistics in standard deviations, root mean square over the channels of the worst layer; the range of the
+        validation loss over the devices, as a share of it. A synchronised batch norm lies at 0.
+
+    Source: P6.2, P6.3.
+    """
+    found = finding(diagnosis, "batch_norm.rank_local") or diagnose_batch_norm(record)["batch_norm.rank_local"]
+    rows = [row for row in found.evidence.get("devices") or () if row["devices"] > 1]
+    with drawing(ax) as axes:
+        if not rows:
+            return not_measured(axes, "no batch was split over several devices")
+        for kind, color in (("dealt", GOOD), ("sorted", BAD)):
+            of_kind = [row for row in rows if row["shards"] == kind]
+            x = [row["devices"] for row in of_kind]
+            if not x:
+                continue
+            for label, style, values in (
+                ("batch statistics", ":", [number(row["step_apart"]) for row in of_kind]),
+                ("running statistics", "--", [number(row["apart"]) for row in of_kind]),
+                ("validation loss", "-", [_range(row) for row in of_kind]),
+            ):
+                axes.plot(x, values, style, marker="o", markersize=5, color=color, label=f"{label}, {kind} shards")
+        axes.set(xlabel="devices", ylabel="distance between devices", title="One batch on several devices")
+        _sizes(axes, [int(row["devices"]) for row in rows])
+        if axes.dataLim.intervaly[0] > 0:
+            log_scale(axes, "y")
+            low, high = axes.get_ylim()
+            axes.set_ylim(top=high * (high / low) ** 0.6)
+        legend(axes, loc="upper left", ncols=2, fontsize=8)
+    return axes
+
+
+def _finite(row: Mapping[str, Any]) -> bool:
+    return math.isfinite(number(row["mean"]))
+
+
+def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, marker: str, color: str, shift: float) -> None:
+    if not rows:
+        return
+    x = np.array([number(row["statistic"]) for row in rows]) * shift
+    for at, row in zip(x, rows, strict=True):
+        values = [number(value) for value in row["values"]]
+        ax.plot([at] * len(values), values, marker, color=color, markersize=4, alpha=0.5, linestyle="none", zorder=2)
+    errors = np.nan_to_num([number(row["se"]) for row in rows])
+    means = [number(row["mean"]) for row in rows]
+    ax.errorbar(x, means, yerr=errors, fmt=f"{marker}-", color=color, markersize=7, capsize=3, label=label, zorder=3)
+
+
+def _range(row: Mapping[str, Any]) -> float:
+    own = [number(value) for value in row["losses"]["own"]]
+    return (max(own) - min(own)) / abs(number(row["losses"]["whole"]))
+
+
+def _sizes(ax: Axes, sizes: Sequence[int]) -> None:
+    """Put one tick at each size, on a logarithmic axis."""
+    ticks = sorted(set(sizes))
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels([f"{size:,}" for size in ticks])

@@ -1,0 +1,256 @@
+"""`diagnose_batch_size`: is a batch size better, or do the other settings fit it better; and how large may it be (F6)?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.curves.trials import RecordLike, memory_field
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.batch_size.arms import EQUAL, BatchArm, comparable, read_arms
+from workbench.topics.batch_size.decay import regularisation_finding
+from workbench.topics.batch_size.diagnose_noise_scale import noise_scale_finding
+from workbench.topics.batch_size.equivalence import Equivalence, equivalence
+
+__all__ = ["CODES", "diagnose_batch_size"]
+
+CODES = (
+    "batch_size.tuned_directly",
+    "batch_size.retune",
+    "batch_size.equivalence",
+    "batch_size.noise_scale",
+    "batch_size.regularisation",
+)
+_CLAUSE = dict(zip(CODES, ("F6.1", "F6.4", "F6.8", "F6.5", "F6.6"), strict=True))
+FEW_SEEDS = 2
+
+
+def diagnose_batch_size(
+    record: RecordLike, *, margin: float = 0.1, alpha: float = 0.05, false_adoption: float = 0.1
+) -> Diagnosis:
+    """Hold the batch sizes of a study against each other, as they were and tuned.
+
+    Args:
+        record: a study of batch sizes, or any study: what was not tried is `not_measured`.
+        margin: batch sizes whose selected metric differs by no more than this share are equally good (rule of thumb).
+        alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
+        false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
+            this (rule of thumb).
+
+    Returns:
+        The codes `batch_size.tuned_directly`, `.retune`, `.equivalence`, `.noise_scale` and `.regularisation`, once each.
+    """
+    arms = read_arms(record)
+    own = next((a for a in arms if _is_own(a, record.config)), None)
+    if own is None or len({arm.batch_size for arm in arms}) < 2:
+        reason = "fewer than two batch sizes were trained; wb.BatchSizeStudy tries others"
+        found = [_unmeasured(code, reason) for code in CODES[:3]]
+    else:
+        found = [
+            _tuned_directly(arms, own),
+            _retune(record, arms, own, margin),
+            _equivalence(record, arms, own, margin, alpha),
+        ]
+    findings = (
+        *found,
+        noise_scale_finding(record),
+        regularisation_finding(record, arms, false_adoption=false_adoption),
+    )
+    return Diagnosis(
+        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _is_own(arm: BatchArm, config: Mapping[str, Any]) -> bool:
+    return (arm.batch_size, arm.total_steps) == (int(config["batch_size"]), int(config["total_steps"]))
+
+
+def _unmeasured(code: str, reason: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding(
+        code=code,
+        status="not_measured",
+        clause=_CLAUSE[code],
+        summary=f"Not measured: {reason}.",
+        evidence=dict(evidence or {}),
+    )
+
+
+def arm_rows(arms: Sequence[BatchArm]) -> list[dict[str, Any]]:
+    """Return the arms as JSON values for a table or a figure."""
+    return [
+        {
+            "batch_size": arm.batch_size,
+            "total_steps": arm.total_steps,
+            "examples": arm.examples,
+            "best_lr": None if arm.best is None else arm.best.lr,
+            "best_memory": None if arm.best is None else arm.best.memory,
+            "at_edge": arm.at_edge,
+            "tried": len(arm.points),
+            "fixed": list(arm.fixed.values()),
+            "tuned": list(arm.tuned.values()),
+        }
+        for arm in arms
+    ]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the geometric mean, NaN where a value has no logarithm or there is none."""
+    if not len(values) or not np.isfinite(values).all() or min(values) <= 0:
+        return math.nan
+    return math.exp(float(np.mean(np.log(values))))
+
+
+def _spread(groups: Sequence[Sequence[float]]) -> float:
+    """Return the largest ratio between the means of any two groups, NaN where fewer than two have one."""
+    means = [m for values in groups if math.isfinite(m := _middle(values))]
+    return max(means) / min(means) if len(means) > 1 else math.nan
+
+
+def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
+    code = "batch_size.tuned_directly"
+    factors: list[dict[str, Any]] = [
+        {"equal": equal, "batch_sizes": [a.batch_size for a in group], "fixed": _spread([list(a.fixed.values()) for a in group]),
+         "tuned": _spread([list(a.tuned.values()) for a in group])}
+        for equal in EQUAL if len(group := comparable(arms, own, equal)) > 1
+    ]  # fmt: skip
+    lost = [a.batch_size for a in arms if a.fixed and not np.isfinite(list(a.fixed.values())).all()]
+    before, after = _by_factor(factors, "fixed"), _by_factor(factors, "tuned")
+    differ = f"differ by a factor of {before}" if before else "cannot be compared"
+    with_lost = f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
+    common: dict[str, Any] = {
+        "code": code, "value": next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
+        "evidence": {"arms": arm_rows(arms), "factors": factors, "diverged_fixed": lost},
+    }  # fmt: skip
+    if all(len(arm.points) < 2 for arm in arms):
+        return Finding(
+            status="warn", clause="F6.1", **common,
+            summary=f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
+            "says how well the other settings fit each batch size, not which one is better.",
+            advice=["Choose the batch size by what the machine does best, not by validation performance.",
+                    "To compare batch sizes, tune learning rate and momentum for each: wb.BatchSizeStudy()."],
+        )  # fmt: skip
+    tuned = f"; each tuned, by {after}" if after else ""
+    return Finding(
+        status="ok", clause="F6.2", summary=f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}.", **common
+    )  # fmt: skip
+
+
+def _by_factor(factors: Sequence[Mapping[str, Any]], kind: str) -> str:
+    return " and ".join(f"{f[kind]:.3g} at equal {f['equal']}" for f in factors if math.isfinite(f[kind]))
+
+
+def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
+    code, memory = "batch_size.retune", memory_field(record.config["optimizer"])
+    best = own.best
+    if best is None or all(len(arm.points) < 2 for arm in arms):
+        return _unmeasured(code, "no learning rate was tuned for any batch size")
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        if arm is own or arm.best is None:
+            continue
+        kept = [p.value for p in arm.points if math.isclose(p.lr, best.lr, rel_tol=1e-6) and p.memory == best.memory]
+        cost = kept[0] / arm.best.value if kept and arm.best.value > 0 and arm.sign > 0 else math.nan
+        rows.append({
+            "batch_size": arm.batch_size, "total_steps": arm.total_steps, "best_lr": arm.best.lr, "best_memory": arm.best.memory,
+            "lr_shift": arm.best.lr / best.lr, "memory_shift": arm.best.memory - best.memory, "cost_of_keeping": cost,
+            "at_edge": arm.at_edge, "replace": _settings(record, arm, memory),
+        })  # fmt: skip
+    if not rows:
+        return _unmeasured(code, "no other batch size learned anything")
+    costly = [r for r in rows if math.isinf(r["cost_of_keeping"]) or r["cost_of_keeping"] > 1 + margin]
+    evidence = {"own_lr": best.lr, "own_memory": best.memory, "margin": margin, "rows": rows}
+    worst = max(rows, key=lambda r: -math.inf if math.isnan(r["cost_of_keeping"]) else r["cost_of_keeping"])
+    moved = memory is not None and any(not math.isclose(m, float(record.config[memory])) for m in (
+        best.memory, *(r["best_memory"] for r in rows)))  # fmt: skip
+    at = f"lr {{:.3g}}{f', {memory} {{:g}}' if moved else ''}"
+    shown = "; ".join(
+        f"{r['batch_size']} ({r['total_steps']:,} steps): {at.format(r['best_lr'], r['best_memory'])}" for r in rows
+    )
+    head = f"Tuned, batch size {own.batch_size} is best at {at.format(best.lr, best.memory)}; {shown}."
+    value = worst["cost_of_keeping"]
+    known = None if math.isnan(value) else value
+    if not costly:
+        return Finding(
+            code=code, status="ok", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
+            summary=f"{head} Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}.",
+        )  # fmt: skip
+    price = "the run is lost" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
+    return Finding(
+        code=code, status="warn", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
+        summary=f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.",
+        advice=["When the batch size changes, tune the learning rate and momentum anew, then what regularises.",
+                *(_begin(r) for r in rows if r["batch_size"] == worst["batch_size"])],
+    )  # fmt: skip
+
+
+def _settings(record: RecordLike, arm: BatchArm, memory: str | None) -> dict[str, Any]:
+    """Return every field that an arm as tuned has different from the study's config, and its lr and memory in any case."""
+    assert arm.best is not None
+    own = record.config
+    found = {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "peak_lr": float(f"{arm.best.lr:.12g}")}
+    found |= {memory: arm.best.memory} if memory else {}
+    return found if arm.warmup_steps == own["warmup_steps"] else found | {"warmup_steps": arm.warmup_steps}
+
+
+def _begin(row: Mapping[str, Any]) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in row["replace"].items())
+    return f"At batch size {row['batch_size']} for {row['total_steps']:,} steps begin with config.replace({fields})."
+
+
+def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
+    code, ours = "batch_size.equivalence", list(own.tuned.values())
+    rows: list[dict[str, Any]] = [
+        {"equal": equal, "batch_size": arm.batch_size, "total_steps": arm.total_steps, **found._asdict()}
+        for equal in EQUAL
+        for arm in comparable(arms, own, equal)[1:]
+        if arm.best is not None and (found := equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha))
+    ]
+    if not rows:
+        reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
+        return _unmeasured(code, reason)
+    evidence = {"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows}
+    better = "lower" if own.sign > 0 else "higher"
+    told = (
+        f"Each tuned, {record.config['select']} ({better} is better) as a multiple of that at batch size {own.batch_size}: "
+        + "; ".join(
+            f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
+            for equal in EQUAL if (same := [row for row in rows if row["equal"] == equal])
+        ) + "."
+    )  # fmt: skip
+    sizes = [[row for row in rows if row["batch_size"] == size] for size in sorted({r["batch_size"] for r in rows})]
+    alike = [[row for row in size if row["verdict"] == "equivalent"] for size in sizes]
+    widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
+    common: dict[str, Any] = {
+        "code": code, "clause": "F6.8", "value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence
+    }  # fmt: skip
+    if all(alike):
+        where = dict.fromkeys(f"{row['batch_size']} at equal {row['equal']}" for size in alike for row in size)
+        return Finding(
+            status="ok", summary=f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}", **common
+        )
+    if any(_apart(size) for size in sizes):
+        return Finding(
+            status="warn", summary=f"Not equally good. {told}", **common,
+            advice=["Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."],
+        )  # fmt: skip
+    return Finding(
+        status="not_measured", summary=f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
+        advice=["More seeds narrow the intervals: seeds=... of wb.BatchSizeStudy."], **common,
+    )  # fmt: skip
+
+
+def _apart(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a batch size is better, or worse, by every length at which it was compared.
+
+    One that is better at equal steps and worse at equal examples differs by how long it trained.
+    """
+    return all(row["verdict"] == "different" for row in rows) and len({row["ratio"] > 1 for row in rows}) == 1
+
+
+def _told(row: Mapping[str, Any], sign: float) -> str:
+    found = Equivalence(*(row[name] for name in Equivalence._fields))
+    word = "" if found.verdict != "different" else ", better" if sign * (found.ratio - 1) < 0 else ", worse"
+    return f"{found.ratio:.3g} at {row['batch_size']} ({found.low:.3g} to {found.high:.3g}{word})"

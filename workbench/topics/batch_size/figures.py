@@ -1,0 +1,189 @@
+"""Batch sizes side by side: what they reach as they are and tuned, and which learning rates they want."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record, finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, number
+from workbench.topics.batch_size.diagnose import diagnose_batch_size
+
+__all__ = ["plot_batch_size", "plot_tuned_lr"]
+
+SHIFT = 0.06
+"""How far groups at one batch size are moved apart, as a share of it."""
+
+
+def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the selected metric under fresh seeds against the batch size: settings of the baseline, and tuned for each.
+
+    Healthy: the crosses differ and the dots do not: what looked like an effect of the batch size was an effect of settings that
+    fitted one of them. Sick: dots that stay apart; then something else needs tuning (regularisation, steps), or the batch is
+    beyond the noise scale, the dotted line, at equal examples.
+
+    Args:
+        record: a study of batch sizes.
+        diagnosis: its `batch_size.tuned_directly` gives the results; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. One mark a seed, a line through the geometric means at equal steps and one at equal examples.
+
+    Source: F6.2, F6.3, F6.7.
+    """
+    found, noise = (
+        _found(record, diagnosis, "batch_size.tuned_directly"),
+        _found(record, diagnosis, "batch_size.noise_scale"),
+    )
+    arms: Sequence[Mapping[str, Any]] = [] if found is None else found.evidence.get("arms", ())
+    with drawing(ax) as axes:
+        if not any(arm["fixed"] or arm["tuned"] for arm in arms):
+            return not_measured(axes, "no batch size was trained under fresh seeds")
+        lines = [
+            (kind, name, where, style)
+            for kind, label, style in (
+                ("fixed", "settings of the baseline", {"marker": "x", "color": BAD}),
+                ("tuned", "tuned for each", {"marker": "o", "color": GOOD}),
+            )
+            if kind == "fixed" or any(arm["tried"] > 1 for arm in arms)
+            for name, where in ((f"{label}, equal steps", "total_steps"), (f"{label}, equal examples", "examples"))
+        ]
+        own = int(record.config["batch_size"])
+        base = next(arm for arm in arms if arm["batch_size"] == own)
+        for place, (kind, name, where, style) in enumerate(lines):
+            rows = [arm for arm in arms if math.isclose(number(arm[where]), number(base[where]), rel_tol=0.05)]
+            _draw(axes, rows, kind, name, style, shift=1 + SHIFT * (place - 1.5), dashed=where == "examples")
+        value = math.nan if noise is None or noise.value is None else noise.value
+        if math.isfinite(value):
+            axes.axvline(
+                value, color=BASELINE, linestyle=":", linewidth=1.4, label=f"noise scale {value:,.3g}", zorder=1
+            )
+        axes.set(
+            xlabel="batch size (a small mark is a seed, a large one their mean)",
+            ylabel=str(record.config["select"]),
+            title="Batch sizes, as they are and tuned",
+        )
+        _batch_axis(axes, [arm["batch_size"] for arm in arms])
+        if axes.get_ylim()[0] > 0:
+            log_scale(axes, "y")
+        axes.set_ylim(top=_room(axes))
+        legend(axes, loc="upper center", ncols=2, fontsize=8)
+    return axes
+
+
+def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the best learning rate of each batch size, beside the two rules by which it is often scaled.
+
+    Healthy: filled marks; no shape is the right one, and the thin lines show which rule, if any, would have found it. Sick: a hollow
+    mark lies at the end of what was tried, so that the best may lie beyond.
+
+    Args:
+        record: a study of batch sizes.
+        diagnosis: its `batch_size.tuned_directly` gives what was tuned; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes; for a rule with momentum the learning rate is that of its steps, lr / (1 - momentum).
+
+    Source: F6.4.
+    """
+    found = _found(record, diagnosis, "batch_size.tuned_directly")
+    arms: Sequence[Mapping[str, Any]] = [] if found is None else found.evidence.get("arms", ())
+    with drawing(ax) as axes:
+        own = next((a for a in arms if a["batch_size"] == int(record.config["batch_size"])), None)
+        if own is None or own["best_lr"] is None or all(arm["tried"] < 2 for arm in arms):
+            return not_measured(axes, "no learning rate was tuned for any batch size")
+        averaged = str(record.config["optimizer"]) in ("momentum", "nesterov")
+        rows = [(a, _step_lr(a, averaged=averaged)) for a in arms if a["best_lr"] is not None]
+        for (
+            name,
+            where,
+            color,
+            marker,
+            size,
+        ) in (  # the second lies on the first where both want the same, so it is smaller
+            ("equal steps", "total_steps", PALETTE[0], "o", 12),
+            ("equal examples", "examples", PALETTE[1], "s", 6),
+        ):
+            line = [(a, lr) for a, lr in rows if math.isclose(number(a[where]), number(own[where]), rel_tol=0.05)]
+            axes.plot(
+                [a["batch_size"] for a, _ in line],
+                [lr for _, lr in line],
+                color=color,
+                linewidth=size / 4,
+                label=f"best at {name}",
+            )
+            for a, lr in line:
+                face = "white" if a["at_edge"] else color
+                axes.plot(a["batch_size"], lr, marker, color=color, markerfacecolor=face, markersize=size)
+        sizes = np.array(sorted({a["batch_size"] for a, _ in rows}), dtype=np.float64)
+        centre = _step_lr(own, averaged=averaged)
+        for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
+            axes.plot(
+                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=BASELINE, linewidth=1.0, label=label, zorder=1,
+            )  # fmt: skip
+        if any(a["at_edge"] for a, _ in rows):
+            axes.plot([], [], "o", color=INK, fillstyle="none", label="hollow: at the end of what was tried")
+        axes.set(
+            xlabel="batch size",
+            ylabel="learning rate / (1 - momentum)" if averaged else "learning rate",
+            title="The learning rate that each batch size wants",
+        )
+        _batch_axis(axes, sizes.tolist())
+        log_scale(axes, "y")
+        legend(axes, loc="best")
+    return axes
+
+
+def _found(record: Record, diagnosis: Diagnosis | None, code: str) -> Any:
+    found = finding(diagnosis, code)
+    return diagnose_batch_size(record)[code] if found is None and "loss" in record.steps else found
+
+
+def _step_lr(arm: Mapping[str, Any], *, averaged: bool) -> float:
+    return number(arm["best_lr"]) / (1 - number(arm["best_memory"])) if averaged else number(arm["best_lr"])
+
+
+def _draw(
+    ax: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    kind: str,
+    name: str,
+    style: Mapping[str, Any],
+    *,
+    shift: float,
+    dashed: bool,
+) -> None:
+    shown = [(row["batch_size"] * shift, [number(v) for v in row[kind]]) for row in rows]
+    shown = [(x, [v for v in values if math.isfinite(v)]) for x, values in shown]
+    shown = [(x, values) for x, values in shown if values]
+    if not shown:
+        return
+    for x, values in shown:
+        ax.plot([x] * len(values), values, linestyle="none", markersize=4, alpha=0.6, zorder=3, **style)
+    means = [math.exp(float(np.mean(np.log(v)))) if min(v) > 0 else float(np.mean(v)) for _, v in shown]
+    ax.plot(
+        [x for x, _ in shown], means, color=style["color"], marker=style["marker"], markersize=8, linewidth=1.4,
+        linestyle="--" if dashed else "-", label=name, zorder=4,
+    )  # fmt: skip
+
+
+def _batch_axis(ax: Axes, sizes: Sequence[float]) -> None:
+    ax.set_xscale("log", base=2)
+    ticks = sorted(set(sizes))
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels([f"{int(size):,}" for size in ticks])
+
+
+def _room(ax: Axes) -> float:
+    """Return the upper limit that leaves a third of the height above the marks for the legend."""
+    low, high = ax.get_ylim()
+    return high * (high / low) ** 0.5 if ax.get_yscale() == "log" and low > 0 else high + 0.5 * (high - low)

@@ -1,0 +1,291 @@
+"""`BatchSizeStudy`: batch sizes side by side, as they are and with learning rate and momentum tuned for each (F6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch.utils.data import Subset
+
+from workbench.config import TrainConfig
+from workbench.curves.trials import memory_field
+from workbench.errors import ConfigError, UsageError, WorkloadError
+from workbench.studies.base import Study
+from workbench.studies.session import Session
+from workbench.topics.batch_size.arms import BatchArm, choosing_seeds, next_points, read_arms
+from workbench.topics.batch_size.noise_scale import measure_noise_scale
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import seeded
+from workbench.train.checkpoint import load_model
+from workbench.train.coupling import evaluation_batch
+from workbench.train.evaluation import evaluate
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng
+from workbench.workloads.indexed import in_its_own_order
+
+__all__ = ["BatchSizeStudy", "collect_noise_scale"]
+
+Equal = Literal["steps", "examples"]
+STAGE, FIXED, FRESH, DECAY = "batch_size", "batch_size_fixed", "batch_size_seeds", "batch_size_decay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizeStudy(Study):
+    """Each batch size with the baseline's settings and with its own, under fresh seeds, at equal steps and at equal examples.
+
+    Batch size is no metaparameter to tune for validation performance (F6.1): what a sweep over it alone shows is mostly that the
+    other settings fit one batch size better than another. So learning rate and momentum are tuned for each, as lanes, before
+    any two are held against each other.
+
+    Attributes:
+        batch_sizes: what to try beside the baseline's own; None is a quarter of it and four times it, as far as the training
+            data reach.
+        equal: what batch sizes have in common: "steps", "examples", or both (F6.7).
+        retune: False leaves the tuning out, and the verdict says what such a sweep is worth.
+        memories: momentum (or beta1) to try with each; None is the baseline's own and averages over three times and a third
+            as many steps; the rules without one are tuned by their lr alone.
+        lr_ratio: step of the grid of learning rates (rule of thumb); it is extended until the best lies inside.
+        reach: steps of the grid to each side of the baseline's lr, at most.
+        finalists: how many of the best settings of each arm are trained under all choosing seeds (rule of thumb).
+        choosing_seeds: the baseline's own and those after it, by which settings are chosen: the best of many under one seed
+            is partly luck (rule of thumb).
+        seeds: fresh ones of every arm, behind those that choose.
+        weight_decays: to try with the smallest and the largest batch, tuned as they are (F6.6); () leaves that out.
+        steps: length of the baseline's trials; None is the baseline's.
+    """
+
+    stem: ClassVar[str] = "batch_size"
+
+    batch_sizes: Sequence[int] | None = None
+    equal: Sequence[Equal] = ("steps", "examples")
+    retune: bool = True
+    memories: Sequence[float] | None = None
+    lr_ratio: float = 2.0
+    reach: int = 8
+    finalists: int = 3
+    choosing_seeds: int = 3
+    seeds: int = 5
+    weight_decays: Sequence[float] = (1e-4, 1e-3, 1e-2)
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for i, size in enumerate(self.batch_sizes or ()):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(f"batch_sizes[{i}]={size!r} must be an integer of at least 1.")
+        if isinstance(self.equal, str) or not self.equal or not set(self.equal) <= set(get_args(Equal)):
+            raise ConfigError(
+                f"equal={self.equal!r} must name 'steps', 'examples' or both, as in ('steps', 'examples')."
+            )
+        for i, memory in enumerate(self.memories or ()):
+            if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 <= memory < 1:
+                raise ConfigError(f"memories[{i}]={memory!r} must be at least 0 and below 1.")
+        if not 1 < self.lr_ratio < math.inf:
+            raise ConfigError(f"lr_ratio={self.lr_ratio!r} must be a finite number above 1.")
+        for name in ("reach", "finalists", "choosing_seeds", "seeds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        for i, decay in enumerate(self.weight_decays):
+            if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay < math.inf:
+                raise ConfigError(f"weight_decays[{i}]={decay!r} must be a finite number above 0.")
+
+    def extend(self, session: Session) -> None:
+        """Run the study's trials inside a study that is already open."""
+        arms = self.arms(session)
+        session.facts(batch_size={"choosing_seeds": self.choosing_seeds})
+        run_round(session, [Asked("baseline", session.config)])
+        collect_noise_scale(session)
+        if self.retune:
+            self._search(session, arms)
+            run_round(session, self._final(session, arms))
+        run_round(session, self._fresh(session, arms))
+        if self.retune and self.weight_decays:
+            run_round(session, self._decays(session))
+        self._gaps(session)
+
+    def arms(self, session: Session) -> list[TrainConfig]:
+        """Return the baseline at every batch size and length, without repeats, the baseline itself first.
+
+        Raises:
+            UsageError: no other batch size fits the training data.
+        """
+        own = session.config
+        examples = _train_examples(session)
+        sizes = self.batch_sizes
+        if sizes is None:
+            sizes = [size for size in (own.batch_size // 4, 4 * own.batch_size) if 1 <= size <= examples]
+        found = [own]
+        for size in sizes:
+            if size > examples or size % own.accumulate_steps:
+                raise UsageError(
+                    f"batch size {size} does not fit: the training split has {examples:,} examples, and a batch is "
+                    f"accumulated over {own.accumulate_steps} micro-batch(es)."
+                )
+            lengths = {"steps": own.total_steps, "examples": max(1, round(own.total_steps * own.batch_size / size))}
+            for steps in dict.fromkeys(lengths[name] for name in self.equal):
+                found += [_at(own, size, steps)] if size != own.batch_size else []
+        if len(found) < 2:
+            raise UsageError(
+                f"no batch size beside the baseline's {own.batch_size} fits a training split of {examples:,} examples: "
+                "give batch_sizes=[...]."
+            )
+        return list(dict.fromkeys(found))
+
+    def _memories(self, config: TrainConfig) -> tuple[str | None, list[float]]:
+        name = memory_field(config.optimizer)
+        if name is None:
+            return None, [0.0]
+        own = float(getattr(config, name))
+        tried = [own, 1 - (1 - own) / 3, 1 - 3 * (1 - own)] if self.memories is None else [own, *self.memories]
+        return name, [value for value in dict.fromkeys(tried) if 0 <= value < 1]
+
+    def _search(self, session: Session, arms: Sequence[TrainConfig]) -> None:
+        """Ask for the next point of every arm and memory together, so that those of one batch size train as lanes."""
+        while True:
+            known = {(a.batch_size, a.total_steps): a for a in read_arms(session.record)}
+            asked = [
+                Asked(STAGE, config)
+                for arm in arms
+                for config in self._next(arm, known.get((arm.batch_size, arm.total_steps)))
+            ]
+            if not asked:
+                return
+            run_round(session, asked)
+
+    def _next(self, arm: TrainConfig, known: BatchArm | None) -> Iterator[TrainConfig]:
+        name, memories = self._memories(arm)
+        for memory in memories:
+            centre, change = arm.peak_lr, dict[str, Any]()
+            if name is not None:
+                change = {name: memory}
+            if name == "momentum":  # an average that is not normalised: the length of a step is lr / (1 - momentum)
+                centre *= (1 - memory) / (1 - float(arm.momentum))
+            points = known.points if known else ()
+            tried = {p.lr: p.value for p in points if math.isclose(p.memory, memory, abs_tol=1e-12)}
+            sign = known.sign if known else 1.0
+            for lr in next_points(tried, centre, ratio=self.lr_ratio, reach=self.reach, sign=sign):
+                yield arm.replace(peak_lr=lr, **change)
+
+    def _final(self, session: Session, arms: Sequence[TrainConfig]) -> list[Asked]:
+        """Return the best settings of every arm under all the seeds that choose."""
+        best = [each for arm in arms for each in self._ranked(session, arm)[: self.finalists]]
+        return [Asked(STAGE, each) for arm in best for each in seeded(arm, arm.peak_lr, self.choosing_seeds)]
+
+    def _fresh(self, session: Session, arms: Sequence[TrainConfig]) -> list[Asked]:
+        """Return every arm under fresh seeds, with the baseline's settings and with the best ones."""
+        best = [each for arm in arms for each in self._ranked(session, arm)[:1]] if self.retune else []
+        stages = [(FIXED, arm) for arm in arms] + [(FRESH, arm) for arm in best]
+        count = self.choosing_seeds + self.seeds
+        return [Asked(s, each) for s, arm in stages for each in seeded(arm, arm.peak_lr, count)[self.choosing_seeds :]]
+
+    def _ranked(self, session: Session, arm: TrainConfig) -> list[TrainConfig]:
+        """Return what was tried with an arm, best first."""
+        name, _ = self._memories(arm)
+        return [
+            arm.replace(peak_lr=point.lr, **({name: point.memory} if name else {}))
+            for found in read_arms(session.record)
+            if (found.batch_size, found.total_steps) == (arm.batch_size, arm.total_steps)
+            for point in found.ranked
+        ]
+
+    def _decays(self, session: Session) -> list[Asked]:
+        """Return the smallest and the largest batch, tuned at the baseline's number of steps or else their own, with each decay."""
+        every = self.arms(session)
+        sizes = [arm.batch_size for arm in every]
+        count = self.choosing_seeds + self.seeds
+        asked = []
+        for size in (min(sizes), max(sizes)):
+            arms = [arm for arm in every if arm.batch_size == size]
+            arm = next((each for each in arms if each.total_steps == session.config.total_steps), arms[0])
+            for best in self._ranked(session, arm)[:1]:
+                decayed = [best.replace(weight_decay=decay) for decay in self.weight_decays]
+                asked += [Asked(DECAY, each) for one in decayed for each in seeded(one, one.peak_lr, count)]
+        return asked
+
+    def _gaps(self, session: Session) -> None:
+        """Store the loss on training examples of every selected checkpoint that was trained under a fresh seed."""
+        workload, record = session.workload, session.record
+        data: Any = workload.train_data
+        if not len(record.trials) or in_its_own_order(data):
+            return
+        held = len(workload.validation_data) if hasattr(workload.validation_data, "__len__") else len(data)
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:held]
+        seen = workload.replace(train_data=Subset(data, order.tolist()))
+        losses: dict[str, float] = dict(record.facts.get("train_losses") or {})
+        fresh = ~record.trials["seed"].isin(choosing_seeds(record))
+        rows = record.trials[(record.trials["state"] == "complete") & fresh]
+        for number in rows["trial"].tolist():
+            best = record.trial(number).best()
+            if str(number) in losses or best.checkpoint is None:
+                continue
+            with isolated_rng():
+                model = build_model(workload, session.config, session.device)
+            found = evaluate(
+                seen, load_model(model, best.checkpoint), split="train", batch_size=evaluation_batch(workload, session.config, session.device),
+                precision=session.config.precision,
+            )  # fmt: skip
+            losses[str(number)] = next(e.value for e in found if e.metric == "loss")
+        session.facts(train_losses=losses)
+
+
+def _at(config: TrainConfig, batch_size: int, steps: int) -> TrainConfig:
+    """Return a config with another batch size and length; what is counted in steps keeps its share of the run."""
+    shares = {
+        name: value if not value else max(1, round(value * steps / config.total_steps))
+        for name in ("warmup_steps", "eval_every_steps", "checkpoint_every_steps")
+        if (value := getattr(config, name)) is not None
+    }
+    return config.replace(batch_size=batch_size, total_steps=steps, eval_batch_size=None, **shares)
+
+
+def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> None:
+    """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5).
+
+    Args:
+        session: the study.
+        checkpoints: only the latest ones, so many; None takes all that were kept.
+    """
+    session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
+
+
+def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, Any]]:
+    """Return a row for each moment that could be measured.
+
+    Raises:
+        WorkloadError: there is none; it says why.
+    """
+    rows: list[dict[str, Any]] = []
+    reasons: dict[int, str] = {}
+    moments = _moments(session)
+    latest = moments[1:] if checkpoints is None else moments[max(1, len(moments) - checkpoints) :]
+    for step, checkpoint in moments[:1] + latest:
+        found = measure_noise_scale(session.workload, session.config, session.device, checkpoint=checkpoint)
+        if isinstance(found, str):
+            reasons[step] = found
+        else:
+            rows.append({"step": step} | found.to_dict())
+    if not rows:
+        raise WorkloadError("; ".join(dict.fromkeys(reasons.values())))
+    return rows
+
+
+def _moments(session: Session) -> list[tuple[int, Path | None]]:
+    """Return the initial model, and the checkpoints that the baseline's run has kept."""
+    trial = session.trial(session.config, stage="baseline")
+    kept = sorted((trial.folder / "checkpoints").glob("step-*"))
+    steps = [(int(path.name.partition("-")[2]), path) for path in kept]
+    return [(0, None), *(found for found in steps if found[0] > 0)]
+
+
+def _train_examples(session: Session) -> int:
+    data: Any = session.workload.train_data
+    if not hasattr(data, "__len__"):
+        raise UsageError(
+            f"workload {session.workload.name!r}: the training data have no length, so batch sizes have no bound."
+        )
+    return len(data)

@@ -1,0 +1,1 @@
+"""Which checkpoint to take, and does training resume where it stopped?"""

@@ -1,0 +1,124 @@
+"""The best checkpoint of each run: where it lies, what it is worth over the last, and what stopping early would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record, finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, PAPER, drawing, legend, not_measured, number
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.checkpoints.patience import Patience
+
+__all__ = ["plot_checkpoints", "plot_early_stopping"]
+
+
+def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw for every run where its best checkpoint lies, and how much better it is than the last one.
+
+    Healthy: points at the right edge, where the best is the last, or low ones: it does not matter which is taken. Sick: points far
+    to the left and high, the last checkpoint is worse than one that was there before; triangles far below their circles, or below 0,
+    say that most of the gain holds only where the checkpoint was chosen.
+
+    Args:
+        record: a study with finished runs.
+        diagnosis: its `checkpoints.best_not_last` holds the runs; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Circles: the split that chose; triangles: the test split, where it was evaluated.
+
+    Source: P4.3 (the best is often not the last), P4.5 (retrospective selection).
+    """
+    with drawing(ax, size=(6.8, 3.8)) as axes:
+        rows = _evidence(record, diagnosis).get("runs", ())
+        rows = [row for row in rows if np.isfinite(number(row["gain"]))]
+        if not rows:
+            return not_measured(axes, "no finished run has enough finite evaluations")
+        at = np.array([number(row["best_frac"]) for row in rows])
+        gain = np.array([number(row["gain"]) for row in rows])
+        tested = np.array([number(row["test_gain"]) for row in rows])
+        axes.axhline(0.0, color=INK, linewidth=0.8)
+        for x, low, high in zip(at, tested, gain, strict=True):
+            if np.isfinite(low):
+                axes.plot([x, x], [low, high], color=BASELINE, linewidth=1.0, linestyle=":", zorder=2)
+        axes.plot(
+            at, gain, "o", color=GOOD, markersize=7, label=f"where it was chosen (mean {gain.mean():.2g})", zorder=3
+        )
+        if np.isfinite(tested).any():
+            mean = float(np.nanmean(tested))
+            axes.plot(at, tested, "^", color=BAD, markersize=7, label=f"on the test split (mean {mean:.2g})", zorder=3)
+        axes.set(xlabel="step of the best checkpoint, share of the run", title="Best checkpoint against the last")
+        axes.set_ylabel(f"last less best, {record.config.get('select', 'metric')}", parse_math=False)
+        axes.set_xlim(-0.03, 1.03)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.margins(y=0.15)
+        legend(axes)
+    return axes
+
+
+def plot_early_stopping(
+    record: Record, diagnosis: Diagnosis | None = None, *, stopped: Patience | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw what each early-stopping rule saves and what it loses, replayed on the recorded curves.
+
+    Healthy: bars at 0 with many steps saved, as where the curve has turned for good. Sick: long bars, the rule stopped before the
+    best; a dash far beyond the bar is the run that it hurt most.
+
+    Args:
+        record: a study with finished runs.
+        diagnosis: its `checkpoints.best_not_last` holds the rules; made from the record without it.
+        stopped: one more rule, as `stop_with_patience` returns it, at the top.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes: one bar a rule; the tick of the one that was asked for stays while its patience changes.
+
+    Source: P4.6 (early stopping is not needed where the budget is set beforehand).
+    """
+    with drawing(ax, size=(6.8, 3.8)) as axes:
+        rows: Sequence[Mapping[str, Any]] = _evidence(record, diagnosis).get("early_stopping", ())
+        known = {row["rule"]: row for row in rows}
+        if stopped is not None and stopped.row is not None:
+            known = {stopped.rule.name: stopped.row} | {k: v for k, v in known.items() if k != stopped.rule.name}
+        rows = [row for row in known.values() if np.isfinite(number(row["lost_frac"]))]
+        if not rows:
+            return not_measured(axes, "no finished run has enough finite evaluations")
+        places = np.arange(len(rows))
+        lost = np.array([number(row["lost_frac"]) for row in rows])
+        worst = np.array([number(row["worst_lost_frac"]) for row in rows])
+        own = np.array([stopped is not None and row["rule"] == stopped.rule.name for row in rows])
+        axes.barh(places[~own], lost[~own], height=0.6, color=PALETTE[0], label="mean over the runs")
+        if own.any():
+            axes.barh(places[own], lost[own], height=0.6, color=PALETTE[4], hatch="//", edgecolor=INK, linewidth=0.4)
+        axes.plot(worst, places, "|", color=BAD, markersize=13, markeredgewidth=2, linestyle="none", label="worst run")
+        names = [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows]
+        for place in places[own]:
+            axes.text(0.98, place, names[place].replace("\n", " "), transform=axes.get_yaxis_transform(), ha="right", va="center",
+                      fontsize=8.5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
+        axes.set_yticks(places, ["▶ asked for" if mine else name for name, mine in zip(names, own, strict=True)])
+        axes.tick_params(axis="y", labelsize=8)
+        axes.invert_yaxis()
+        top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
+        axes.set_xlim(-0.02 * top, 1.1 * top)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes.set(
+            xlabel="lost against the best of the full budget,\nas a share of what was learned",
+            ylabel="rule",
+            title="What stopping early costs",
+        )
+        legend(axes, loc="lower right")
+    return axes
+
+
+def _evidence(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
+    found = finding(diagnosis, "checkpoints.best_not_last")
+    if found is None and "trial" in record.evals and len(record.evals):
+        found = diagnose_checkpoints(record)["checkpoints.best_not_last"]
+    return {} if found is None else found.evidence

@@ -1,0 +1,1 @@
+"""Does gradient clipping help, and at which norm?"""

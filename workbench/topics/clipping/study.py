@@ -1,0 +1,170 @@
+"""`ClippingStudy`: does clipping the gradient norm let an unstable lr train, at which threshold, and at what price?
+
+A run without clipping at a stable lr gives the norms; the same without clipping at the lr in question is the control; and
+a ladder of thresholds, decreasing percentiles of those norms, is tried at that lr (F4.9, F4.10).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from workbench.config import TrainConfig
+from workbench.curves.clip_reference import ReferenceNorms, reference_norms
+from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.judged_runs import judged_runs
+from workbench.errors import ConfigError
+from workbench.studies.base import Study
+from workbench.studies.session import Session
+from workbench.topics.clipping.ladder import is_calm, read_ladder
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+
+__all__ = ["ClippingStudy"]
+
+STAGE, CONTROL = "clipping", "clipping_control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingStudy(Study):
+    """A ladder of clipping thresholds at one learning rate, with a run without clipping beside it.
+
+    Attributes:
+        peak_lr: the lr that clipping is to make trainable; None takes `multiple` times the lr where instability starts,
+            which a sweep in the same folder has found, and without one the baseline's.
+        reference_lr: a stable lr whose norms the thresholds come from; None is the baseline's, below the unstable one.
+        percentiles: of those norms, the loosest first (F4.9, F4.10).
+        looser: the first percentile over all steps, those at the start included, is tried before where it is larger by
+            this factor (rule of thumb).
+        halvings: where no percentile cures, the last threshold is halved so many times: norms that differ little among
+            themselves have percentiles that do, too.
+        at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
+        seeds: trials per threshold; the same seeds, and so the same batches, at each.
+        multiple: see `peak_lr` (rule of thumb).
+        lower: an unstable reference is tried again at the lr divided by this (rule of thumb).
+        tries: reference lrs tried, at most (rule of thumb).
+        steps: length of a trial; None is the baseline's.
+    """
+
+    stem: ClassVar[str] = "clipping"
+
+    peak_lr: float | None = None
+    reference_lr: float | None = None
+    percentiles: Sequence[float] = (90.0, 75.0, 50.0, 25.0, 10.0)
+    looser: float = 1.25
+    halvings: int = 3
+    at_once: bool = True
+    seeds: int = 1
+    multiple: float = 1.5
+    lower: float = 4.0
+    tries: int = 3
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("peak_lr", "reference_lr", "multiple"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+        for name in ("seeds", "tries"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        if isinstance(self.halvings, bool) or not isinstance(self.halvings, int) or self.halvings < 0:
+            raise ConfigError(f"halvings={self.halvings!r} must be an integer of at least 0.")
+        for name in ("lower", "looser"):
+            if not 1 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
+        ladder = list(self.percentiles)
+        if not ladder or not all(isinstance(p, (int, float)) and 0 < p <= 100 for p in ladder):
+            raise ConfigError(f"percentiles={ladder!r} must hold at least one number, each above 0 and at most 100.")
+        if any(a <= b for a, b in pairwise(ladder)):
+            raise ConfigError(f"percentiles={ladder!r} must decrease: clipping begins loose and gets tighter (F4.10).")
+
+    def extend(self, session: Session) -> None:
+        """Run the study's trials inside a study that is already open."""
+        lr, edge = self._target(session)
+        session.facts(clipping_lr=lr)
+        stage = "lr_sweep" if edge is None else CONTROL  # a sweep that has found its edge keeps it
+        controls = self._seeded(session, stage, session.config.replace(peak_lr=lr, max_grad_norm=None))
+        own = [Asked("baseline", session.config)] if session.config.max_grad_norm is not None else []
+        reference = self._reference(session, edge, [*controls, *own])
+        if reference is None:
+            return
+        thresholds = self._thresholds(reference)
+        session.facts(clipping_thresholds=[list(found) for found in thresholds])
+        config = session.config.replace(peak_lr=lr)
+        ladder = [self._rung(session, config, value) for _, value, _ in thresholds]
+        calm = self._calm(session, controls)
+        if self.at_once and not calm:
+            run_round(session, [asked for rung in ladder for asked in rung])
+            ladder = []
+        for rung in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
+            run_round(session, rung)
+            if calm or self._cured(session):
+                return
+        if thresholds and not self._cured(session):
+            halved = [thresholds[-1][1] * 0.5 ** (k + 1) for k in range(self.halvings)]
+            run_round(session, [asked for value in halved for asked in self._rung(session, config, value)])
+
+    def _rung(self, session: Session, config: TrainConfig, threshold: float) -> list[Asked]:
+        return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
+
+    def _cured(self, session: Session) -> bool:
+        """Tell whether a threshold makes training stable without being a smaller lr in disguise."""
+        record = session.record
+        return any(rung.cures() for rung in read_ladder(record, clipped_runs(record)))
+
+    def _thresholds(self, reference: ReferenceNorms) -> list[tuple[float, float, str]]:
+        """Return (percentile, threshold, of which steps) of each rung, loosest first.
+
+        Where norms shrink as training goes on, the first percentile over all steps lies above that of the steady stretch,
+        and comes first: the ladder goes down only, so it had better begin loose.
+        """
+        chosen = [reference.threshold(p) for p in self.percentiles]
+        rungs = [(c.percentile, c.threshold, "steady") for c in chosen if c.threshold is not None]
+        if rungs and chosen[0].all_steps is not None and chosen[0].all_steps >= self.looser * rungs[0][1]:
+            rungs.insert(0, (chosen[0].percentile, chosen[0].all_steps, "all"))
+        return rungs
+
+    def _target(self, session: Session) -> tuple[float, float | None]:
+        """Return the lr in question, and where instability starts as far as a sweep in this folder knows."""
+        record = session.record
+        edge = diagnose_lr_sweep(record)["lr.unstable"].value if len(record.trials) else None
+        if self.peak_lr is not None:
+            return float(self.peak_lr), edge
+        return (session.config.peak_lr if edge is None else self.multiple * edge), edge
+
+    def _reference(self, session: Session, edge: float | None, beside: Sequence[Asked]) -> ReferenceNorms | None:
+        """Run the trial that the norms come from, the first one together with those `beside` it; lower where unstable."""
+        lr = self.reference_lr or session.config.peak_lr
+        if self.reference_lr is None and edge is not None and lr >= edge:
+            lr = edge / 2.0
+        for _ in range(self.tries):
+            config = session.config.replace(peak_lr=lr, max_grad_norm=None)
+            session.facts(clipping_reference_lr=lr)
+            (trial, *_) = run_round(session, [Asked("lr_sweep", config), *beside])
+            rows = judged_runs(session.record, set(session.record.trials["stage"]))
+            if not any(row["trial"] == trial.number and row["lasting"] for row in rows):
+                break
+            lr, beside = lr / self.lower, ()
+        return reference_norms(session.record)
+
+    def _seeded(self, session: Session, stage: str, config: TrainConfig) -> list[Asked]:
+        """Return the trials of one config under each seed, the baseline's own first."""
+        first, per_host = session.config.shared_seed, session.config.per_host_seed
+        return [
+            Asked(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k)) for k in range(self.seeds)
+        ]
+
+    def _calm(self, session: Session, controls: Sequence[Asked]) -> bool:
+        """Tell whether training shows no rise without clipping."""
+        numbers = {
+            trial.number for trial in run_round(session, controls)
+        }  # trained already, so this only looks them up
+        record = session.record
+        rows = judged_runs(record, set(record.trials["stage"]))
+        return all(is_calm(row) for row in rows if row["trial"] in numbers)

@@ -1,0 +1,1 @@
+"""Which of several variants is better, each tuned alike?"""

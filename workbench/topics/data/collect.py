@@ -1,0 +1,289 @@
+"""`collect_data` and `audit_data`: the facts for `diagnose_data`, from a workload or from somebody's own loader."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+from workbench.errors import ConfigError, UsageError
+from workbench.findings.audited import Audit
+from workbench.topics.data.codes import missing_codes
+from workbench.topics.data.hashing import exact_hashes
+from workbench.topics.data.order import loader_order, stream_order, trainer_order
+from workbench.topics.data.overlap import find_overlap
+from workbench.topics.data.repeats import chance_bits
+from workbench.topics.data.roles import Paired, paired
+from workbench.topics.data.rows import Rows, fetch_rows, read_rows
+from workbench.topics.data.sample import Sample, split_sample
+from workbench.topics.data.scale import codes_in_the_model, far_in_the_model, far_rows, input_scale, model_scale
+from workbench.topics.data.shift import input_shift, target_shift
+from workbench.topics.data.workers import probe_workers
+from workbench.topics.data.yardsticks import measure
+from workbench.train.rng import isolated_rng, seed_all
+from workbench.workloads.base import Workload
+
+__all__ = ["DataAudit", "audit_data", "collect_data"]
+
+MANY_CLASSES = 1000
+PROBED = 8
+"""Examples that are read again to see whether items are random (rule of thumb)."""
+LARGEST = 10_000_000
+"""Examples of a dataset whose order is looked up, at most."""
+
+
+class DataAudit(Audit):
+    """What `audit_data` found, for `diagnose_data`."""
+
+
+def audit_data(
+    data: Workload | DataLoader[Any] | Any,
+    *,
+    validation: Any = None,
+    test: Any = None,
+    max_examples: int | None = None,
+    near: bool = True,
+    memory_mb: float = 256.0,
+) -> DataAudit:
+    """Look at data before training on them: overlap of the splits, order, classes, scale, workers. Nothing is trained.
+
+    Args:
+        data: a workload, the `DataLoader` that you train with, or a dataset; a loader's order is observed over two epochs.
+        validation: dataset or loader of the validation split, where `data` is no workload.
+        test: the same for the test split.
+        max_examples: read of each split, at most, the first ones; None is all.
+        near: look for near duplicates too, not for exact ones alone.
+        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
+
+    Returns:
+        What was found; `diagnose_data` judges it.
+
+    Raises:
+        UsageError: `data` is none of these, or splits are given twice.
+        ConfigError: a setting is out of its range.
+        DataError: an item raised; its index is named.
+    """
+    if max_examples is not None and (isinstance(max_examples, bool) or max_examples < 2):
+        raise ConfigError(f"max_examples={max_examples!r} must be at least 2, or None for all.")
+    if isinstance(data, Workload):
+        if validation is not None or test is not None:
+            raise UsageError("a workload has its splits: leave validation= and test= out, or pass a loader instead.")
+        return DataAudit(
+            facts={"data": collect_data(data, max_examples=max_examples, near=near, memory_mb=memory_mb)},
+            workload=data.name,
+        )
+    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")) or isinstance(data, (str, bytes, dict)):
+        raise UsageError(
+            f"data must be a Workload, a DataLoader or a dataset, not {type(data).__name__} ({str(data)[:60]}). "
+            "Give the loader that you train with."
+        )
+    others = {"validation": validation, "test": test}
+    splits = {name: getattr(d, "dataset", d) if isinstance(d, DataLoader) else d for name, d in others.items() if d is not None}  # fmt: skip
+    loader = data if isinstance(data, DataLoader) else None
+    found = _facts(
+        data.dataset if loader is not None else data, splits, loader=loader, trainer=False, num_workers=0,
+        max_examples=max_examples, near=near, memory_mb=memory_mb,
+    )  # fmt: skip
+    return DataAudit(facts={"data": found}, workload=type(getattr(data, "dataset", data)).__name__)
+
+
+def collect_data(
+    workload: Workload,
+    *,
+    device: torch.device | None = None,
+    max_examples: int | None = 20_000,
+    near: bool = True,
+    memory_mb: float = 256.0,
+) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_data`; the caller's random state is left bit for bit as it was.
+
+    Args:
+        workload: what to look at.
+        device: where a new model is shown a batch, for what reaches its first layer; None is the CPU.
+        max_examples: read of each split, at most.
+        near: look for near duplicates too.
+        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
+    """
+    splits = paired(workload, device or torch.device("cpu"))
+    target = splits["train"].target if isinstance(splits["train"], Paired) else 1
+    found = _facts(
+        splits.pop("train"), splits, loader=None, trainer=True, num_workers=workload.num_workers,
+        max_examples=max_examples, near=near, memory_mb=memory_mb,
+    )  # fmt: skip
+    with isolated_rng():
+        seen = model_scale(workload, device or torch.device("cpu"), most=max_examples)
+        if "inputs" in found["far"]:
+            inputs = found["far"]["inputs"]
+            inputs["far"] = far_in_the_model(workload, device or torch.device("cpu"), inputs["far"], most=max_examples)
+        found["codes"] = codes_in_the_model(workload, device or torch.device("cpu"), found["codes"], most=max_examples)
+    found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
+    return found | {"target_part": target}
+
+
+def _facts(
+    train: Any,
+    others: dict[str, Any],
+    *,
+    loader: DataLoader[Any] | None,
+    trainer: bool,
+    num_workers: int,
+    max_examples: int | None,
+    near: bool,
+    memory_mb: float,
+) -> dict[str, Any]:
+    with isolated_rng():
+        order: dict[str, Any] | None = None
+        if _is_stream(train):
+            order, rows = stream_order(train if loader is None else loader, max_examples=max_examples or 200_000)
+            kept: Any = _Read(rows)
+            labels = rows.labels
+        else:
+            kept = train
+            labels = _labels(read_rows(train, memory_mb=memory_mb / 8, first=max_examples))
+            if loader is not None:
+                order = loader_order(loader, max_examples=max_examples or 20_000)
+            elif trainer:
+                order = trainer_order(train, labels)
+        held = {name: _map_style(data, max_examples) for name, data in others.items()}
+        reading = _reading(kept)
+        samples = {
+            name: split_sample(data, split=name, most=max_examples, memory_mb=memory_mb / 8)
+            for name, data in {"train": kept, **held}.items()
+        }
+        sample = samples.pop("train")
+        return {
+            "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
+            "read": len(kept) if max_examples is None else min(len(kept), max_examples),
+            "reading": reading,
+            "overlap": _overlap(kept, held, reading, near=near, memory_mb=memory_mb, max_rows=max_examples),
+            "order": order,
+            "classes": _classes(labels),
+            "bits": chance_bits(sample),
+            "ids": sample.ids,
+            "stream": _is_stream(train),
+            "scale": input_scale(sample),
+            "far": far_rows(sample),
+            "codes": missing_codes(sample),
+            "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
+            "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
+            "workers": _workers(train, loader, num_workers),
+        }  # fmt: skip
+
+
+class _Read:
+    """Rows that were read from a stream, as a map-style dataset."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.rows.inputs[index], None if self.rows.labels is None else self.rows.labels[index]
+
+
+def _is_stream(data: Any) -> bool:
+    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
+
+
+def _map_style(data: Any, most: int | None) -> Any:
+    return list(itertools.islice(iter(data), most)) if _is_stream(data) else data
+
+
+def _length(data: Any, otherwise: int) -> int:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return otherwise
+
+
+class _Steady:
+    """A map-style dataset of which each item is read under the same random state: random augmentation does the same to all."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        seed_all(0)
+        return self.data[index]
+
+
+def _reading(data: Any) -> str:
+    """Return how items are read: "fixed"; "augmented" (the same under one random state); "drawn" (all alike under it); "random"."""
+    if not len(data) or _same(data):
+        return "fixed"
+    steady = _Steady(data)
+    if not _same(steady):
+        return "random"
+    few = exact_hashes(fetch_rows(steady, range(min(PROBED, len(data)))).inputs)
+    return "drawn" if len(few) > 1 and len(set(few.tolist())) == 1 else "augmented"
+
+
+def _same(data: Any) -> bool:
+    """Tell whether items are the same at two readings."""
+    places = range(min(PROBED, len(data)))
+    one, two = (exact_hashes(fetch_rows(data, places).inputs) for _ in range(2))
+    return bool((one == two).all())
+
+
+def _overlap(train: Any, held: Mapping[str, Any], reading: str, **options: Any) -> dict[str, Any] | None:
+    if reading in ("drawn", "random") or not len(train):
+        return None
+    if reading == "augmented":
+        train, held = _Steady(train), {name: _Steady(data) for name, data in held.items()}
+    return find_overlap(train, held, **options)
+
+
+def _labels(blocks: Iterable[Rows]) -> NDArray[Any] | None:
+    """Return the labels of all rows; None where one has none."""
+    parts = [rows.labels for rows in blocks]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None
+
+
+def _yardsticks(
+    train: Any, sample: Sample, labels: NDArray[Any] | None, other: Any, held: Sample | None
+) -> dict[str, Any]:
+    """Return what `measure` finds; examples stand next to each other where they do in the dataset that the splits were cut from."""
+    if labels is None or labels.dtype.kind not in "iubf":
+        return measure(sample, held)
+    if type(train) is not Subset or len(train.dataset) > LARGEST:  # type: ignore[arg-type]
+        return measure(sample, held, stored=labels.astype(np.float64))
+    stored = np.full(len(train.dataset), np.nan)  # type: ignore[arg-type]
+    stored[np.asarray(train.indices)[: len(labels)]] = labels
+    if type(other) is Subset and other.dataset is train.dataset and held is not None and held.targets is not None:
+        stored[np.asarray(other.indices)[held.places]] = held.targets[:, 0]
+    return measure(sample._replace(places=np.asarray(train.indices)[sample.places]), held, stored=stored)
+
+
+def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:
+    """Return examples per class, most common first; None where labels are no classes."""
+    if labels is None or labels.dtype.kind == "f" or not len(labels):
+        return None
+    counts = Counter(labels.tolist())
+    if len(counts) > min(MANY_CLASSES, max(2, len(labels) / 2)):
+        return None
+    return {str(label): int(count) for label, count in counts.most_common()}
+
+
+def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> dict[str, Any] | None:
+    """Return what `probe_workers` finds; None for a stream in workers, of which nobody can ask for one example twice."""
+    count = loader.num_workers if loader is not None else num_workers
+    if _is_stream(train) and count > 0:
+        return None
+    if loader is None or count < 1:
+        return probe_workers(train, num_workers=count)
+    return probe_workers(
+        train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,
+        persistent=loader.persistent_workers,
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""`diagnose_data`: copies, order, signal, shifts between the splits, classes, scale and workers (P2.9, P3.2, F1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.curves.class_counts import wilson
+from workbench.findings.audited import Audited, why_missing
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.data.diagnose_copies import duplicates, leakage
+from workbench.topics.data.diagnose_order import CLAUSE, data_finding, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_scale import scale
+from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
+from workbench.topics.data.diagnose_signal import no_signal
+from workbench.topics.generalisation.diagnose import gap_of
+
+__all__ = ["diagnose_data", "worker_rng_finding"]
+
+
+def diagnose_data(
+    record: Audited,
+    *,
+    leaked_share: float = 0.01,
+    repeated_share: float = 0.8,
+    blank_share: float = 0.05,
+    few_rows: int = 32,
+    alpha: float = 1e-4,
+    small_shift: float = 0.15,
+    large_shift: float = 0.3,
+    class_ratio: float = 10.0,
+    largest_scale: float = 10.0,
+    smallest_scale: float = 0.01,
+    feature_ratio: float = 1000.0,
+    target_scale: float = 300.0,
+    output_ratio: float = 100.0,
+    far_ratio: float = 100.0,
+    far_share: float = 0.02,
+) -> Diagnosis:
+    """Judge the facts that were collected about the data, and where a study trained on them, by what came of it.
+
+    Args:
+        record: a study whose facts hold "data", or what `audit_data` returns.
+        leaked_share: of a validation or test split that may be in the training split without an alarm (rule of thumb: a
+            hundredth moves an accuracy by a hundredth at most).
+        repeated_share: of a split that may have been there before (rule of thumb: each example five times; oversampling repeats less).
+        blank_share: of a split that may be one and the same input (rule of thumb).
+        few_rows: distinct training rows below which rows are alike by nature (rule of thumb).
+        alpha: chance at which a random order, a random split or a random copy is called none (rule of thumb).
+        small_shift: distance between the splits, from which on a gap of the trained model is put down to it (rule of thumb: half
+            a deviation makes 0.2).
+        large_shift: distance from which on it is an alarm though nothing was trained (rule of thumb).
+        class_ratio: the most common class over the rarest, where imbalance begins (rule of thumb).
+        largest_scale: of the inputs (rule of thumb: the loss is a hundred times steeper then than for inputs of size 1).
+        smallest_scale: of the inputs (rule of thumb).
+        feature_ratio: the largest feature over the smaller ones, where these are invisible (rule of thumb).
+        target_scale: of targets that are numbers (rule of thumb).
+        output_ratio: of the size of targets to that of the untrained model's outputs, for that to matter (rule of thumb).
+        far_ratio: a training example this many times as far from the middle as the median one is an outlier (rule of thumb: of
+            log-normal rows of deviation 1, one of a million is).
+        far_share: of the examples that may be outliers; more are another kind of example (rule of thumb).
+
+    Returns:
+        `data.leakage`, `.duplicates`, `.unshuffled`, `.weak_shuffle`, `.no_signal`, `.label_shift`, `.train_validation_shift`,
+        `.scale`, `.imbalance`, `.worker_rng`, once each.
+    """
+    facts = record.facts.get("data")
+    if not facts:
+        reason = why_missing(
+            record.facts, "data", "nobody looked at the data; `workbench diagnose` and `audit_data` do"
+        )
+        findings = tuple(data_finding(name, "not_measured", reason) for name in CLAUSE)
+    else:
+        order, gap = unshuffled(facts, alpha), gap_of(record.facts)
+        shifted = {"alpha": alpha, "small": small_shift, "large": large_shift}
+        findings = (
+            leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha),
+            duplicates(facts, limit=repeated_share, blank=blank_share),
+            order,
+            weak_shuffle(facts, alpha, order),
+            no_signal(facts, record.facts.get("generalisation")),
+            label_shift(facts, gap, **{**shifted, "alpha": 10 * alpha}),
+            train_validation_shift(facts, gap, **shifted),
+            scale(
+                facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
+                output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
+            ),
+            _imbalance(facts, class_ratio, _counted(record.facts)),
+            worker_rng_finding(facts),
+        )  # fmt: skip
+    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+
+
+def _counted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is known of the classes on validation; None where nothing was trained."""
+    return facts.get("evaluation_sample") or ({} if "preflight" in facts else None)
+
+
+def _imbalance(facts: Mapping[str, Any], limit: float, sample: Mapping[str, Any] | None) -> Finding:
+    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found."""
+    counts = facts["classes"]
+    if not counts or len(counts) < 2:
+        return data_finding("imbalance", "ok", "Does not apply: the labels are no classes, or there is only one.")
+    common, rare = next(iter(counts)), list(counts)[-1]
+    ratio = counts[common] / counts[rare]
+    evidence = {"classes": len(counts), "counts": dict(list(counts.items())[:50])}
+    numbers: dict[str, Any] = {"value": ratio, "unit": "times", "threshold": limit, "evidence": evidence}
+    said = f"The most common of {len(counts)} classes has {ratio:.3g} times as many examples as the rarest ({counts[common]:,} and {counts[rare]:,})"
+    if ratio < limit:
+        return data_finding("imbalance", "ok", f"{said}.", **numbers)
+    missed = None
+    if sample is not None:
+        missed = _missed(sample.get("classes") or (), common, {name for name, n in counts.items() if n * limit <= counts[common]})  # fmt: skip
+        if missed is None:
+            return data_finding("imbalance", "ok", f"{said}; on validation none of the rare ones is seen to suffer.", **numbers)  # fmt: skip
+    return data_finding(
+        "imbalance", "warn", f"{said}{missed or ''}: accuracy hides the rare ones.",
+        advice=(
+            "Look at each class by itself: recall with its counts, not accuracy alone.",
+            "Weight the loss or sample the rare classes more often only if that metric asks for it.",
+        ),
+        **numbers,
+    )  # fmt: skip
+
+
+def _missed(rows: Any, common: str, rare: set[str]) -> str | None:
+    """Return which rare class is found far less often than the most common one, by more than chance, and None where none is."""
+    recall = next((r["correct"] / r["total"] for r in rows if str(r["class"]) == common and r["total"]), None)
+    for row in rows:
+        if str(row["class"]) in rare and recall is not None and wilson(row["correct"], row["total"])[1] < 0.6 * recall:
+            return f"; of class {row['class']} {row['correct']} of {row['total']} are right on validation"
+    return None
+
+
+def worker_rng_finding(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
+    """Return `data.worker_rng`: whether worker processes draw random numbers of their own.
+
+    Args:
+        facts: "workers" is what was found by asking them, None where nobody could.
+        alpha: chance of as many equal draws (rule of thumb).
+    """
+    workers = facts["workers"]
+    if workers is None:
+        return data_finding(
+            "worker_rng", "not_measured", "Not measured: of a stream nobody can ask for one example twice."
+        )
+    if not workers["workers"]:
+        return data_finding(
+            "worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
+        )
+    evidence = dict(workers)
+    if not workers["random"]:
+        return data_finding(
+            "worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
+        )
+    said, fix = [], []
+    if workers["same_in_workers"] and workers["p"] < alpha:
+        said.append("worker processes make the same random draws")
+        fix.append(
+            "Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch."
+        )
+    if workers["same_in_epochs"] and workers["p"] < alpha:
+        said.append("every epoch repeats the draws of the first")
+        fix.append(
+            "Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch."
+        )
+    numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": evidence}
+    if said:
+        text = " and ".join(said)
+        return data_finding("worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
+    return data_finding("worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)

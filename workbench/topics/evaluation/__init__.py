@@ -1,0 +1,1 @@
+"""Does evaluation measure what it should, often and precisely enough?"""

@@ -1,0 +1,1 @@
+"""Does what was learned hold on validation, and was anything learned?"""

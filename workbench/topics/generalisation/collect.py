@@ -1,0 +1,149 @@
+"""`collect_generalisation`: the baseline in evaluation mode on training examples, beside validation (facts for the gap between them)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor
+from torch.utils.data import Subset
+
+from workbench.record.read import TrialRecord
+from workbench.studies.session import Session
+from workbench.train.checkpoint import latest_checkpoint, load_model
+from workbench.train.coupling import evaluation_batch
+from workbench.train.evaluation import values_each
+from workbench.train.lanes import build_model
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.losses import CrossEntropy, SquaredError
+from workbench.workloads.predictions import label_of, prediction_of
+
+__all__ = ["collect_generalisation"]
+
+EXAMPLES = 1000
+"""Of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)."""
+LAST_STEPS = 0.1
+"""Share of the run whose training losses are what the loss in training mode is at its end."""
+
+
+def collect_generalisation(session: Session) -> dict[str, Any]:
+    """Return JSON facts on the gap between training and validation, at the last and at the selected checkpoint of the baseline.
+
+    The price is one evaluation of at most 1,000 examples of either split for each of the two.
+
+    Args:
+        session: a study with a baseline.
+
+    Returns:
+        "last" and "selected" (None where there is no such checkpoint; the same where they are one): "step", and under "train" and
+        "validation" "examples", "loss", "se", and where examples have classes or numbers as targets "score" (accuracy, or
+        correlation), "chance" (accuracy of the most common training class, or 0) and "renumbered" (accuracy if classes are matched
+        anew); "training_mode": "loss" and "se" over the last steps; "constant": the loss of the best constant on validation, where
+        known. "reason" where nothing was trained to the end.
+    """
+    workload, config = session.workload, session.config
+    trial = session.trial(config, stage="baseline")
+    last = latest_checkpoint(trial.folder / "checkpoints")
+    if trial.state != "complete" or last is None:
+        return {"reason": f"the baseline is {trial.state}"}
+    step = trial.trials["best_step"].dropna()
+    best = trial.folder / "checkpoints" / f"step-{int(step.iloc[0]) if len(step) else -1:08d}"
+    parts = {split: _part(workload.data(split)) for split in ("train", "validation")}
+    small = workload.replace(**{f"{split}_data": part for split, part in parts.items()})
+    with isolated_rng():
+        labels: dict[str, Tensor] = {}
+        found = {"last": _checkpoint(small, session, last, labels)}
+        found["selected"] = (
+            found["last"] if best in (None, last) else _checkpoint(small, session, Path(str(best)), labels)
+        )
+    return {**found, "training_mode": _training_mode(trial), "constant": _constant(workload, labels)}
+
+
+def _part(data: Any) -> Any:
+    """Return a random part of a split, or its beginning where it has no index to draw by."""
+    if in_its_own_order(data):
+        return list(itertools.islice(iter(data), EXAMPLES))
+    if len(data) <= EXAMPLES:
+        return data
+    return Subset(data, np.sort(np.random.default_rng(0).permutation(len(data))[:EXAMPLES]).tolist())
+
+
+def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[str, Tensor]) -> dict[str, Any]:
+    config = session.config
+    model = load_model(build_model(workload, config, session.device), path)
+    place = int((session.record.facts.get("data") or {}).get("target_part", 1))
+    found: dict[str, Any] = {"step": int(path.name.removeprefix("step-"))}
+    for split in ("train", "validation"):
+        said: list[Tensor] = []
+        true: list[Tensor] = []
+
+        def observe(batch: Any, outputs: Any, examples: int, said: Any = said, true: Any = true) -> None:
+            given = label_of(workload.loss, batch, examples, place=place)
+            predicted = prediction_of(outputs, given, examples)
+            if given is not None and predicted is not None and given.shape == predicted.shape:
+                said.append((predicted.float() if predicted.is_floating_point() else predicted).cpu())
+                true.append(given.cpu())
+
+        ((columns, weights),) = values_each(
+            workload, [model], split=split, batch_size=evaluation_batch(workload, config, session.device), device=session.device,
+            precision=config.precision, observe=observe,
+        )  # fmt: skip
+        found[split] = _mean(columns["loss"].numpy(), weights.numpy())
+        if len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == found[split]["examples"]:
+            labels[split] = torch.cat(true)
+            found[split] |= _skill(torch.cat(said), labels[split], labels["train"])
+    return found
+
+
+def _mean(values: Any, weights: Any) -> dict[str, Any]:
+    mean = float((values * weights).sum() / weights.sum())
+    spread = weights * (values - mean)
+    return {"examples": len(values), "loss": mean, "se": float(np.sqrt((spread**2).sum()) / weights.sum())}
+
+
+def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:
+    """Return how far predictions agree with targets: classes, one an example, or numbers."""
+    if true.is_floating_point() or said.is_floating_point():  # a single logit tells two classes by its size
+        a, b = said.double().flatten(), true.double().flatten()
+        size = a.std() * b.std()
+        both = float(((a - a.mean()) * (b - b.mean())).mean() / size) if float(size) > 0 else 0.0
+        return {"score": both if math.isfinite(both) else 0.0, "chance": 0.0, "classes": None}
+    if true.dim() > 1:
+        return {}
+    classes, labels = torch.unique(torch.cat([trained, true, said.to(true.dtype)]), return_inverse=True)
+    counts, ours, theirs = labels[: len(trained)].bincount(), labels[len(trained) : -len(said)], labels[-len(said) :]
+    table = torch.zeros(len(classes), len(classes))
+    table.index_put_((theirs, ours), torch.ones(len(ours)), accumulate=True)
+    matched = optimize.linear_sum_assignment(-table.numpy()) if len(classes) <= 1000 else (ours[:0], ours[:0])
+    return {
+        "score": float((said == true).double().mean()),
+        "chance": float((ours == counts.argmax()).double().mean()),
+        "renumbered": float(table.numpy()[matched].sum() / len(true)),
+        "classes": len(classes),
+    }
+
+
+def _training_mode(trial: TrialRecord) -> dict[str, float]:
+    losses = trial.steps["loss"].to_numpy(dtype=np.float64)
+    end = losses[-max(1, int(LAST_STEPS * losses.size)) :]
+    return {"loss": float(end.mean()), "se": float(end.std() / math.sqrt(end.size)), "steps": int(end.size)}
+
+
+def _constant(workload: Workload, labels: dict[str, Tensor]) -> float | None:
+    """Return the validation loss of the best constant that training examples suggest; None where the loss is of another kind."""
+    if set(labels) != {"train", "validation"} or workload.weights is not None:
+        return None
+    train, held = labels["train"], labels["validation"]
+    if isinstance(workload.loss, CrossEntropy):
+        counts = train.bincount(minlength=int(max(train.max(), held.max())) + 1).double() + 0.5
+        return float(-(counts / counts.sum()).log()[held].mean())
+    if isinstance(workload.loss, SquaredError):
+        return float((held.double() - train.double().mean(0)).square().mean())
+    return None

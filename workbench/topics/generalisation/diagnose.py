@@ -1,0 +1,197 @@
+"""`evaluation.generalisation_gap`: how much of what was learned holds on validation, and what the gap is a sign of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from workbench.curves.chance import chance_loss, ignorance
+from workbench.findings.audited import Audited, why_missing
+from workbench.findings.diagnosis import Diagnosis, Finding
+
+__all__ = ["HARM", "Gap", "diagnose_generalisation_gap", "gap_of"]
+
+CODE, CLAUSE = "evaluation.generalisation_gap", "P3.2"
+HARM = 0.1
+"""Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
+_SURE = 3.0
+"""Standard errors."""
+_LEAST = 0.1
+"""Of the initial loss, that has to be learned for a gap to mean anything (rule of thumb)."""
+
+
+class Gap(NamedTuple):
+    """Validation minus training loss of one model in evaluation mode.
+
+    Attributes:
+        share: of what training learned that does not hold on validation.
+        z: the gap in its standard errors.
+        train: loss on training examples.
+        validation: loss on validation.
+        train_score: accuracy on training examples; None where examples have no classes.
+        score: accuracy on validation.
+        renumbered: accuracy if classes are matched anew.
+        examples: of validation.
+    """
+
+    share: float
+    z: float
+    train: float
+    validation: float
+    train_score: float | None
+    score: float | None
+    renumbered: float | None
+    examples: int
+
+    @property
+    def harmful(self) -> bool:
+        """Whether a part of what was learned is lost on validation."""
+        return self.share >= HARM and self.z >= _SURE
+
+    @property
+    def said(self) -> str:
+        """The two losses in words."""
+        worse = "worse on" if self.harmful else "as good on"
+        return f"the trained model is {worse} validation (loss {self.validation:.3g}, on training examples {self.train:.3g})"
+
+
+def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
+    """Return the gap of the baseline; None where none was trained, or it learned nothing that could get lost.
+
+    Args:
+        facts: of a study.
+        at: "last" or "selected" checkpoint.
+    """
+    found = (facts.get("generalisation") or {}).get(at)
+    start = _start(facts)
+    if not found or start is None:
+        return None
+    train, held = found["train"], found["validation"]
+    if not _finite(train["loss"]) or not _finite(train["se"]):
+        return None
+    learned = start - train["loss"]
+    if learned <= max(4 * train["se"], _LEAST * abs(start)):
+        return None
+    gap = held["loss"] - train["loss"] if _finite(held["loss"]) else math.inf
+    se = math.hypot(train["se"], held["se"]) if _finite(held["se"]) else 0.0
+    is_class = held.get("classes") is not None and _classifies(facts)
+    return Gap(
+        share=gap / learned, z=gap / se if se > 0 else math.copysign(math.inf, gap), train=train["loss"], validation=train["loss"] + gap,
+        train_score=train["score"] if is_class else None,
+        score=held["score"] if is_class else None, renumbered=held["renumbered"] if is_class else None, examples=held["examples"],
+    )  # fmt: skip
+
+
+def diagnose_generalisation_gap(
+    record: Audited,
+    *,
+    broken: float = 0.25,
+    rise: float = 0.25,
+    lost: float = 0.5,
+    carried: float = 0.1,
+    hidden: float = 0.5,
+) -> Diagnosis:
+    """Say how far validation is from training in evaluation mode, and whether a mode itself or overfitting makes the gap.
+
+    Args:
+        record: a study whose facts hold "generalisation".
+        broken: of what was learned in training mode, the share that evaluation mode may lose on training examples (rule of thumb).
+        rise: of what was learned, the share by which the validation loss may rise from its best to its last (rule of thumb).
+        lost: share of what was learned that does not hold on validation at the end, from which on such a rise is overfitting (rule
+            of thumb).
+        carried: share of what was learned that has to hold on validation at its best, for training to mean anything (rule of thumb).
+        hidden: share of what was learned that training mode may hide on training examples; dropout of one half hides about a tenth (rule
+            of thumb).
+
+    Returns:
+        The one code `evaluation.generalisation_gap`.
+    """
+    found = _finding(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
+    return Diagnosis(findings=(found,), workload=record.workload, command=record.command, path=record.path)
+
+
+def _finding(
+    facts: Mapping[str, Any], *, broken: float, rise: float, lost: float, carried: float, hidden: float
+) -> Finding:
+    found = facts.get("generalisation") or {}
+    if not found or "reason" in found:
+        reason = why_missing(
+            facts, "generalisation", found.get("reason", "this study did not look at its training examples")
+        )
+        return Finding(code=CODE, clause=CLAUSE, status="not_measured", summary=reason)
+    known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "of what was learned", "evidence": dict(found)}
+    now, mode = found["last"]["train"], found["training_mode"]
+    both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
+    in_training = _lost_from(mode, now, _start(facts))
+    if in_training is not None and in_training >= broken:
+        return Finding(
+            status="fail", value=in_training, threshold=broken, **known, summary=f"{both}: evaluation measures another model.",
+            advice=[
+                "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
+                "Look at what differs for the data: a transform that only one of the two gets.",
+            ],
+        )  # fmt: skip
+    noise = _lost_from(now, mode, _start(facts))
+    if noise is not None and hidden <= noise < math.inf:
+        return Finding(
+            status="warn", value=noise, threshold=hidden, **known,
+            summary=f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
+            advice=["Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under `if self.training`."],
+        )  # fmt: skip
+    gap, best = gap_of(facts), gap_of(facts, at="selected")
+    if gap is None:
+        return Finding(status="ok", summary="The baseline has learned too little on training examples for a gap to open.", **known)  # fmt: skip
+    said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, both in evaluation mode"
+    known |= {"value": gap.share, "threshold": lost}
+    start, held = _start(facts) or 0.0, found["selected"]["validation"]["loss"]
+    learned = start - gap.train
+    if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):
+        return Finding(
+            status="fail", **known, summary=f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
+            advice=[
+                "Compare the two splits: inputs, targets, and the code that prepares each.",
+                "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.",
+            ],
+        )  # fmt: skip
+    risen = (gap.validation - held) / learned if _finite(held) else 0.0
+    if gap.share >= lost and gap.z >= _SURE and risen >= rise:
+        earlier = "" if best is None else f", and {best.validation:.3g} at step {found['selected']['step']:,}"
+        return Finding(
+            status="warn", **known, summary=f"{said}{earlier}: the run overfits in its later part.",
+            advice=["Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."],
+        )  # fmt: skip
+    return Finding(
+        status="ok", summary=f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known
+    )
+
+
+def _lost_from(better: Mapping[str, Any], worse: Mapping[str, Any], start: float | None) -> float | None:
+    """Return the share of what was learned in one mode that is lost in the other; None where it is not beyond chance."""
+    if start is None or not _finite(better["loss"]):
+        return None
+    if not _finite(worse["loss"]):
+        return math.inf
+    learned, lost = start - better["loss"], worse["loss"] - better["loss"]
+    if learned <= _LEAST * abs(start) or lost < 5 * math.hypot(better["se"], worse["se"]):
+        return None
+    return float(lost / learned)
+
+
+def _classifies(facts: Mapping[str, Any]) -> bool:
+    """Tell whether outputs are scores of the classes: those of a contrastive loss are not, though examples have labels."""
+    loss = (facts.get("one_batch") or {}).get("loss") or {}
+    return loss.get("kind", "classes") in ("classes", "binary")
+
+
+def _start(facts: Mapping[str, Any]) -> float | None:
+    """Return the training loss of knowing nothing."""
+    before = (facts.get("preflight") or {}).get("train") or {}
+    if not _finite(before.get("loss")):
+        return None
+    classes = before.get("classes")
+    return ignorance(before["loss"], chance_loss(classes) if classes and classes > 1 else None)
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,1 @@
+"""Does training over several processes do what one process would?"""

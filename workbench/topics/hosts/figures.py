@@ -1,0 +1,172 @@
+"""What each host does with its time, which examples it sees, and how much it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, not_measured
+from workbench.topics.hosts.diagnose_data import training_shards
+
+__all__ = ["plot_bytes_read", "plot_hosts", "plot_shards"]
+
+MAX_MARKS = 4000
+"""Examples drawn of each host, evenly chosen; the numbers in the title are of all."""
+
+
+def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw how long each host is busy in a step, and how long it waits for the others.
+
+    Healthy: bars of one length, with little waiting behind each. Sick: one host is busy much longer, and all others wait as long as
+    the difference: a straggler, in red where the diagnosis warns of it.
+
+    Args:
+        record: a study of `HostsStudy`, or what an audit returned.
+        diagnosis: of `diagnose_hosts`; marks the straggler.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes: one row a host, the first at the top; medians over the steps.
+
+    Source: P7.1.
+    """
+    with drawing(ax, size=(6.4, 3.0)) as axes:
+        times = {int(r["rank"]): r["times"] for r in _ranks(record)}
+        medians = {rank: _medians(found) for rank, found in times.items()}
+        medians = {rank: found for rank, found in medians.items() if np.isfinite(found).all()}
+        if not medians:
+            return not_measured(axes, "no host has timed steps")
+        busy = np.array([found[0] for found in medians.values()]) * 1e3
+        step = np.array([found[1] for found in medians.values()]) * 1e3
+        places = np.arange(len(medians))
+        warns = (
+            diagnosis is not None and "hosts.straggler" in diagnosis and diagnosis["hosts.straggler"].status == "warn"
+        )
+        colors = [BAD if warns and place == int(busy.argmax()) else GOOD for place in places]
+        axes.barh(places, busy, color=colors, height=0.6, label="busy")
+        axes.barh(
+            places,
+            np.maximum(step - busy, 0),
+            left=busy,
+            color=BASELINE,
+            alpha=0.45,
+            height=0.6,
+            label="waits for other hosts",
+        )
+        axes.set_yticks(places, [str(rank) for rank in medians])
+        axes.set_ylim(len(medians) - 0.4, -0.9)
+        axes.set(xlabel="time of a step (ms, median)", ylabel="host", title="What each host does with its time")
+        axes.margins(x=0.05)
+        legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
+    return axes
+
+
+def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw which examples of the training data each host saw in the first epoch.
+
+    Healthy: each example in one row, and none in the row of those that no host saw. Sick: red marks, examples that several hosts
+    train on; or many marks in the last row, examples that nobody trains on. A few there are the incomplete last batch of
+    that epoch.
+
+    Args:
+        record: a study of `HostsStudy`, or what an audit returned.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes: one row a host, and one for examples that are on none.
+
+    Source: P7.4.
+    """
+    with drawing(ax, size=(6.4, 3.0)) as axes:
+        ranks = _ranks(record)
+        found = [s for s in training_shards(ranks) if s.by == "index" and s.why_not is None] if len(ranks) > 1 else []
+        if not found:
+            return not_measured(axes, "no training data whose examples can be told apart")
+        shards = found[0]
+        twice = set(shards.twice)
+        for place, examples in enumerate(shards.examples.values()):
+            own = np.array(sorted(set(examples) - twice))
+            several = np.array(sorted(set(examples) & twice))
+            _marks(axes, own, place, GOOD)
+            _marks(axes, several, place, BAD)
+        nobody = np.array(sorted(set(range(shards.size or 0)) - set(shards.holders))) if shards.whole else np.array([])
+        _marks(axes, nobody, len(shards.examples), BASELINE)
+        for color, said in ((GOOD, "on one host"), (BAD, "on several hosts")):
+            axes.plot([], [], "s", color=color, label=said)  # a mark of one example is a hairline
+        axes.set_yticks(range(len(shards.examples) + 1), [*map(str, shards.examples), "none"])
+        axes.set_ylim(len(shards.examples) + 0.6, -0.6)
+        title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
+        axes.set(xlabel="position in the training data (first epoch)", ylabel="host", title=title)
+        axes.margins(x=0.01)
+        legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
+    return axes
+
+
+def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw the bytes that each host reads, with files shared out and with every host reading all of them.
+
+    Healthy: with shared files every host reads its part, together the data once. Sick: every host reads all data, and throws all but its
+    part away.
+
+    Args:
+        table: of `measure_file_shards`.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes: two bars a host; the legend says how much all hosts read together. The seconds are in the table: on one machine hosts share
+        its cores and its files' cache, so they are no picture of many.
+
+    Source: P7.4.
+    """
+    with drawing(ax, size=(6.4, 3.0)) as axes:
+        if not len(table) or not np.isfinite(table["bytes_read"].to_numpy(dtype=np.float64)).any():
+            return not_measured(axes, "the table has no host that read anything")
+        for offset, (way, color, said) in enumerate(
+            (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
+        ):
+            rows = table[table["files"] == way].sort_values("host")
+            if not len(rows):
+                continue
+            together = rows["bytes_read"].sum() / 1e6
+            axes.barh(
+                rows["host"] + 0.38 * offset - 0.19,
+                rows["bytes_read"] / 1e6,
+                height=0.36,
+                color=color,
+                label=f"{said}: {together:,.3g} MB together",
+            )
+        hosts = sorted(table["host"].unique())
+        axes.set_yticks(hosts, [str(host) for host in hosts])
+        axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
+        axes.set(xlabel="read (MB)", ylabel="host", title="What each host reads in one epoch")
+        axes.tick_params(colors=INK)
+        legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.22))
+    return axes
+
+
+def _ranks(record: Any) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = (record.facts.get("hosts") or {}).get("ranks") or ()
+    return found
+
+
+def _medians(times: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    busy, step = (np.asarray(times[name], dtype=np.float64) for name in ("busy_s", "step_s"))
+    return (float(np.median(busy)), float(np.median(step))) if len(busy) else (float("nan"), float("nan"))
+
+
+def _marks(axes: Axes, positions: np.ndarray, place: int, color: str) -> None:
+    shown = positions[:: max(1, len(positions) // MAX_MARKS)]
+    axes.plot(
+        shown,
+        np.full(len(shown), place),
+        "|",
+        color=color,
+        markersize=14,
+        markeredgewidth=0.6,
+        rasterized=True,
+    )

@@ -1,0 +1,135 @@
+"""`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench.errors import ClusterError, DataError, UsageError
+from workbench.topics.hosts.launch import package_environment
+
+__all__ = ["measure_file_shards", "shard_files"]
+
+SHARDED, ALL = "sharded", "all"
+
+
+def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
+    """Share files out over hosts: each file to one host, and bytes as even as files allow.
+
+    The largest file first, to the host that has least so far; every host gets the same answer, whatever the order of `paths`. No
+    host has more than the mean plus the largest file.
+
+    Args:
+        paths: of the files.
+        hosts: number of hosts; the answer of host `rank` is entry `rank`.
+
+    Raises:
+        UsageError: `hosts` is below 1, or a path comes twice.
+        DataError: a file is missing, or there are fewer files than hosts, so that some would have nothing to read.
+
+    Source: P7.4 (shard the data files across hosts).
+    """
+    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+        raise UsageError(f"hosts={hosts!r} must be an integer of at least 1.")
+    files = sorted(Path(path) for path in paths)
+    if len(set(files)) < len(files):
+        raise UsageError("paths holds a file twice: each belongs to one host.")
+    missing = [path for path in files if not path.is_file()]
+    if missing:
+        raise DataError(f"there is no file {str(missing[0])!r} to share out.")
+    if len(files) < hosts:
+        raise DataError(
+            f"{len(files)} files are too few for {hosts} hosts: some would have nothing to read. Write the data as at least "
+            f"{hosts} files, better several for each host."
+        )
+    shares: list[list[Path]] = [[] for _ in range(hosts)]
+    bytes_of = [0] * hosts
+    for path in sorted(files, key=lambda p: (-p.stat().st_size, p)):
+        least = min(range(hosts), key=lambda host: (bytes_of[host], len(shares[host]), host))
+        shares[least].append(path)
+        bytes_of[least] += path.stat().st_size
+    return [sorted(share) for share in shares]
+
+
+def measure_file_shards(
+    paths: Sequence[str | Path], *, hosts: int = 4, record_bytes: int = 4096, timeout_s: float = 120.0
+) -> pd.DataFrame:
+    """Read files on several processes at once, each its own files, then each all of them, and return what it took.
+
+    Records have a fixed size, and each one that is read is checked by its checksum, as readers of record files do. A host that reads
+    all files keeps every `hosts`-th record, so that either way each record is trained on once.
+
+    Args:
+        paths: of the files.
+        hosts: processes.
+        record_bytes: of one record.
+        timeout_s: for one way of reading.
+
+    Returns:
+        One row for each way and host: files ("sharded", "all"), host, bytes_read, examples, seconds.
+
+    Raises:
+        UsageError: an argument is out of its range.
+        DataError: a file is missing, or there are fewer files than hosts.
+        ClusterError: a process did not read to the end.
+
+    Source: P7.4 (sharded files usually improve performance: the claim that this measures).
+    """
+    if isinstance(record_bytes, bool) or not isinstance(record_bytes, int) or record_bytes < 1:
+        raise UsageError(f"record_bytes={record_bytes!r} must be an integer of at least 1.")
+    shares = shard_files(paths, hosts)
+    every = sorted(path for share in shares for path in share)
+    rows = _read({"keep": [0, 1]}, shares, SHARDED, record_bytes, timeout_s)
+    rows += _read({}, [every] * hosts, ALL, record_bytes, timeout_s)
+    return pd.DataFrame(rows)
+
+
+def _read(
+    shared: dict[str, Any], shares: Sequence[Sequence[Path]], way: str, record_bytes: int, timeout_s: float
+) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "workbench.topics.hosts.file_reader"]
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    readers = []
+    for host, files in enumerate(shares):
+        spec = {
+            "keep": [host, len(shares)],
+            **shared,
+            "files": [str(p.resolve()) for p in files],
+            "record_bytes": record_bytes,
+        }
+        readers.append(subprocess.Popen([*command, json.dumps(spec)], env=package_environment(), **pipes))
+    rows = []
+    try:
+        for reader in readers:
+            assert reader.stdout is not None
+            reader.stdout.readline()  # it is ready
+        for reader in readers:
+            assert reader.stdin is not None
+            reader.stdin.write("go\n")
+            reader.stdin.flush()
+        for host, reader in enumerate(readers):
+            out, error = reader.communicate(timeout=timeout_s)
+            if reader.returncode:
+                raise ClusterError(f"host {host} could not read its files: {error.strip().splitlines()[-1:]}.")
+            rows.append({"files": way, "host": host, **json.loads(out)})
+    except (subprocess.TimeoutExpired, BrokenPipeError) as error:
+        raise ClusterError(
+            f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early."
+        ) from error
+    finally:
+        for reader in readers:
+            if reader.poll() is None:
+                reader.kill()
+                reader.communicate()
+    return rows

@@ -1,0 +1,274 @@
+"""`launch`: a training job on N processes of this machine, started by torchrun, watched, and ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ClusterError, UsageError
+from workbench.topics.hosts.audit.runner import error_path
+from workbench.topics.hosts.audit.watchdog import stack_path, status_path
+from workbench.topics.hosts.stacks import own_frames, shown
+
+__all__ = ["Launched", "check_hosts", "cores", "launch", "package_environment"]
+
+POLL_S = 0.1
+END_S = 40.0
+"""torchrun gives its processes 30 s to end before it kills them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A job that ran to its end.
+
+    Attributes:
+        seconds: from the start of torchrun to its end.
+        printed: what each rank printed, by rank: lines of its standard output.
+    """
+
+    seconds: float
+    printed: Mapping[int, list[str]]
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_hosts(hosts: int) -> None:
+    """Refuse a number of hosts that leaves nothing to compare.
+
+    Args:
+        hosts: processes that train together.
+
+    Raises:
+        UsageError: it is below 2.
+    """
+    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 2:
+        raise UsageError(
+            f"hosts={hosts!r} must be an integer of at least 2: processes that train together. One has no other to be compared with."
+        )
+
+
+def launch(
+    target: Sequence[str],
+    *,
+    hosts: int,
+    folder: Path,
+    timeout_s: float = 60.0,
+    steps: int | None = None,
+    port: int | None = None,
+    what: str = "the training",
+) -> Launched:
+    """Run a script or a module on `hosts` processes with the audit inside, on the loopback interface.
+
+    Args:
+        target: "path/to/script.py" or "-m", "module", then its arguments.
+        hosts: processes.
+        folder: where facts, logs and stacks go.
+        timeout_s: seconds in which no rank makes any progress, after which the job is ended and the ranks are named.
+        steps: updates after which every rank ends; None runs the script to its end.
+        port: on which the ranks meet; None is a free one.
+        what: how an error calls it.
+
+    Raises:
+        UsageError: an argument is out of its range: fewer than two hosts, or no time.
+        ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
+    """
+    check_hosts(hosts)
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "draws-*.jsonl"):
+        for path in folder.glob(pattern):
+            path.unlink()
+    chosen = _free_port() if port is None else _checked_port(port)
+    command = [
+        sys.executable, "-m", "workbench.topics.hosts.loopback", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
+        "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",
+        "-m", "workbench.topics.hosts.audit.runner", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
+    ]  # fmt: skip
+    began = time.perf_counter()
+    with (folder / "torchrun.log").open("w", encoding="utf-8") as log:
+        job = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
+        )
+        try:
+            hung = _wait(job, folder, hosts)
+        finally:
+            _end(job, folder, hosts)
+    if hung:
+        raise ClusterError(_said_of_hang(folder, hosts, timeout_s, what))
+    if job.returncode:
+        raise ClusterError(_said_of_death(folder, hosts, job.returncode, what))
+    return Launched(seconds=time.perf_counter() - began, printed=_printed(folder, hosts))
+
+
+def package_environment() -> dict[str, str]:
+    """Return this process's environment for others, in which this package can be imported."""
+    package = str(Path(__file__).parents[3])
+    path = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, path] if path else [package])}
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the ranks: one thread each, on the loopback interface."""
+    found = package_environment()
+    found.setdefault("OMP_NUM_THREADS", "1")
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:
+        found["GLOO_SOCKET_IFNAME"] = loopback
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _checked_port(port: int) -> int:
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65_535:
+        raise UsageError(f"port={port!r} must be an integer from 1 to 65535; leave it out for a free one.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ClusterError(
+                f"port={port} cannot be used ({error.strerror}): another process, perhaps an earlier training, listens there. "
+                "Leave the port out for a free one, give another, or end that process."
+            ) from error
+    return port
+
+
+def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:
+    """Wait for the end of the job; return True where all ranks that are left stand still."""
+    while job.poll() is None:
+        time.sleep(POLL_S)
+        states = [_status(folder, rank) for rank in range(hosts)]
+        left = [rank for rank, status in enumerate(states) if status.get("state") != "finished"]
+        if left and all(_has_stack(folder, rank) for rank in left):
+            time.sleep(POLL_S)  # for the rest of the stack to be written
+            return True
+    return False
+
+
+def _has_stack(folder: Path, rank: int) -> bool:
+    path = stack_path(folder, rank)
+    return path.exists() and path.stat().st_size > 0
+
+
+def _status(folder: Path, rank: int) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(status_path(folder, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"rank": rank, "state": "not started", "step": 0, "phase": "not started"}
+    return found
+
+
+def _end(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> None:
+    """End torchrun and its ranks, if they have not ended yet: asked first, then killed, by their own ids."""
+    if job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+        for rank in range(hosts):
+            _signal(_status(folder, rank), signal.SIGTERM)
+        try:
+            job.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            for rank in range(hosts):
+                _signal(_status(folder, rank), signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(timeout=END_S)
+    if job.poll() is None:
+        job.kill()
+        job.wait()
+
+
+def _signal(status: Mapping[str, Any], number: int) -> None:
+    """Send a signal to a rank, if the process with its id is still that rank."""
+    pid = status.get("pid")
+    if status.get("state") != "running" or not isinstance(pid, int):
+        return
+    with contextlib.suppress(OSError):
+        command = Path("/proc", str(pid), "cmdline")
+        if not command.parent.parent.is_dir() or b"workbench.topics.hosts.audit.runner" in command.read_bytes():
+            os.kill(pid, number)
+
+
+def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
+    states = [_status(folder, rank) for rank in range(hosts)]
+    left = [s for s in states if s["state"] != "finished"]
+    held = [s for s in left if not str(s["phase"]).startswith(("waiting", "backward"))] or left
+    first = min(int(s["step"]) for s in held)
+    guilty = [s for s in held if int(s["step"]) == first]
+    lines = []
+    for status in guilty:
+        rank = int(status["rank"])
+        where = shown(own_frames(stack_path(folder, rank).read_text(encoding="utf-8")))
+        lines.append(f"rank {rank} stands still (update {status['step']}, {status['phase']}) at {where}")
+    waiting = [f"rank {s['rank']} is {s['phase']}" for s in left if s not in guilty]
+    finished = [str(s["rank"]) for s in states if s["state"] == "finished"]
+    return (
+        f"{what} hangs: for {timeout_s:g} s no rank made progress. {'; '.join(lines)}."
+        + (f" Meanwhile {', '.join(waiting)}." if waiting else "")
+        + (f" Finished: rank {', '.join(finished)}." if finished else "")
+        + f" All stacks: {folder}/stack-*.txt. All ranks have to reach the same collectives in the same order; where a rank just "
+        "needs longer, raise the time-out."
+    )
+
+
+def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
+    errors = []
+    for rank in range(hosts):
+        path = error_path(folder, rank)
+        if path.exists():
+            errors.append(json.loads(path.read_text(encoding="utf-8")))
+    killed = _killed(folder)
+    for rank, number in killed.items():
+        if not any(error["rank"] == rank for error in errors):
+            status = _status(folder, rank)
+            name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+            return (
+                f"{what}: rank {rank} was killed by {name}, last heard of at update {status['step']}; the other ranks were "
+                f"ended. SIGKILL is often the kernel's, out of memory; what the rank printed: {folder}/logs."
+            )
+    if not errors:
+        tail = " ".join((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").split()[-60:])
+        return f"{what} could not be run: torchrun ended with {code}. It says: {tail}"
+    first = min(errors, key=lambda error: float(error["time"]))
+    failed = {int(error["rank"]) for error in errors}
+    ended = [str(r) for r in range(hosts) if r not in failed and _status(folder, r).get("state") == "finished"]
+    others = f"rank {', '.join(ended)} had come to its end before" if ended else "the other ranks were ended"
+    where = shown([tuple(frame) for frame in reversed(first["frames"])])
+    return (
+        f"{what}: rank {first['rank']} died at update {first['step']} ({first['phase']}) with {first['kind']}: "
+        f"{first['text'].strip()[:400]}, at {where}; {others}. The traceback: {error_path(folder, first['rank'])}."
+    )
+
+
+def _killed(folder: Path) -> dict[int, int]:
+    """Return signals that ended ranks, as torchrun saw them; SIGTERM is its own."""
+    text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+)", text)
+    return {int(rank): int(number) for rank, number in found if int(number) != signal.SIGTERM}
+
+
+def _printed(folder: Path, hosts: int) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for path in sorted((folder / "logs").glob("*/attempt_0/*/stdout.log"), key=lambda p: p.stat().st_mtime):
+        if path.parent.name.isdigit() and int(path.parent.name) < hosts:
+            found[int(path.parent.name)] = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return found

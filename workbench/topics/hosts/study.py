@@ -1,0 +1,236 @@
+"""`HostsStudy`, `audit_script`, `audit_hosts`: a training on many hosts, rehearsed on this machine or watched where it runs."""
+
+from __future__ import annotations
+
+import atexit
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.config import TrainConfig, is_callable_name
+from workbench.errors import UsageError, nearest
+from workbench.findings.audited import Audit
+from workbench.record.folder import default_folder
+from workbench.record.parts import write_atomic
+from workbench.record.plain import dumps
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
+from workbench.studies.session import at_length
+from workbench.topics.hosts.audit.watch import HostsWatch, facts_path, read_facts
+from workbench.topics.hosts.diagnose import diagnose_hosts
+from workbench.topics.hosts.diagnose_area import host_areas
+from workbench.topics.hosts.launch import check_hosts, cores, launch
+from workbench.topics.hosts.rehearsal import check_rehearsal
+from workbench.workloads.base import Workload
+from workbench.workloads.registry import call_on
+
+__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts"]
+
+
+class HostsAudit(Audit):
+    """What was seen of a training on many hosts, for `diagnose_hosts`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsStudy:
+    """A workload trained on several processes of this machine, with every rank observed (P7).
+
+    Attributes:
+        hosts: processes, at least 2; more than this machine has cores works, and says nothing about speed.
+        steps: updates; None is the baseline's.
+        timeout_s: without progress on any rank, until the rehearsal is ended and the rank that stands still is named.
+        port: on which the ranks meet, on the loopback interface; None is a free one.
+    """
+
+    hosts: int = 4
+    steps: int | None = 50
+    timeout_s: float = 60.0
+    port: int | None = None
+
+    def run(
+        self,
+        workload: Workload,
+        out: str | Path | None = None,
+        *,
+        name: str | None = None,
+        note: str | None = None,
+        command: str | None = None,
+    ) -> StudyRecord:
+        """Train the workload on all ranks and return the record, whose facts hold what each rank did.
+
+        Args:
+            workload: what to train; loaded by its name, because other processes have to load it too.
+            out: the study's folder; None is a new one under `runs/`.
+            name: of the study; None is the folder's.
+            note: a short description (P5.4); None writes one.
+            command: what reproduces the study; None is this process's command line.
+
+        Raises:
+            UsageError: an argument is out of its range, or the workload cannot be trained on several hosts.
+            ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
+            RecordError: the folder cannot be used.
+        """
+        if not isinstance(workload, Workload):
+            raise UsageError(
+                f"workload must be a Workload, not {type(workload).__name__}; load one with workbench.load_workload(...)."
+            )
+        check_hosts(self.hosts)
+        config = at_length(workload.config, self.steps)
+        check_rehearsal(workload, config, self.hosts)
+        writer = StudyWriter.open(
+            None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
+            name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
+            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
+        )  # fmt: skip
+        try:
+            if "hosts" not in writer.record.facts:
+                writer.add_facts(hosts=self._facts(workload, config, writer.path))
+            writer.finish()
+            return StudyRecord(writer.path)
+        finally:
+            writer.close()
+
+    def _facts(self, workload: Workload, config: TrainConfig, path: Path) -> dict[str, Any]:
+        trained = path / "trained"
+        fields = {key: value for key, value in config.to_dict().items() if not is_callable_name(value)}
+        spec = path / "rehearsal.json"
+        write_atomic(
+            spec, dumps({"workload": workload.source, "config": fields, "out": str(trained.resolve())}).encode()
+        )
+        return _launched(
+            ["-m", "workbench.topics.hosts.rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
+            port=self.port, what=f"the rehearsal of {workload.name!r}",
+        )  # fmt: skip
+
+
+def audit_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    hosts: int = 4,
+    steps: int | None = None,
+    timeout_s: float = 60.0,
+    port: int | None = None,
+    out: str | Path | None = None,
+    command: str | None = None,
+) -> HostsAudit:
+    """Run a training script of your own, as it is, under torchrun on this machine, and observe every rank.
+
+    The script is started as `torchrun --nproc-per-node HOSTS script.py ARGUMENTS` would start it. Nothing in it is changed: what is
+    observed are calls of torch, and files that are opened for writing.
+
+    Args:
+        script: path of the script; it calls `init_process_group` as under torchrun.
+        arguments: its own.
+        hosts: processes, at least 2.
+        steps: updates after which every rank ends; None runs the script to its end, with its evaluation and its checkpoint.
+        timeout_s: without progress on any rank, until the run is ended and the rank that stands still is named.
+        port: on which the ranks meet; None is a free one.
+        out: folder of the facts; None is a new one under `runs/`.
+        command: what reproduces it; None is a Python expression.
+
+    Returns:
+        What was seen; `diagnose_hosts` judges it.
+
+    Raises:
+        UsageError: there is no such script, or an argument is out of its range.
+        ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
+    """
+    path = Path(script)
+    if not path.is_file():
+        there = sorted(p.name for p in path.resolve().parent.glob("*.py"))
+        hint = nearest(path.name, there) if there else " That folder has no .py files, or is not there."
+        raise UsageError(f"there is no script {str(script)!r}.{hint}")
+    if steps is not None and (isinstance(steps, bool) or steps < 1):
+        raise UsageError(f"steps={steps!r} must be at least 1, or None to run the script to its end.")
+    check_hosts(hosts)
+    folder = default_folder(path.stem, "hosts") if out is None else Path(out)
+    facts = _launched(
+        [str(path.resolve()), *arguments],
+        folder,
+        hosts=hosts,
+        timeout_s=timeout_s,
+        port=port,
+        what=path.name,
+        steps=steps,
+    )
+    said = command or shlex.join(
+        ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
+    )
+    audit = HostsAudit(facts={"hosts": facts}, workload=path.name, command=said, path=folder)
+    write_atomic(
+        folder / "hosts.json",
+        dumps(
+            {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": said}
+        ).encode(),
+    )
+    return audit
+
+
+def audit_hosts(
+    out: str | Path = "runs/hosts", *, timeout_s: float | None = None, wait_s: float = 10.0, report: bool = True
+) -> HostsWatch:
+    """Observe this process, one rank of a training job, from here to its end: one line near the top of your own script.
+
+    Call it on every rank, before the model, the loader and the process group are made. When the process ends, each rank writes its
+    facts, and the first rank waits for the others', prints the verdicts, and keeps them in `diagnosis.json`.
+
+    Args:
+        out: a folder that all ranks can write to.
+        timeout_s: without progress, until the stack of this rank is written into the folder; None is never.
+        wait_s: for the other ranks' facts, at the end.
+        report: print the verdicts on the first rank; False only writes the facts, which `read_hosts` reads.
+
+    Returns:
+        The watch; its `close()` ends it earlier, and it is a context manager.
+    """
+    watch = HostsWatch(Path(out), timeout_s=timeout_s)
+    atexit.register(_at_the_end, watch, wait_s, report)
+    return watch
+
+
+def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
+    watch.close()
+    state = watch.state
+    if not report or state.rank or not state.here:
+        return
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until and not all(facts_path(state.folder, rank).exists() for rank in range(state.world)):
+        time.sleep(0.05)
+    diagnosis = diagnose_hosts(read_hosts(state.folder))
+    write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    print(
+        "\n".join(filter(None, (diagnosis.brief, diagnosis.advised()))),
+        *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()),
+        sep="\n",
+        file=sys.stderr,
+    )
+
+
+def read_hosts(folder: str | Path) -> HostsAudit:
+    """Return what the ranks of a job wrote into a folder, for `diagnose_hosts`.
+
+    Args:
+        folder: of `audit_hosts` or `audit_script`.
+
+    Raises:
+        UsageError: the folder holds no facts.
+    """
+    path = Path(folder)
+    found = read_facts(path)
+    if not found["ranks"]:
+        raise UsageError(
+            f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call audit_hosts() in the job, or give another."
+        )
+    return HostsAudit(facts={"hosts": found}, workload=path.name, path=path)
+
+
+def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **settings: Any) -> dict[str, Any]:
+    """Run a job and return its facts, with what each rank printed."""
+    done = launch(target, hosts=hosts, folder=folder, what=what, **settings)
+    printed: Mapping[str, Any] = {str(rank): lines[:2000] for rank, lines in done.printed.items()}
+    return {"hosts": hosts, "cores": cores(), "seconds": done.seconds, "printed": printed, **read_facts(folder)}

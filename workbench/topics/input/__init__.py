@@ -1,0 +1,1 @@
+"""Does training wait for its data?"""

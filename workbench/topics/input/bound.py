@@ -1,0 +1,155 @@
+"""`input.bound`: how much of a step waits for data, what makes it wait, and what a change of that is worth (P1.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from workbench.findings.diagnosis import Finding
+from workbench.topics.input.advice import next_steps
+from workbench.topics.input.cause import Cause, find_cause, fix_speedups
+from workbench.topics.input.model import StepTime, busy_share, knee, predictions, step_time
+
+__all__ = ["bound_finding"]
+
+_CODE, _CLAUSE = "input.bound", "P1.1"
+_CLAUSES = {
+    "latency": "P1.4",
+    "preprocessing": "P1.5",
+    "sync": "P1.6",
+    "worker_restart": "P1.7",
+    "unused_features": "P1.8",
+    "too_few_workers": "P1.9",
+}
+_GAIN = 1.05
+"""Times as fast as before, from which a change helps (rule of thumb)."""
+_CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped early",
+            "persistent": "persistent_workers=True", "in_process": "num_workers=0", "no_sync": "fetching no number in each step"}  # fmt: skip
+
+
+def bound_finding(
+    facts: Mapping[str, Any], *, warn_share: float, high_share: float, least_wait_s: float, busy_limit: float
+) -> Finding:
+    """Return `input.bound`.
+
+    Args:
+        facts: of `audit_input`.
+        warn_share: of a step that may be waited for.
+        high_share: from which that is called much.
+        least_wait_s: below which no wait is an alarm.
+        busy_limit: share of processor time that other programs may have before a wait for batches that are ready is blamed on them.
+    """
+    now, cause = step_time(facts), find_cause(facts)
+    evidence = _evidence(facts, now, cause)
+    where = _where(facts, cause)
+    gain = _gain(facts)
+    advice = next_steps(facts, cause, helped=_gains(facts) if fix_speedups(facts) else None)
+    if facts["step"] == "none":
+        return Finding(
+            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=advice,
+            summary=f"Not judged without a step: the loader gives a batch every {_ms(now.period_s)}{where}; it keeps up with "
+            f"steps that take longer.{gain}",
+        )  # fmt: skip
+    share = now.wait_share
+    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
+    if math.isnan(share):
+        return Finding(code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, summary="Not measured: no step was timed.")  # fmt: skip
+    left_out = ", what other programs took left out" if now.queued_s >= 0.1 * now.period_s else ""
+    waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
+    if share < warn_share or now.wait_s < least_wait_s:
+        hidden = ""
+        if now.hidden_s >= 0.1 * now.fetch_s and facts["loader"].get("num_workers"):
+            hidden = (
+                f"; of {_ms(now.fetch_s)} that a batch takes to make, {_ms(now.hidden_s)} are hidden behind other steps"
+            )
+        return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{hidden}.", **numbers)
+    busy = busy_share(facts)
+    ready = cause.name == "hand_over" and not _gains(facts, in_each_round=True)
+    if ready or (facts.get("fix") and not _gains(facts)):
+        if busy >= busy_limit:
+            return Finding(
+                code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence,
+                summary=f"Not judged on this busy machine: {waits}{where}, and other programs have the processors for {busy:.0%} of "
+                "the time that a step wants one.",
+            )  # fmt: skip
+        if ready and facts.get("fix"):
+            return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{where}.{gain}", **numbers)
+    much = "Much" if share >= high_share else "Some"
+    if gain and busy >= busy_limit:
+        gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
+    return Finding(
+        code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
+        summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=advice, **numbers,
+    )  # fmt: skip
+
+
+def _evidence(facts: Mapping[str, Any], now: StepTime, cause: Cause) -> dict[str, Any]:
+    rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
+    fix = facts.get("fix")
+    return {
+        "cause": cause.name,
+        "step_time": asdict(now),
+        "parts_s": dict(cause.parts),
+        "cold_start_s": facts["cold_s"],
+        "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (fix_speedups(facts) or {}),
+        "predictions": [asdict(p) for p in predictions(facts)],
+        "knee_workers": knee(rows),
+        "busy_share": busy_share(facts),
+        "loader": dict(facts["loader"]),
+    }
+
+
+def _where(facts: Mapping[str, Any], cause: Cause) -> str:
+    """Return where the time goes, as the end of a sentence."""
+    loader, parts = facts["loader"], cause.parts
+    reader = f"{loader['dataset']}.__getitem__" if not loader.get("stream") else f"{loader['dataset']}.__iter__"
+    rest = f", most of it {_largest(cause)}" if parts else ""
+    workers = loader.get("num_workers")
+    return {
+        "latency": f": latency in {reader}, {_ms(parts.get('latency', 0))} a batch",
+        "preprocessing": f": preprocessing in {reader}, {_ms(parts.get('preprocessing', 0))} a batch",
+        "collate": f": collating, {_ms(parts.get('collate', 0))} a batch",
+        "unused_features": f": collating features that nobody reads, {_ms(parts.get('unused_features', 0))} a batch",
+        "mixed": f": making a batch takes {_ms(sum(parts.values()))}, and no part of it is most: "
+        + ", ".join(f"{part.replace('_', ' ')} {_ms(s)}" for part, s in parts.items() if s > 0),
+        "unknown": f": making a batch is only {_ms(sum(parts.values()))} of it" if parts else "",
+        "sync": ", because each step fetches a number from the device before the next batch is asked for",
+        "worker_restart": f", because {workers} worker processes start anew in each epoch",
+        "hand_over": ": batches are ready, and getting them from the worker processes takes long",
+        "too_few_workers": f": {workers} worker{'s are' if workers != 1 else ' is'} too few for batches that take "
+        f"{_ms(step_time(facts).fetch_s)} to make{rest}",
+    }.get(cause.name, "")
+
+
+def _largest(cause: Cause) -> str:
+    return max(cause.parts, key=lambda part: cause.parts[part])
+
+
+def _gains(facts: Mapping[str, Any], *, in_each_round: bool = False) -> bool:
+    speed = fix_speedups(facts)
+    return speed is not None and not speed["measured_low" if in_each_round else "measured"] <= _GAIN
+
+
+def _gain(facts: Mapping[str, Any]) -> str:
+    fix, speed = facts.get("fix"), fix_speedups(facts)
+    if not fix or speed is None:
+        return ""
+    what = _CHANGES[fix["change"]].format(fix["value"])
+    measured, predicted = _times(speed, "measured"), _times(speed, "predicted")
+    if not _gains(facts):
+        return f" Tried: {what}; it does not help, {measured} times as fast (predicted: {predicted})."
+    return f" With {what} it is {measured} times as fast (predicted: {predicted})."
+
+
+def _times(speed: Mapping[str, float], name: str, *, apart: float = 1.2) -> str:
+    """Return a speed-up, with those of single rounds where they are wide apart (a fifth, a rule of thumb)."""
+    low, high = speed[f"{name}_low"], speed[f"{name}_high"]
+    return f"{speed[name]:.2g}" + (f" [{low:.2g} to {high:.2g}]" if high > apart * low else "")
+
+
+def _ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "an unknown time"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,136 @@
+"""Where the time of a step goes, with what a change makes of it; and throughput against the number of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workbench.findings.audited import Audited
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.topics.input.cause import find_cause
+from workbench.topics.input.model import knee, step_time
+
+__all__ = ["plot_input_pipeline", "plot_input_workers"]
+
+_FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
+        "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
+_SEEN = 0.005
+"""Share of a bar that can be seen: less is left out, and its colour has no name in the legend."""
+_PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
+
+
+def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+    """Draw the time of a step as it is, split up, above the same step without loading and with the change that was tried.
+
+    Healthy: hardly any of the first bar is waiting, and the second bar is as long.
+    Sick: much of the first bar is waiting. The third and fourth bar say what the change was predicted to give and gave; the
+    last one what making a batch takes one process, and what it is spent on. What other programs took of the first bar is no part of
+    the share in the title.
+
+    Args:
+        record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
+        diagnosis: not needed.
+        ax: where to draw; a new figure by default.
+
+    Source: P1.1 (waiting against computing), P1.4 to P1.9 (the causes).
+    """
+    with drawing(ax, size=(7.4, 3.4)) as axes:
+        facts = record.facts.get("input_pipeline")
+        if not facts or math.isnan(step_time(facts).period_s):
+            return not_measured(axes, "no step was timed: audit_input or InputPipelineStudy does")
+        now, rows = step_time(facts), _bars(facts)
+        names = [name for name, _ in rows]
+        seen: set[str] = set()
+        for place, (_, parts) in enumerate(rows):
+            left = 0.0
+            for label, value, color in parts:
+                known = "" if label in seen else label
+                axes.barh(place, value * 1e3, left=left, height=0.6, color=color, label=known or None)
+                seen.add(label)
+                left += value * 1e3
+            axes.annotate(
+                f"{short(left)} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
+        axes.margins(x=0.16)
+        axes.grid(visible=False, axis="y")
+        head = (
+            "Nobody uses the batches" if facts["step"] == "none" else f"{now.wait_share:.0%} of a step waits for data"
+        )
+        axes.set(xlabel="milliseconds of a step", ylabel="input pipeline", title=head)
+        legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return axes
+
+
+def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, Any]]]]:
+    """Return the bars: name and (label, seconds, colour) of each part."""
+    now, fix = step_time(facts), facts.get("fix")
+    restart = now.restart_s
+    waits = [("waiting for data", now.wait_s - restart, BAD), ("workers starting", restart, PALETTE[7])]
+    rest = ("computing", now.own_s - now.wait_s, GOOD)
+    others = ("other programs", now.period_s - now.own_s, PALETTE[3])
+    bars = [("as it is", [rest, *(part for part in (*waits, others) if part[1] > 1e-9)])]
+    if facts["step"] != "none":
+        bars.append(("batch at hand", [("computing", now.compute_s, GOOD)]))
+    if fix:
+        name = _FIX[fix["change"]].format(fix["value"])
+        for what, value in (("predicted", fix["predicted_s"]), ("measured", fix["after_s"])):
+            bars.append((f"{name}: {what}", [("with the change", value, BASELINE)]))
+    parts = find_cause(facts).parts
+    if parts:
+        least = _SEEN * sum(parts.values())
+        shown = [(part.replace("_", " "), parts[part], color) for part, color in _PARTS.items() if parts[part] > least]
+        bars.append(("making a batch", shown))
+    return bars
+
+
+def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+    """Draw batches per second against the number of worker processes, with the knee and what the step can use.
+
+    Healthy: the curve is above the line of the step at the number of workers that are set, which is the filled square.
+    Sick: it is below; where it meets the line is the number to set. A curve that stays flat is held up by something that
+    workers share: the processors, the disk, or the hand-over of large batches.
+
+    Args:
+        record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
+        diagnosis: not needed.
+        ax: where to draw; a new figure by default.
+
+    Source: P1.9 (throughput against the number of workers, with the knee marked).
+    """
+    with drawing(ax, size=(5.8, 3.8)) as axes:
+        facts = record.facts.get("input_pipeline") or {}
+        rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
+        if not rows:
+            return not_measured(axes, "no worker processes were tried")
+        count = np.array([r["workers"] for r in rows])
+        rate = np.array([1 / max(r["batch_s"], 1e-9) for r in rows])
+        bend = knee(rows)
+        axes.plot(count, rate, "o-", color=GOOD, label="loader alone")
+        here = [r for r in facts.get("variants", ()) if r["change"] in ("as_is", "in_process") and r["workers"] == 0]
+        if here:
+            axes.axhline(1 / max(here[0]["batch_s"], 1e-9), color=BASELINE, linestyle=":", label="without workers")
+        ticks = {int(n) for n in count}
+        as_is = [r for r in facts.get("variants", ()) if r["change"] == "as_is" and r["workers"]]
+        if as_is:
+            own = int(as_is[0]["workers"])
+            ticks.add(own)
+            axes.plot(own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}")
+        if len(rows) > 1:
+            at = int(np.flatnonzero(count == bend)[0])
+            axes.plot(count[at], rate[at], "s", color=INK, markersize=11, fillstyle="none", label=f"knee: {bend}")
+        compute = step_time(facts).compute_s
+        if compute > 0:
+            axes.axhline(1 / compute, color=BAD, linestyle="--", label="what the step can use")
+        log_scale(axes, "y")
+        axes.margins(y=0.2)
+        axes.set_xticks(sorted(ticks), [str(n) for n in sorted(ticks)])
+        axes.set(xlabel="worker processes", ylabel="batches per second", title="Throughput against workers")
+        legend(axes)
+    return axes

@@ -1,0 +1,1 @@
+"""Which learning rate trains best, and where does training become unstable?"""

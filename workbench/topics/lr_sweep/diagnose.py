@@ -1,0 +1,296 @@
+"""`diagnose_lr_sweep`: lr*, where instability starts, and what that says about the baseline (F1.6, F1.12, O1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.curves.clipped_runs import fixed_step
+from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged_runs import judged_runs
+from workbench.curves.learning import nothing_clear, nothing_learns
+from workbench.curves.lr_points import LRPoint, SweepTable, objective, sweep_table
+from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
+from workbench.curves.next_lrs import bisect_next
+from workbench.curves.trials import RecordLike
+from workbench.findings.advice import advise
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.lr_sweep.own_lr import own_lr_findings
+
+__all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "sweep_table", "unstable_bracket"]
+
+_CLAUSE = {
+    "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", "lr.too_high": "F2.9", "lr.too_low": "F1.6",
+    "lr.at_edge": "F1.12", "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
+}  # fmt: skip
+CODES = tuple(_CLAUSE)
+
+
+def diagnose_lr_sweep(
+    record: RecordLike,
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    edge_ratio: float = 2.0,
+    other_ratio: float = 2.0,
+    material_frac: float = 0.1,
+    little_frac: float = 0.5,
+    fix_frac: float = 0.01,
+    far_ratio: float = 30.0,
+    bracket_tolerance: float = 0.05,
+    tail_frac: float = 0.1,
+) -> Diagnosis:
+    """Find lr* and the lr at which training becomes unstable, and hold the baseline's lr against them.
+
+    Only full-length trials of one config count (equal but for lr and seeds); trials of stage "fix" answer whether a
+    best lr at the edge of the unstable region costs anything.
+
+    Args:
+        record: a study, or a single trial (which can show no lr*).
+        noise_sds: standard errors of a paired difference that count as equal.
+        loss_tolerance: relative difference of the loss that counts as equal (O1).
+        edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
+        other_ratio: lrs closer to the baseline's than this factor are no other lrs (rule of thumb).
+        material_frac: the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by
+            the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and
+            more).
+        little_frac: the share from which on that is a failure (rule of thumb).
+        fix_frac: a fix that gains less than this share of what lr* learned gains nothing (rule of thumb).
+        far_ratio: where every lr up to this many times lr* and the baseline is stable, no unstable one is missing (rule of thumb).
+        bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
+        tail_frac: share of the steps that the objective averages (O1).
+
+    Returns:
+        The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_high`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic` and
+        `lr.nothing_learns`, once each.
+    """
+    table = sweep_table(record, tail_frac=tail_frac)
+    baseline = _number(record.config.get("peak_lr"))
+    best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    learning = nothing_learns(record, table)
+    fixed = fixed_step(record)
+    if best is None or len(table.points) < 2 or fixed:
+        findings = [*_not_measured(table, fixed=fixed), learning]
+    else:
+        bracket = unstable_bracket(table)
+        findings = [
+            _best(table, best, baseline),
+            _grid_edge(record, table, best),
+            _unstable(table, best, bracket, bracket_tolerance, far_ratio * max(best.lr, _known(baseline))),
+            *own_lr_findings(
+                record, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
+            ),
+            _at_edge(
+                record,
+                table,
+                best,
+                bracket,
+                edge_ratio=edge_ratio,
+                noise_sds=noise_sds,
+                loss_tolerance=loss_tolerance,
+                material_frac=fix_frac,
+            ),
+            _probabilistic(table, best, baseline, edge_ratio),
+            learning,
+        ]
+    return Diagnosis(
+        findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _known(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _rows(table: SweepTable) -> list[dict[str, Any]]:
+    """Return what a figure of the sweep needs, one row an lr."""
+    return [
+        {
+            "lr": p.lr, "loss": p.loss, "loss_se": p.loss_se, "above_best": p.above_best,
+            "above_best_se": p.above_best_se, "seeds": list(p.seeds), "losses": list(p.losses),
+            "outcomes": list(p.outcomes), "lasting": p.lasting, "unstable": p.unstable, "trials": list(p.trials),
+            "state": "diverged" if math.isinf(p.loss) else "complete",
+        }
+        for p in table.points
+    ]  # fmt: skip
+
+
+def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
+    if fixed:
+        reason = (
+            "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
+        )
+    elif len(table.points) < 2:
+        reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
+    elif all(math.isinf(p.loss) for p in table.points):
+        reason = "every learning rate tried became non-finite: try smaller ones"
+    else:
+        reason = nothing_clear(table)
+    return [
+        Finding(
+            code=code, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[code],
+            evidence={"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref},
+        )
+        for code in CODES[:-1]
+    ]  # fmt: skip
+
+
+def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
+    note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
+    return Finding(
+        code="lr.best", status="ok", value=best.lr, unit="lr", clause=_CLAUSE["lr.best"],
+        summary=f"{_said(best, baseline)}{note}.",
+        evidence={
+            "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
+            "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,
+            "needs_refinement": best.needs_refinement, "next_lr": refine_next(table), "reason": best.reason,
+            "noise_free": table.noise_free, "loss_ref": table.loss_ref, "total_steps": table.total_steps,
+            "objective": "mean training loss of the last tenth of the steps", "points": _rows(table),
+        },
+    )  # fmt: skip
+
+
+def _said(best: BestLR, baseline: float) -> str:
+    alike = f"{best.low:.4g} to {best.high:.4g}"
+    if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
+        return f"The learning rates from {alike} train equally well; the baseline's {best.lr:.4g} is one of them"
+    if best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
+        return f"The learning rates from {alike} train equally well; {best.lr:.4g} lies in their middle"
+    return f"The best learning rate by training loss is {best.lr:.4g} ({alike} are as good)"
+
+
+def _grid_edge(record: RecordLike, table: SweepTable, best: BestLR) -> Finding:
+    lrs = [p.lr for p in table.points]
+    evidence = {"border": best.border, "lowest_lr": lrs[0], "highest_lr": lrs[-1]}
+    common: dict[str, Any] = {"code": "lr.grid_edge", "clause": _CLAUSE["lr.grid_edge"], "evidence": evidence}
+    if best.border is None:
+        summary = f"The lowest loss lies inside the lrs tried ({lrs[0]:.4g} to {lrs[-1]:.4g})."
+        return Finding(status="ok", summary=summary, **common)
+    word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
+    summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
+    if record.facts.get("initial_critical_lr") is not None:
+        summary += f", as far as the sweep goes from the scale of the model ({lrs[0]:.4g} to {lrs[-1]:.4g})."
+        return Finding(status="ok", summary=summary, value=best.measured_lr, unit="lr", **common)
+    return Finding(
+        status="warn", summary=f"{summary}: the true lr* may lie beyond it.", value=best.measured_lr, unit="lr",
+        advice=[f"Extend the sweep to {word} learning rates."], **common,
+    )  # fmt: skip
+
+
+def _unstable(
+    table: SweepTable, best: BestLR, bracket: UnstableBracket | None, tolerance: float, far: float
+) -> Finding:
+    rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in ("none", "not_measured") for o in p.outcomes)]  # fmt: skip
+    evidence: dict[str, Any] = {
+        "first_rise_lr": min(rising, default=None), "total_steps": table.total_steps,
+        "unseen_below": 2.0 / max(table.total_steps, 1),
+    }  # fmt: skip
+    if bracket is None:
+        top = table.points[-1].lr
+        seen = top >= far * (1 - 1e-9)
+        return Finding(
+            code="lr.unstable", status="ok" if seen else "not_measured", clause="F1.4", unit="lr", evidence=evidence,
+            summary=f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.",
+            advice=[] if seen else ["Extend the sweep to larger learning rates: every workload has an unstable one."],
+        )  # fmt: skip
+    evidence |= {
+        "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
+        "stable_above": list(bracket.stable_above), "next_lr": bisect_next(table, tolerance=tolerance),
+        "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
+    }  # fmt: skip
+    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f"; the bracket is wider than {tolerance:.0%}"
+    low = "below" if bracket.lower is None else f"between {bracket.lower:.4g} and"
+    odd = f"; {len(bracket.stable_above)} larger lr(s) are stable all the same" if bracket.stable_above else ""
+    return Finding(
+        code="lr.unstable", status="ok", value=bracket.middle, unit="lr", clause="F1.4", evidence=evidence,
+        summary=f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}.",
+    )  # fmt: skip
+
+
+def _at_edge(
+    record: RecordLike,
+    table: SweepTable,
+    best: BestLR,
+    bracket: UnstableBracket | None,
+    *,
+    edge_ratio: float,
+    noise_sds: float,
+    loss_tolerance: float,
+    material_frac: float,
+) -> Finding:
+    code, clause = "lr.at_edge", _CLAUSE["lr.at_edge"]
+    if bracket is None:
+        seen = table.points[-1].lr >= edge_ratio * best.lr
+        summary = f"No lr up to {table.points[-1].lr:.4g}, {table.points[-1].lr / best.lr:.3g} times lr*, is unstable."
+        return Finding(code=code, status="ok" if seen else "not_measured", clause=clause, summary=summary)
+    ratio = bracket.middle / best.lr
+    lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
+    at_edge = bracket.middle / lowest <= edge_ratio
+    trials = judged_runs(record, ["fix"], above=bracket.middle)
+    harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance, material_frac=material_frac)
+    evidence = {
+        "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": trials,
+        "points": _rows(table),
+    }  # fmt: skip
+    common: dict[str, Any] = {
+        "code": code, "clause": clause, "value": ratio, "unit": "lr.unstable / lr*", "threshold": edge_ratio,
+        "evidence": evidence,
+    }  # fmt: skip
+    if not at_edge:
+        as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
+        return Finding(
+            status="ok", summary=f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.", **common
+        )
+    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
+    if harmful is False:
+        return Finding(
+            status="ok",
+            summary=f"{start}, but {_tried(trials)} beyond it gains nothing that matters: harmless.",
+            **common,
+        )
+    end = (
+        f", and {_tried(trials)} lets a larger lr train better"
+        if harmful
+        else "; no fix run has shown whether that costs anything"
+    )
+    return Finding(
+        status="warn", summary=f"{start}{end}.", **common,
+        advice=advise("early"),
+    )  # fmt: skip
+
+
+def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
+    words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
+    words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
+    return " or ".join(dict.fromkeys(words)) or "a fix"
+
+
+def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
+    code, clause = "lr.probabilistic", _CLAUSE["lr.probabilistic"]
+    repeated = [p for p in table.points if len(p.seeds) > 1]
+    if not repeated:
+        summary = "Does not apply: every lr was run with one seed, so seeds cannot disagree."
+        return Finding(code=code, status="ok", clause=clause, summary=summary)
+    disputed = [p for p in repeated if p.disputed]
+    evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
+    if not disputed:
+        where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
+        summary = f"The seeds agree on what is lastingly unstable, at {where} run more than once."
+        return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
+    first = disputed[0]
+    near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
+    return Finding(
+        code=code, status="warn" if near else "ok", clause=clause, value=first.lr, unit="lr", evidence=evidence,
+        summary=f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable"
+        + (": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."),
+        advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
+    )  # fmt: skip
+
+
+def _dispute(point: LRPoint) -> dict[str, Any]:
+    return {"lr": point.lr, "lasting": point.lasting, "seeds": len(point.seeds), "outcomes": list(point.outcomes)}

@@ -1,0 +1,184 @@
+"""Is the person's own learning rate too high or too low? Held against what the sweep trained, by validation first (F1.6, F2.9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.curves.lr_points import LRPoint, SweepTable
+from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
+from workbench.curves.same_config import trials_with
+from workbench.curves.trials import RecordLike
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.topics.lr_sweep.rivals import Rival, best_rival
+
+__all__ = ["own_lr_findings", "settled_by_proof"]
+
+CLAUSE = {"lr.too_high": "F2.9", "lr.too_low": "F1.6"}
+
+
+def own_lr_findings(
+    record: RecordLike,
+    table: SweepTable,
+    best: BestLR,
+    bracket: UnstableBracket | None,
+    *,
+    ratio: float,
+    material_frac: float,
+    little_frac: float,
+) -> list[Finding]:
+    """Return `lr.too_high` and `lr.too_low`; at most one of them is not ok.
+
+    Args:
+        record: the study.
+        table: its sweep.
+        best: lr*.
+        bracket: where training becomes unstable.
+        ratio: how far another lr has to lie from the own one to be another (rule of thumb).
+        material_frac: share of what the other lr learns that the own one has to lose.
+        little_frac: the same, for a failure.
+    """
+    baseline = record.config.get("peak_lr")
+    if not isinstance(baseline, (int, float)):
+        said = "Not measured: the baseline has no learning rate."
+        return [Finding(code=code, status="not_measured", clause=clause, summary=said) for code, clause in CLAUSE.items()]  # fmt: skip
+    own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
+    trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
+    limits = (material_frac, little_frac)
+    if own is None:
+        return [_unheld(code, float(baseline), best, bracket, ratio) for code in CLAUSE]
+    below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
+    above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
+    high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
+    low = _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)
+    return [high, low]
+
+
+def _too_high(
+    own: LRPoint, best: BestLR, bracket: UnstableBracket | None, rival: Rival | None, limits: tuple[float, float]
+) -> Finding:
+    edge = None if bracket is None else bracket.middle
+    evidence = _evidence(own, best, rival) | {"unstable_lr": edge, "own_unstable": own.unstable}
+    known: dict[str, Any] = {"code": "lr.too_high", "unit": "lr", "clause": CLAUSE["lr.too_high"], "evidence": evidence}
+    if own.unstable:
+        beyond = "" if edge is None else f" ({own.lr / edge:.3g} times lr.unstable = {edge:.4g})"
+        use, advice = _use(rival, best, own, "Lower")
+        return Finding(
+            status="fail", summary=f"The baseline's lr {own.lr:.4g} does not train stably{beyond}{use}.", advice=advice,
+            value=None if rival is None else rival.lr, **known,
+        )  # fmt: skip
+    if rival is None or not rival.shows(limits[0]):
+        seen = "no smaller one was trained" if rival is None else f"{rival.words} at lr {rival.lr:.4g}"
+        return Finding(status="ok", summary=f"The baseline's lr {own.lr:.4g} is not too high: {seen}.", **known)
+    if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
+        said = f"The baseline's lr {own.lr:.4g} fits the training data no worse than lr {rival.lr:.4g}, and validation worse ({rival.words}): it overfits earlier."
+        return Finding(status="ok", summary=said, **known)
+    status: Status = "fail" if rival.share >= limits[1] else "warn"
+    use, advice = _use(rival, best, own, "Lower")
+    summary = f"The baseline's lr {own.lr:.4g} learns {_lost(rival)} less than a smaller one: {rival.words}{use}."
+    return Finding(status=status, summary=summary, value=rival.lr, threshold=limits[0], advice=advice, **known)
+
+
+def _too_low(
+    own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
+) -> Finding:
+    value = best.lr / own.lr
+    known: dict[str, Any] = {
+        "code": "lr.too_low", "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "clause": CLAUSE["lr.too_low"],
+        "evidence": _evidence(own, best, rival),
+    }  # fmt: skip
+    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} lr* = {best.lr:.4g}"
+    if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
+        return Finding(status="ok", summary=f"{where}.", **known)
+    if not rival.shows(limits[0]) or rival.lost < limits[0]:
+        return Finding(
+            status="ok",
+            summary=f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}.",
+            **known,
+        )
+    status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
+    use, advice = _use(rival, best, own, "Raise")
+    return Finding(
+        status=status, summary=f"{where} and learns {_lost(rival)} less than a larger one: {rival.words}{use}.",
+        advice=advice, **known,
+    )  # fmt: skip
+
+
+def _unheld(code: str, baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> Finding:
+    """Return what the distance to lr* and to the edge says where the baseline's own lr was not trained."""
+    value = best.lr / baseline
+    wrong = value > ratio * (1 + 1e-9) and baseline < best.low if code == "lr.too_low" else False
+    if code == "lr.too_high":
+        wrong = bracket is not None and baseline >= bracket.upper
+        value = best.lr
+    word = "Raise" if code == "lr.too_low" else "Lower"
+    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(best.lr / baseline, ratio)} lr* = {best.lr:.4g}."
+    return Finding(
+        code=code, status="warn" if wrong else "ok", value=value, unit="lr* / baseline lr" if word == "Raise" else "lr",
+        clause=CLAUSE[code], summary=summary, evidence={"baseline_lr": baseline, "lr_star": best.lr},
+        advice=[f"{word} peak_lr to {best.lr:.4g}."] if wrong else [],
+    )  # fmt: skip
+
+
+def _evidence(own: LRPoint, best: BestLR, rival: Rival | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"baseline_lr": own.lr, "lr_star": best.lr, "low": best.low, "better_lr": None}
+    if rival is None:
+        return found
+    return found | {
+        "better_lr": rival.lr, "select": rival.select, "own": rival.own, "better": rival.value, "noise": rival.noise,
+        "share": rival.share, "lost_frac": rival.lost,
+    }  # fmt: skip
+
+
+def _distance(value: float, ratio: float) -> str:
+    if value > ratio * (1 + 1e-9):
+        return f"is {f'{value:.3g}' if value < 1000 else 'more than 1,000'} times below"
+    if value * ratio < 1 - 1e-9:
+        return f"is {f'{1 / value:.3g}' if value > 1e-3 else 'more than 1,000'} times above"
+    return "is not far from"
+
+
+def _lost(rival: Rival) -> str:
+    return f"{100 * min(rival.share, 1.0):.0f} %"
+
+
+def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[str, list[str]]:
+    lr = rival.lr if rival is not None else best.lr
+    right = lr < own.lr if word == "Lower" else lr > own.lr
+    other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
+    why = f", the best by {rival.select} that keeps away from the edge" if rival is not None and other else ""
+    return (f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
+
+
+def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
+    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out.
+
+    `lr.too_high` and `lr.too_low` rest on one seed and one metric. Where the lr that they name is not adopted, for a reason that
+    is about that lr, they are ok and say so. A baseline that does not train stably stays too high: no comparison refutes that.
+
+    Args:
+        record: a study.
+        diagnosis: of it.
+        recommendation: what `recommend` returned for it.
+    """
+    why = recommendation.get("refuted")
+    if not why:
+        return diagnosis
+
+    def settled(finding: Finding) -> Finding:
+        named = finding.evidence.get("better_lr")
+        if finding.code not in CLAUSE or finding.status not in ("warn", "fail") or named is None:
+            return finding
+        tried = set(trials_with(record, record.config | {"peak_lr": named}))
+        if finding.evidence.get("own_unstable") or not tried.issuperset(recommendation["recommended"]["trials"]):
+            return finding
+        known = finding.evidence
+        said = (
+            f"The baseline's lr {known['baseline_lr']:.4g} is not {finding.code[3:].replace('_', ' ')}: lr {named:.4g} looks better "
+            f"under one seed ({known['select']} {known['own']:.4g} against {known['better']:.4g}), but is not adopted: {why}."
+        )
+        return replace(finding, status="ok", summary=said, advice=())
+
+    return replace(diagnosis, findings=tuple(map(settled, diagnosis.findings)))

@@ -1,0 +1,312 @@
+"""`LRSweep`: the learning rates to train at, so that lr* and the onset of instability are known (F1.6, F1.12).
+
+With `lrs` given, exactly those are trained. Without, the sweep finds its own range: forward passes give the scale,
+short runs the decade and where to look for the onset of instability, full-length runs the interior of the bowl and the
+onset itself. It asks in rounds: trials that do not depend on each other train side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple, Protocol
+
+from workbench.config import TrainConfig
+from workbench.curves.bottomless import bottomless
+from workbench.curves.growth import growth_edge
+from workbench.curves.lr_points import SweepTable, sweep_table
+from workbench.curves.lr_search import refine_round, unstable_bracket
+from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, on_lattice, raise_round
+from workbench.curves.stages import stage_view
+from workbench.curves.trials import RecordLike
+from workbench.errors import ConfigError
+from workbench.studies.base import Study
+from workbench.studies.session import Session, at_length
+from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+
+__all__ = ["Beside", "LRSweep", "seeded"]
+
+Beside = Callable[[float], Sequence[Asked]]
+
+RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = "lr_range", "lr_sweep", "lr_unstable"
+LARGEST = sys.float_info.max
+
+
+class _Ask(Protocol):
+    """Turns learning rates and what they are for into trials of each seed."""
+
+    def __call__(self, lrs: Iterable[tuple[float, str]]) -> list[Asked]: ...
+
+
+class _Limits(NamedTuple):
+    """The lrs that a sweep may try: the scale it starts from, and how many times larger or smaller they may be.
+
+    Attributes:
+        critical: the scale.
+        reach: where some lr learns.
+        blind: where none does.
+        far: above the best lr and the baseline's, in search of an unstable one.
+    """
+
+    critical: float
+    reach: float
+    blind: float
+    far: float
+
+    def of(self, table: SweepTable) -> tuple[float, float]:
+        """Return the smallest and the largest lr."""
+        reach = self.blind if table.best is None else self.reach
+        return self.critical / reach, self.critical * reach
+
+    def highest(self, table: SweepTable, base: float) -> float:
+        """Return the largest lr at which to look for the onset of instability."""
+        best = base if table.best is None else table.points[table.best].lr
+        return min(self.critical * self.reach, self.far * max(best, base))
+
+
+class _Start(NamedTuple):
+    """What short runs say about the full-length ones: the best lr, and the two between which they turn unstable."""
+
+    center: float
+    near: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRSweep(Study):
+    """A sweep of the learning rate over one workload.
+
+    Attributes:
+        lrs: exactly these, without extension or bisection, all in one round; None finds the range.
+        seeds: trials per learning rate; the same seeds, and so the same batches, at every lr.
+        steps: length of a trial; None is the baseline's.
+        tolerance: width of the bracket around `lr.unstable`, as a share of its lower end.
+        lanes: learning rates that one question asks for at a time, at most. More make fewer rounds of more trials,
+            which pays where a step of many trials takes hardly longer than one of a single trial; 1 trains the fewest.
+        short_frac: length of a range-finding run as a share of `steps` (rule of thumb; the best lr of a short run is
+            off by a factor of 2 to 4, so short runs only say where to look).
+        min_short_steps: what a short run has at least.
+        max_short_frac: where that is more than this share of `steps`, the range is found at full length (rule of thumb).
+        refinements: at most this many further lrs near lr* on minibatches, whose noise hides small differences.
+        full_batch_refinements: the same for full batches, where every digit counts.
+        decades: how far from the initial model's critical lr the sweep may go, both ways together.
+        blind_decades: the same while no lr learns anything (rule of thumb).
+        far_ratio: how far above lr* and the baseline an unstable lr is looked for (rule of thumb).
+    """
+
+    stem: ClassVar[str] = "lr_sweep"
+
+    lrs: Sequence[float] | None = None
+    seeds: int = 1
+    steps: int | None = None
+    tolerance: float = 0.05
+    lanes: int = 4
+    short_frac: float = 0.0625
+    min_short_steps: int = 200
+    max_short_frac: float = 0.125
+    refinements: int = 1
+    full_batch_refinements: int = 20
+    decades: float = 12.0
+    blind_decades: float = 6.0
+    far_ratio: float = 64.0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("seeds", "lanes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        if not 0 < self.tolerance < 1:
+            raise ConfigError(f"tolerance={self.tolerance!r} must be between 0 and 1: 0.05 brackets to 5 %.")
+        for name in ("refinements", "full_batch_refinements", "min_short_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0.")
+        for name in ("short_frac", "max_short_frac"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0 and at most 1.")
+        for name in ("decades", "blind_decades", "far_ratio"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0.")
+        if self.lrs is not None:
+            if isinstance(self.lrs, (str, bytes)) or not isinstance(self.lrs, Iterable):
+                raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
+            _check_lrs(list(self.lrs))
+
+    def extend(self, session: Session, *, beside: Beside | None = None) -> None:
+        """Run the sweep's trials inside a study that is already open.
+
+        Args:
+            session: the study.
+            beside: takes the largest lr at which short runs were stable, and returns trials to train beside the first
+                full-length ones: what another study is going to ask for costs less in company.
+        """
+        critical = partial(self._critical, session)
+        for asked in self.rounds(session.config, lambda: session.record, critical=critical, beside=beside):
+            run_round(session, asked)
+
+    def rounds(
+        self,
+        config: TrainConfig,
+        read: Callable[[], RecordLike],
+        *,
+        critical: Callable[[], float],
+        beside: Beside | None = None,
+    ) -> Iterator[list[Asked]]:
+        """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
+
+        A study of several sweeps takes a round of each and trains them together.
+
+        Args:
+            config: what is swept, at its full length.
+            read: returns the sweep's trials so far.
+            critical: returns the scale of the range, asked for once.
+            beside: see `extend`.
+        """
+        ask = partial(self._asked, config)
+        if self.lrs is not None:
+            yield ask([(float(lr), SWEEP_STAGE) for lr in self.lrs])
+            return
+        limits = _Limits(critical(), 10 ** (self.decades / 2), 10 ** (self.blind_decades / 2), self.far_ratio)
+        base, short = config.peak_lr, self._short_steps(config)
+        coarse = [on_lattice(limits.critical * 4.0**k, base, 4.0) for k in (1, 0, -1, -2, -3, -4)]
+        if short == config.total_steps:
+            yield ask([(lr, SWEEP_STAGE) for lr in coarse[:4]])
+            yield from self._search(ask, read, base, limits, near=())
+            return
+        start = yield from self._range(partial(ask, steps=short), read, base, limits, coarse)
+        if start is None:
+            yield ask([(lr, SWEEP_STAGE) for lr in coarse[1:5]])
+            if sweep_table(read()).best is None:
+                return
+        else:
+            extra = beside(start.near[0]) if beside is not None and start.near else ()
+            yield [*ask(self._first(start, base)), *extra]
+        yield from self._search(ask, read, base, limits, near=() if start is None else start.near)
+
+    def _critical(self, session: Session) -> float:
+        """Return where the scale of the range lies: known from forward passes on the initial model."""
+        known = session.record.facts.get("initial_critical_lr")
+        if known is None:
+            critical = measure_critical_lr(session.workload, session.config, session.device).value
+            known = critical if critical is not None else session.config.peak_lr
+            session.facts(initial_critical_lr=known, initial_critical_lr_found=critical is not None)
+        return float(known)
+
+    def _short_steps(self, config: TrainConfig) -> int:
+        total = config.total_steps
+        steps = max(int(total * self.short_frac), self.min_short_steps, 1)
+        return steps if steps <= total * self.max_short_frac else total
+
+    def _range(
+        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, coarse: Sequence[float]
+    ) -> Generator[list[Asked], None, _Start | None]:
+        """Find the best lr of short runs, and where they turn unstable; None where none learns anything.
+
+        The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best. What is
+        asked of a short run is its training loss, so it is evaluated no oftener than at its start and its end.
+        """
+        asked: Iterable[float] = coarse
+        while asked:
+            yield ask([(lr, RANGE_STAGE) for lr in asked])
+            record = read()
+            table = sweep_table(stage_view(record, RANGE_STAGE))
+            if bottomless(record) is not None:
+                break
+            low, high = limits.of(table)
+            asked = (
+                *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=self.lanes),
+                *raise_round(table, highest=limits.highest(table, base)),
+                *edge_round(table, lanes=self.lanes, tolerance=self.tolerance),
+            )
+        bracket = unstable_bracket(table)
+        near = () if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
+        return None if table.best is None else _Start(table.points[table.best].lr, near)
+
+    def _first(self, start: _Start, base: float) -> list[tuple[float, str]]:
+        """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
+
+        A full-length run begins as the short one of its lr did, so the edge is looked for at the very lrs of the short
+        runs: what had blown up for good by then has done so in the full-length run as well.
+        """
+        center = on_lattice(start.center, base, 2.0)
+        top = min((4 * center, *start.near[:1]))
+        higher = base * 2.0 ** math.floor(math.log2(top / base) + 1e-9)
+        other = higher if higher > center else center / 4
+        return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in start.near]
+
+    def _search(
+        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, near: tuple[float, ...]
+    ) -> Iterator[list[Asked]]:
+        """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
+        refined = 0
+        while True:
+            record = read()
+            table = sweep_table(record)
+            if bottomless(record) is not None:  # the higher the lr, the lower the loss
+                return
+            if table.noise_free and not near:
+                near = around(growth_edge(record), self.tolerance)
+            edge = raise_round(table, highest=limits.highest(table, base), near=near) or edge_round(
+                table, lanes=self.lanes, tolerance=self.tolerance, near=near
+            )
+            left = (self.full_batch_refinements if table.noise_free else self.refinements) - refined
+            low, high = limits.of(table)
+            grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=self.lanes)
+            if not grid and not (table.noise_free and left > 0):
+                grid = fill_round(table, base=base)
+            sharper = () if grid or left < 1 else _unhindered(table, edge, lanes=min(self.lanes, left))
+            refined += len(sharper)
+            asked = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
+            if not asked:
+                return
+            yield ask(asked)
+
+    def _asked(self, config: TrainConfig, lrs: Iterable[tuple[float, str]], *, steps: int | None = None) -> list[Asked]:
+        return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
+
+
+def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tuple[float, ...]:
+    """Return the lrs that sharpen lr*; none yet where the search for the edge is about to cut the same gap.
+
+    On minibatches they wait for its end: what it trains on its way often answers the question.
+    """
+    found = refine_round(table, lanes=lanes)
+    best = table.best
+    if not found or not edge or best is None:
+        return found
+    return found if table.noise_free and min(edge) > table.points[best + 1].lr else ()
+
+
+def _check_lrs(lrs: list[float]) -> None:
+    wrong = [lr for lr in lrs if type(lr) is bool or not (isinstance(lr, (int, float)) and 0 < lr <= LARGEST)]
+    if not lrs:
+        raise ConfigError("lrs=[] holds no learning rate: give at least one, or None to let the sweep find its range.")
+    if wrong:
+        raise ConfigError(f"lrs={lrs!r} must hold numbers that are finite and above 0; wrong: {wrong}.")
+    twice = [lr for lr, count in Counter(float(lr) for lr in lrs).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"lrs={lrs!r} holds the same lr more than once: {twice}. Each is trained once; for several trials of one lr ask "
+            "for seeds=..."
+        )
+
+
+def seeded(config: TrainConfig, lr: float, seeds: int, *, steps: int | None = None) -> list[TrainConfig]:
+    """Return `config` at `lr` under each seed, the baseline's own first.
+
+    Args:
+        config: the baseline.
+        lr: the trials' peak lr.
+        seeds: how many trials.
+        steps: length of a short run; None is the baseline's.
+    """
+    if steps is not None:
+        config = at_length(config, steps).replace(eval_every_steps=steps, checkpoint_every_steps=steps)
+    return [
+        config.replace(peak_lr=lr, shared_seed=config.shared_seed + k, per_host_seed=config.per_host_seed + k)
+        for k in range(seeds)
+    ]

@@ -1,0 +1,1 @@
+"""What one batch tells before training."""

@@ -1,0 +1,1 @@
+"""Which update rule, with which constants?"""

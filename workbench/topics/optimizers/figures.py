@@ -1,0 +1,181 @@
+"""Update rules side by side: the learning rates that each of them trains with, and where its two forms part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workbench.curves.rule_forms import FloatArray, RuleForms
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record, baseline_lr, finding
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    draw_curve,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    number,
+    short,
+)
+from workbench.topics.optimizers.diagnose import diagnose_optimizers
+
+__all__ = ["plot_optimizers", "plot_rule_forms"]
+
+BAR, THIN = 0.5, 0.2
+LEAST = 1e-12
+"""Smallest relative difference that is drawn: below is rounding."""
+
+
+def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw for each update rule the learning rates that train, its best one, and where it turns unstable.
+
+    Healthy: the baseline's own learning rate, the diamond, lies well within the bar of its rule, left of the cross. Sick: the bar
+    of the baseline's rule is the shortest, or the star stands at its right end, so that the best learning rate sits at the edge;
+    then a rule with a longer bar is one to try.
+
+    Args:
+        record: a study of update rules; of any other study, the baseline's rule alone is drawn.
+        diagnosis: its `optimizers.better` gives the ranges; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. A thin bar reaches from the last lr that trains to the largest that is stable: it does not blow up, nor learn
+        enough. Thin lines are the brackets of the two ends. Numbers on the right are the width of the bar and the end loss at lr*.
+
+    Source: F2.3 (stable learning-rate ranges side by side).
+    """
+    found = finding(diagnosis, "optimizers.better")
+    if found is None and "loss" in record.steps:
+        found = diagnose_optimizers(record)["optimizers.better"]
+    rows = [] if found is None else [r for r in found.evidence.get("ranges", ()) if r.get("best_lr") is not None]
+    with drawing(ax, size=(8.2, 1.6 + 0.45 * max(len(rows), 3))) as axes:
+        if not rows:
+            return not_measured(axes, "no update rule has a learning rate at which it learned anything")
+        own = str(found.evidence.get("own")) if found is not None else ""
+        for place, row in enumerate(rows):
+            _draw_rule(axes, place, row, own=row["optimizer"] == own)
+        if own == rows[0]["optimizer"] and math.isfinite(baseline_lr(record)):
+            axes.plot(baseline_lr(record), 0, "D", color=INK, fillstyle="none", markersize=11, zorder=6)
+        axes.set_yticks(range(len(rows)), [_name(row["optimizer"]) for row in rows])
+        for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+            label.set_fontweight("bold" if row["optimizer"] == own else "normal")
+        axes.set(xlabel="learning rate", ylabel="update rule", title="Learning rates that train, by update rule")
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        log_scale(axes, "x")
+        _fit(axes, rows)
+        axes.legend(
+            handles=_key(rows, own), loc="upper center", bbox_to_anchor=(0.5, -0.55 / (0.45 * len(rows) + 0.6)), ncols=3
+        )
+    return axes
+
+
+def _draw_rule(ax: Axes, place: int, row: Mapping[str, Any], *, own: bool) -> None:
+    low, high = number(row["trains_from"]), number(row["trains_to"])
+    color = PALETTE[1] if own else GOOD
+    ax.barh(place, high - low, left=low, height=BAR, color=color, alpha=0.85, zorder=3)
+    stable, unstable = number(row["stable"]), number(row["unstable"])
+    if stable > high * 1.001:
+        ax.barh(place, stable - high, left=high, height=THIN, color=color, alpha=0.4, zorder=2)
+    for end, beyond in ((low, number(row["fails_below"])), (high, number(row["fails_above"]))):
+        if math.isfinite(beyond):
+            ax.plot([end, beyond], [place, place], color=BASELINE, linestyle="-", linewidth=1.2, zorder=2.5)
+    if math.isfinite(unstable):
+        ax.plot(unstable, place, "x", color=BAD, markersize=8, markeredgewidth=2, zorder=5)
+    ax.plot(number(row["best_lr"]), place, "*", color=INK, markersize=11, zorder=5)
+    width, loss = number(row["decades"]), number(row["loss"])
+    words = f"{width:.1f} decades, loss {short(loss)}"
+    ax.annotate(
+        words, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, annotation_clip=False
+    )
+
+
+def _fit(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = ("trains_from", "fails_below", "trains_to", "fails_above", "stable", "unstable")
+    lrs = [number(row[name]) for row in rows for name in names]
+    ax.set_xlim(np.nanmin(lrs) / 1.6, np.nanmax(lrs) * 1.6)
+
+
+def _name(optimizer: str) -> str:
+    """Return a rule's name; of a function of the user's own only what it is called."""
+    return optimizer.rpartition(":")[2].partition("#")[0]
+
+
+def _key(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
+    handles: list[Any] = [Patch(color=GOOD, alpha=0.85, label="trains")]
+    if any(row["optimizer"] == own for row in rows):
+        handles.append(Patch(color=PALETTE[1], alpha=0.85, label="trains (the baseline's rule)"))
+        handles.append(
+            Line2D(
+                [], [], linestyle="none", marker="D", color=INK, fillstyle="none", markersize=9, label="baseline's lr"
+            )
+        )
+    handles.append(Line2D([], [], linestyle="none", marker="*", color=INK, markersize=11, label="lr*"))
+    if any(math.isfinite(number(row["unstable"])) for row in rows):
+        mark: dict[str, Any] = {"marker": "x", "color": BAD, "markersize": 8, "markeredgewidth": 2}
+        handles.append(Line2D([], [], linestyle="none", label="unstable from here", **mark))
+    handles.append(Line2D([], [], color=BASELINE, linewidth=1.2, label="bracket of an end"))
+    return handles
+
+
+def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
+    """Draw how far the updates of the playbook's form and of torch's lie apart, step by step, and what each cause does alone.
+
+    Healthy: all lines lie far below the band at the top, so the form does not matter. Sick: the black line runs within the band;
+    the coloured line beside it is the reason, and where it comes down the difference ends.
+
+    Args:
+        forms: of `explain_rule`.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes, both logarithmic. Rules without two forms have nothing to draw.
+
+    Source: F7.4 to F7.6 (where the two forms part).
+    """
+    with drawing(ax, size=(6.8, 3.8)) as axes:
+        if forms.first_step is None:
+            return not_measured(axes, f"{forms.optimizer} is the same in both forms")
+        at = np.arange(1, len(forms.playbook) + 1, dtype=np.float64)
+        draw_curve(
+            axes,
+            at,
+            _shown(forms.apart),
+            color=INK,
+            linewidth=2.2,
+            linestyle="-",
+            label="both forms as they are",
+        )
+        for cause in forms.causes:
+            draw_curve(axes, at, _shown(cause.apart), label=f"{cause.name} alone")
+        axes.axhspan(
+            forms.material_frac,
+            2.0,
+            color=BAD,
+            alpha=0.1,
+            linewidth=0,
+            label=f"apart by more than {forms.material_frac:.0%}",
+        )
+        axes.set(
+            xlabel="step, from 1", ylabel="relative difference", title=f"{forms.optimizer}: playbook's form and torch's"
+        )
+        log_scale(axes, "x", "y")
+        axes.set_ylim(float(np.clip(0.3 * np.min(forms.apart[forms.apart > 0]), 1e-9, 1e-4)), 3.0)
+        legend(axes)
+    return axes
+
+
+def _shown(differences: FloatArray) -> FloatArray:
+    """Return differences with gaps where there is none, which a logarithmic axis cannot show."""
+    return np.asarray(np.where(differences > LEAST, differences, np.nan), dtype=np.float64)

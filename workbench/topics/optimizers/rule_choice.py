@@ -1,0 +1,165 @@
+"""Which update rule is better than the baseline's: by its best checkpoint, or by a wider range of learning rates.
+
+The other rule is chosen under one seed and held against the baseline's under fresh ones, because the best of six is lucky too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.curves.lr_points import paired_difference
+from workbench.curves.prove import prove
+from workbench.curves.rule_ranges import RuleRange
+from workbench.curves.selection import compare_selected
+from workbench.curves.trials import RecordLike, read_curves
+from workbench.record.read import periodic_rows
+
+__all__ = ["Contest", "contest", "rival", "wider_than"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """The best other rule against the baseline's, each at the lr of its own best checkpoint.
+
+    Attributes:
+        own, rival: the two.
+        gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
+        learned: what the better of the two learned of that metric, the scale of a gain.
+        seeds: how many fresh seeds, 0 where only the one of the search was trained.
+        wins: better by more than noise and chance, and by enough to matter.
+        too_small: better by more than noise and chance, and by too little to matter.
+        reason: the numbers in words.
+        proof: what `prove` says of the fresh seeds; None without.
+    """
+
+    own: RuleRange
+    rival: RuleRange
+    gain: float
+    learned: float
+    seeds: int
+    wins: bool
+    too_small: bool
+    reason: str
+    proof: Mapping[str, Any] | None
+
+
+def rival(ranges: Mapping[str, RuleRange]) -> RuleRange | None:
+    """Return the other rule with the best selected checkpoint under the search's seed; None where there is none.
+
+    Args:
+        ranges: of `read_ranges`, the baseline's own first.
+    """
+    others = [found for found in list(ranges.values())[1:] if found.selected is not None]
+    return min(others, key=lambda found: found.sign * (found.selected or 0.0), default=None)
+
+
+def contest(
+    record: RecordLike, ranges: Mapping[str, RuleRange], *, gain_frac: float, false_adoption: float
+) -> Contest | None:
+    """Hold the best other rule against the baseline's; None where one of them has no checkpoint to select.
+
+    Args:
+        record: a study.
+        ranges: of `read_ranges`, the baseline's own first.
+        gain_frac: a gain below this share of what was learned does not count.
+        false_adoption: how often chance alone may give the gain, see `prove`.
+    """
+    own, other = next(iter(ranges.values()), None), rival(ranges)
+    if own is None or other is None or own.selected is None or own.selected_lr is None or other.selected_lr is None:
+        return None
+    arms = {found.optimizer: _fields(record, found) for found in (own, other)}
+    fresh = prove(
+        record, baseline=arms[own.optimizer], candidate=arms[other.optimizer],
+        limit=false_adoption,
+    )  # fmt: skip
+    learned = _learned(record, own, other)
+    if fresh is not None:
+        gain, wins, reason = fresh["arms"][0]["gain"], fresh["wins"], _fresh_words(fresh, own.optimizer)
+    else:
+        pair = compare_selected(
+            record,
+            baseline=[_selected_trial(record, own)],
+            candidates={other.optimizer: [_selected_trial(record, other)]},
+        )
+        gain, wins = pair["gain"], pair["adopted"]
+        reason = (
+            f"{record.config['select']} {other.selected:.4g} against {own.optimizer}'s {own.selected:.4g}, one run each"
+        )
+    return Contest(
+        own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]),
+        wins=bool(wins and gain > gain_frac * learned), too_small=bool(wins and gain <= gain_frac * learned), reason=reason, proof=fresh,
+    )  # fmt: skip
+
+
+def _fresh_words(proof: Mapping[str, Any], own: str) -> str:
+    arm = proof["arms"][0]
+    return (
+        f"{proof['select']} {np.mean(proof['candidate']):.4g} against {own}'s {np.mean(arm['values']):.4g} over {len(proof['seeds'])} fresh "
+        f"seeds; chance alone gives such a gain in {arm['chance']:.1%} of cases"
+    )
+
+
+def wider_than(
+    record: RecordLike, ranges: Mapping[str, RuleRange], *, noise_sds: float, material_frac: float, wider_decades: float
+) -> list[tuple[RuleRange, float]]:
+    """Return the rules whose range is wider than that of the baseline's for certain, with by how many decades; widest first.
+
+    The brackets of both ends count against them, and so does an end loss that is worse.
+
+    Args:
+        record: a study.
+        ranges: of `read_ranges`, the baseline's own first.
+        noise_sds: standard errors of the paired difference of the end losses that count as equal.
+        material_frac: share of what was learned that counts as equal.
+        wider_decades: how much wider it has to be.
+    """
+    own = next(iter(ranges.values()), None)
+    if own is None or own.best_lr is None:
+        return []
+    found = []
+    for other in list(ranges.values())[1:]:
+        more = (other.decades or -math.inf) - own.most_decades
+        worse, se = _above(record, other, own)
+        bar = max(noise_sds * se, material_frac * max(own.progress, other.progress))
+        if more >= wider_decades and worse <= bar:
+            found.append((other, more))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _above(record: RecordLike, one: RuleRange, other: RuleRange) -> tuple[float, float]:
+    """Return by how much the end loss of one rule at its lr* lies above the other's, and its standard error."""
+    curves = {c.trial: c for c in read_curves(record)}
+    if one.trial not in curves or other.trial not in curves:
+        return math.inf, 0.0
+    mean, se = paired_difference(curves[one.trial], curves[other.trial])
+    return mean, se if math.isfinite(se) else 0.0
+
+
+def _fields(record: RecordLike, found: RuleRange) -> dict[str, Any]:
+    return dict(record.config) | {"optimizer": found.optimizer, "peak_lr": found.selected_lr}
+
+
+def _selected_trial(record: RecordLike, found: RuleRange) -> int:
+    first = int(record.config.get("shared_seed") or 0)
+    point = next(p for p in found.points if p.lr == found.selected_lr)
+    return next(trial for seed, trial in zip(point.seeds, point.trials, strict=True) if seed == first)
+
+
+def _learned(record: RecordLike, own: RuleRange, other: RuleRange) -> float:
+    """Return what the better of two rules learned of the selected metric, from the initial model on."""
+    split, metric = str(record.config["select"]).split("/", 1)
+    evals = periodic_rows(record.evals)
+    rows = evals[
+        (evals["trial"] == _selected_trial(record, own))
+        & (evals["split"] == split)
+        & (evals["metric"] == metric)
+        & (evals["step"] == 0)
+    ]
+    start = float(rows["value"].iloc[0]) if len(rows) else math.nan
+    best = [abs(start - found.selected) for found in (own, other) if found.selected is not None]
+    return max(best) if math.isfinite(start) else 0.0

@@ -1,0 +1,1 @@
+"""What limits asynchronous training on parameter servers?"""

@@ -1,0 +1,187 @@
+"""`ps.imbalance` and `ps.hotspot`: who among the parameter servers does how much, and which variable carries it (T13.1 to T13.4)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.findings.diagnosis import Finding
+
+__all__ = ["MEASURES", "hotspot", "imbalance", "load_ratios", "server_load"]
+
+MEASURES = {"bytes": "bytes", "requests": "requests", "apply_s": "apply time"}
+_SHARED = re.compile(r"(@|/shard_)\d+$")
+_SMALL = 1024
+"""Bytes a request up to which moving a value costs nothing beside asking for it (rule of thumb)."""
+
+
+def server_load(facts: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the load of every block: columns server, block, group, carrier, trained, sharded, bytes, requests, apply_s.
+
+    Args:
+        facts: of one trial. Blocks of one variable or module on several servers have a group in common; the carrier is the
+            largest parameter in a block, with the number of those beside it, or the variable.
+    """
+    rows = []
+    for server, load in enumerate(facts.get("servers") or ()):
+        for name, block in load["blocks"].items():
+            parameters = block.get("parameters") or {}
+            rows.append(
+                {
+                    "server": server, "block": name, "group": _SHARED.sub("", name),
+                    "carrier": _carrier(name, parameters), "trained": bool(parameters), "sharded": "/shard_" in name,
+                    "bytes": _number(block.get("bytes_in")) + _number(block.get("bytes_out")),
+                    "requests": _number(block.get("requests")), "apply_s": _number(block.get("apply_s")),
+                }
+            )  # fmt: skip
+    columns = ["server", "block", "group", "carrier", "trained", "sharded", *MEASURES]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(MEASURES, np.float64))
+
+
+def load_ratios(table: pd.DataFrame, servers: int) -> dict[str, float]:
+    """Return for each of `MEASURES` the load of the busiest server over the mean of all; NaN where nobody did anything.
+
+    Args:
+        table: of `server_load`.
+        servers: how many there are, idle ones included.
+    """
+    found = {}
+    for name in MEASURES:
+        by_server = table.groupby("server")[name].sum(min_count=1).reindex(range(servers), fill_value=0.0)
+        mean = by_server.mean(skipna=False)
+        found[name] = float(by_server.max() / mean) if mean > 0 else math.nan
+    return found
+
+
+def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> Finding:
+    """Return `ps.imbalance`.
+
+    Args:
+        facts: of one trial.
+        limit: of the busiest server's load over the mean.
+        least_apply: share of the training's time that servers must spend on applying, for that time to be compared.
+    """
+    code, clause, unit = "ps.imbalance", "T13.1", "times the mean"
+    servers = len(facts.get("servers") or ())
+    table = server_load(facts)
+    ratios = load_ratios(table, servers) if servers else {}
+    if not math.isfinite(ratios.get("bytes", math.nan)) or not math.isfinite(ratios.get("requests", math.nan)):
+        why = "the servers were never asked" if servers and not table["requests"].sum() else "the loads are not known"
+        return Finding(code=code, status="not_measured", clause=clause, summary=f"Not measured: {why}.")
+    by_server = {name: _sums(table, name, servers) for name in MEASURES}
+    evidence: dict[str, Any] = {"ratios": ratios, "by_server": by_server, "servers": servers}
+    if servers == 1:
+        return Finding(
+            code=code, status="ok", clause=clause, value=1.0, unit=unit, threshold=limit, evidence=evidence,
+            summary="One server carries everything: there is nothing to balance.",
+        )  # fmt: skip
+    seconds = _number(facts.get("training_s", facts.get("seconds")))
+    compared = ["bytes", "requests"]
+    if math.isfinite(ratios["apply_s"]) and seconds > 0 and sum(by_server["apply_s"]) >= least_apply * seconds:
+        compared.append("apply_s")
+    measure = max(compared, key=lambda name: ratios[name])
+    worst, server = ratios[measure], int(np.argmax(by_server[measure]))
+    heavy = table[table["server"] == server].sort_values(measure, ascending=False).iloc[0]
+    evidence |= {"measure": measure, "server": server, "block": heavy["block"], "carrier": heavy["carrier"]}
+    numbers: dict[str, Any] = {"value": worst, "unit": unit, "threshold": limit, "evidence": evidence}
+    if worst <= limit:
+        return Finding(
+            code=code, status="ok", clause=clause,
+            summary=f"The busiest of {servers} servers has {worst:.2f} times the mean load in {MEASURES[measure]}.", **numbers,
+        )  # fmt: skip
+    advice, clause = _remedies(heavy, measure)
+    return Finding(
+        code=code, status="warn", clause=clause, advice=advice,
+        summary=f"ps {server} has {worst:.2f} times the mean load of {servers} servers in {MEASURES[measure]}, most of it {heavy['carrier']}.",
+        **numbers,
+    )  # fmt: skip
+
+
+def hotspot(facts: Mapping[str, Any], *, per_step: float, ratio_limit: float) -> Finding:
+    """Return `ps.hotspot`: a variable on one server that is asked for in every step, while the other servers are not.
+
+    Args:
+        facts: of one trial.
+        per_step: requests a step from which a variable is asked for by everybody all the time.
+        ratio_limit: of that server's requests over the mean of all servers.
+    """
+    code, clause, unit = "ps.hotspot", "T13.3", "requests a step"
+    servers, steps = len(facts.get("servers") or ()), _number(facts.get("steps"))
+    table = server_load(facts)
+    if not servers or not steps > 0 or not np.isfinite(table["requests"]).all() or not table["requests"].sum() > 0:
+        why = "no step was counted" if servers and not steps > 0 else "the requests to the servers are not known"
+        return Finding(code=code, status="not_measured", clause=clause, summary=f"Not measured: {why}.")
+    asked = _sums(table, "requests", servers)
+    spread = table.groupby("group")["server"].nunique()
+    single = table[~table["trained"] & (table["group"].map(spread) < max(2, servers))].copy()
+    single["per_step"] = single["requests"] / steps
+    evidence: dict[str, Any] = {"requests": asked, "steps": steps, "servers": servers}
+    common: dict[str, Any] = {"code": code, "clause": clause, "unit": unit, "threshold": per_step}
+    if servers == 1 or single.empty:
+        why = (
+            "there is one server" if servers == 1 else "every variable lies on all servers, or is trained where it lies"
+        )
+        return Finding(
+            status="ok", summary=f"No variable can be a hotspot: {why}.", evidence=evidence, value=0.0, **common
+        )
+    top = single.sort_values("per_step", ascending=False).iloc[0]
+    ratio = asked[top["server"]] / (sum(asked) / servers)
+    each = top["bytes"] / max(1.0, top["requests"])
+    evidence |= {"variable": top["block"], "server": int(top["server"]), "ratio": ratio, "bytes_a_request": each}
+    hot = top["per_step"] >= per_step and ratio > ratio_limit
+    told = f"{top['block']!r} on ps {top['server']} is asked for {top['per_step']:.2g} times a step"
+    if not hot:
+        why = "" if top["per_step"] < per_step else f", and its server has {ratio:.2f} times the mean of all requests"
+        return Finding(
+            status="ok", summary=f"{told}{why}: no hotspot.", value=float(top["per_step"]), evidence=evidence, **common
+        )
+    small = each <= _SMALL
+    advice = (
+        "Compute it from the step where it is used, such as an lr by its schedule: then nobody asks for it.",
+        "If it has to be a variable, read it once a closure of many steps and hand it on.",
+    ) if small else (
+        "Split it over the servers: variable_partitioner=FixedShardsPartitioner(number of servers).",
+        "Ask for the rows that are needed alone: variable.gather(ids).",
+    )  # fmt: skip
+    return Finding(
+        status="warn", value=float(top["per_step"]), evidence=evidence, advice=advice,
+        summary=f"{told} ({each:,.0f} bytes each time), and makes its server answer {ratio:.2f} times the mean of all requests.", **common,
+    )  # fmt: skip
+
+
+def _remedies(heavy: pd.Series, measure: str) -> tuple[tuple[str, ...], str]:
+    """Return what to try, and the clause that says so."""
+    if measure == "requests" and not heavy["trained"] and not heavy["sharded"]:
+        return ("Do without the variable that everybody asks for: see ps.hotspot.",), "T13.3"
+    if heavy["sharded"]:
+        return (
+            "Shuffle the vocabulary before ids are given out (StringLookup.shuffled), so that frequent words do not share a shard.",
+        ), "T13.4"
+    return (
+        "Split large variables over the servers: variable_partitioner=FixedShardsPartitioner(number of servers), or "
+        "MinSizePartitioner, which leaves small ones whole.",
+    ), "T13.2"
+
+
+def _carrier(block: str, parameters: Mapping[str, int]) -> str:
+    if not parameters:
+        return repr(block)
+    largest = max(parameters, key=lambda name: parameters[name])
+    rest = len(parameters) - 1
+    return f"parameter {largest!r}" + (
+        f" ({parameters[largest]:,} of {sum(parameters.values()):,} values there)" if rest else ""
+    )
+
+
+def _sums(table: pd.DataFrame, name: str, servers: int) -> list[float]:
+    found = table.groupby("server")[name].sum().reindex(range(servers), fill_value=0.0)
+    return [float(value) for value in found]
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None or isinstance(value, str) else float(value)

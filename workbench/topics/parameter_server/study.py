@@ -1,0 +1,154 @@
+"""`ParameterServerStudy`, `audit_parameter_server`: what a workload's training on parameter servers is bound by, and what the remedies are worth (T13)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, UsageError
+from workbench.findings.audited import Audit
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.trials.load import load_facts, time_facts
+from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.ray.cluster import RayCluster
+from workbench.record.read import StudyRecord
+from workbench.studies.base import Study
+from workbench.studies.session import Session
+from workbench.topics.parameter_server.remedies import measure_remedies
+
+__all__ = ["ParameterServerAudit", "ParameterServerStudy", "audit_parameter_server"]
+
+STAGE = "parameter_server"
+
+
+class ParameterServerAudit(Audit):
+    """What servers and workers did in a training loop of somebody's own, for `diagnose_parameter_server`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServerStudy(Study):
+    """One trial on parameter servers, evaluated as usual, then short ones that are timed: other numbers of workers, of updates a closure,
+    and sharded; and small loops that try the other remedies.
+
+    The timed ones train with the same config; trials of one study differ in their configs, so each has a folder of its own below the
+    study's, and their numbers are facts of the study.
+
+    Attributes:
+        workers: numbers of workers to time (T1.3); the trial itself has the largest.
+        closures: updates a closure to time, with that many workers (T13.6, T13.7); "auto" is the tool's choice (T14.3).
+        servers: parameter servers.
+        engine: "threads" in this process, or "ray", a process each.
+        steps: updates of every run; None is the baseline's.
+        repeats: of every timed run, in turn, so that what else the machine does falls on all of them.
+        remedies: try the lr variable, the shuffled vocabulary and functions without a return value (T11.3, T13.3, T13.4).
+    """
+
+    stem: ClassVar[str] = "parameter_server"
+
+    workers: Sequence[int] = (1, 2, 3)
+    closures: Sequence[int | Literal["auto"]] = (1, 10, "auto")
+    servers: int = 2
+    engine: Literal["threads", "ray"] = "threads"
+    steps: int | None = 150
+    repeats: int = 1
+    remedies: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if not isinstance(self.workers, Sequence) or not self.workers or any(not _count(each) for each in self.workers):
+            raise ConfigError(
+                f"workers={self.workers!r} must hold integers of at least 1, at least one of them, such as (1, 2, 3)."
+            )
+        if isinstance(self.closures, str) or any(each != "auto" and not _count(each) for each in self.closures):
+            raise ConfigError(f'closures={self.closures!r} must hold integers of at least 1, or "auto".')
+        if not _count(self.repeats):
+            raise ConfigError(f"repeats={self.repeats!r} must be an integer of at least 1.")
+        ParameterServerTrainer(workers=max(self.workers), servers=self.servers, engine=self.engine)
+
+    def extend(self, session: Session) -> None:
+        """Train, time, and try the remedies."""
+        base = self._trainer(session)
+        with _standing(base.engine):
+            session.trials([session.config], stage=STAGE, trainer=base)
+            facts = session.record.facts
+            if "parameter_server_runs" not in facts:
+                session.facts(parameter_server_runs=self._timed(session, base))
+            if self.remedies and "parameter_server_remedies" not in facts:
+                session.facts(parameter_server_remedies=measure_remedies(engine=base.engine))
+
+    def _trainer(self, session: Session) -> ParameterServerTrainer:
+        """Return the trainer that the study was given, where it is of this kind."""
+        given: Any = session.trainer
+        if isinstance(given, ParameterServerTrainer):
+            return replace(given, workers=max(self.workers))
+        return ParameterServerTrainer(workers=max(self.workers), servers=self.servers, engine=self.engine)
+
+    def _timed(self, session: Session, base: ParameterServerTrainer) -> list[dict[str, Any]]:
+        config = session.config.replace(eval_every_steps=session.config.total_steps)
+        variants = {f"{count} workers": replace(base, workers=count, steps_per_closure=1) for count in self.workers}
+        variants |= {f"{size} a closure": replace(base, steps_per_closure=size) for size in self.closures if size != 1}
+        variants["sharded"] = replace(base, variable_partitioner=FixedShardsPartitioner(base.servers))
+        folder = session.writer.record.path / "runs"
+        rows = []
+        for number in range(self.repeats):
+            for name, trainer in variants.items():
+                rows.append(
+                    {"name": name} | _run(session, trainer, config, folder / f"{name.replace(' ', '_')}_{number}")
+                )
+        return rows
+
+
+def audit_parameter_server(
+    coordinator: ClusterCoordinator,
+    placed: PlacedModule | None = None,
+    *,
+    steps: int | None = None,
+    seconds: float = float("nan"),
+    name: str = "a training loop",
+) -> ParameterServerAudit:
+    """Return what servers and workers did so far in a loop of your own, for `diagnose_parameter_server`.
+
+    Call it before `coordinator.shutdown()`: the workers are asked how they spent their time (T13.5).
+
+    Args:
+        coordinator: of the loop.
+        placed: the module that is trained; None where it trains variables alone.
+        steps: that were made; None counts the updates of `placed`, or the functions that ran.
+        seconds: that they took; NaN is the time in which the coordinator had something to do, pauses of over 5 s left out.
+        name: said in the diagnosis.
+    """
+    if not isinstance(coordinator, ClusterCoordinator):
+        raise UsageError(
+            f"audit_parameter_server takes the ClusterCoordinator of the loop, not {type(coordinator).__name__}."
+        )
+    facts = load_facts(coordinator, placed, seconds=seconds)
+    if steps is not None:
+        facts["steps"] = steps
+    facts |= time_facts(coordinator, seconds=seconds, updates=facts["steps"])
+    return ParameterServerAudit(facts={"parameter_server": {"0": facts}}, workload=name)
+
+
+@contextlib.contextmanager
+def _standing(engine: str) -> Iterator[None]:
+    """Keep one Ray cluster up for all runs, which join it: starting one takes longer than a run."""
+    if engine != "ray":
+        yield
+        return
+    with contextlib.closing(RayCluster.connect()):
+        yield
+
+
+def _run(session: Session, trainer: ParameterServerTrainer, config: TrainConfig, out: Path) -> dict[str, Any]:
+    trainer.run(session.workload, config, out=out, note=f"timed for {session.writer.record.path.name}")
+    facts: dict[str, Any] = StudyRecord(out).facts["parameter_server"]["0"]
+    return facts
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,1 @@
+"""Does the training loss repeat with the epochs?"""

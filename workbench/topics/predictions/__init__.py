@@ -1,0 +1,1 @@
+"""How do predictions of single examples change while training?"""

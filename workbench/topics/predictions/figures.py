@@ -1,0 +1,176 @@
+"""The history of one tracked example: its loss, and what was predicted for it at every evaluation (P2.12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from workbench.errors import UsageError
+from workbench.plots.style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.topics.predictions.history import same_prediction
+
+__all__ = ["plot_predictions", "prediction_text"]
+
+MAX_SHOWN = 12
+"""Predictions written out beside the curve; more would overlap."""
+MAX_CHARACTERS = 28
+
+
+class _WithPredictions(Protocol):
+    @property
+    def predictions(self) -> pd.DataFrame: ...
+
+
+def plot_predictions(
+    record: _WithPredictions,
+    example: int | None = None,
+    *,
+    trial: int | None = None,
+    data: Any = None,
+    image_shape: Sequence[int] = (),
+    step: int | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the loss of one example against step, with what was predicted for it written beside each evaluation.
+
+    Healthy: the loss falls, and the predictions settle on the label. Sick: the prediction flips to and fro, or stays wrong while
+    the loss grows: a wrong label, an example unlike the others, or a model that unlearns it.
+
+    Args:
+        record: a study or a trial with tracked predictions.
+        example: its id; None is the one with the largest loss at the end.
+        trial: number of the trial; None is the first.
+        data: the split that the example is from: an item that begins with an image (2-D, or 3-D with 1 or 3 channels), or with
+            the integers of a text below 256, is shown.
+        image_shape: of an image that is kept as a flat row of as many numbers, such as (28, 28).
+        step: an evaluation to point out.
+        ax: where to draw; a new figure by default.
+
+    Raises:
+        UsageError: the example, or the trial, was not tracked.
+
+    Source: P2.12 (predictions for a chosen set of examples).
+    """
+    with drawing(ax, size=(7.2, 4.0)) as axes:
+        table = getattr(record, "predictions", pd.DataFrame())
+        if not len(table):
+            return not_measured(axes, "the record has no tracked predictions (Trainer(track=...))")
+        number = int(table["trial"].iloc[0]) if trial is None else trial
+        rows = _rows_of(table, number, example)
+        values = rows["loss"].to_numpy(dtype=np.float64)
+        steps = rows["step"].to_numpy(dtype=np.float64)
+        if not np.isfinite(values).any():
+            return not_measured(axes, f"the loss of example {int(rows['example'].iloc[0])} is never finite")
+        label = rows["label"].iloc[-1]
+        right = [same_prediction(p, label) for p in rows["prediction"]]
+        axes.plot(steps, values, color=GOOD, label="loss of the example")
+        for wanted, marker, color, name in (
+            (True, "o", GOOD, "prediction is the label"),
+            (False, "x", BAD, "prediction is another"),
+        ):
+            at = np.array([r is wanted for r in right])
+            if at.any():
+                axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
+        if step is not None:
+            axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}", zorder=1.5)
+        written = _write(axes, steps, values, rows["prediction"].tolist())
+        said = (
+            f"step (a number is a prediction: {written} of {len(steps)} are written)"
+            if 0 < written < len(steps)
+            else "step"
+        )
+        title = f"Example {int(rows['example'].iloc[0])}, label {prediction_text(label)}"
+        axes.set(xlabel=said, ylabel="loss", title=title)
+        if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
+            log_scale(axes, "y")
+        axes.margins(x=0.06, y=0.16)
+        if data is not None:
+            _show_input(axes, data, int(rows["example"].iloc[0]), image_shape)
+        legend(axes, loc="best")
+    return axes
+
+
+def _rows_of(table: pd.DataFrame, trial: int, example: int | None) -> pd.DataFrame:
+    mine = table[table["trial"] == trial]
+    if mine.empty:
+        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {_listed(table['trial'])}.")
+    if example is None:
+        last = mine[mine["step"] == mine["step"].max()]
+        losses = last["loss"].to_numpy(dtype=np.float64)
+        example = int(last["example"].iloc[int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf)))])
+    rows = mine[mine["example"] == example].sort_values("step", kind="stable")
+    if rows.empty:
+        raise UsageError(
+            f"example={example} was not tracked; these were: {_listed(mine['example'])}. Choose others with Trainer(track=[...])."
+        )
+    return rows
+
+
+def _listed(values: pd.Series) -> str:
+    return ", ".join(str(v) for v in sorted(values.unique())[:20])
+
+
+def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], predictions: list[Any]) -> int:
+    """Write predictions beside the curve, and return how many of them; 0 for lists, which say their step."""
+    shown = np.unique(np.linspace(0, len(steps) - 1, min(MAX_SHOWN, len(steps))).astype(int))
+    if np.asarray(predictions[0]).ndim:  # lists get a line each below one another
+        lines = [f"{int(steps[i]):>6}  {prediction_text(predictions[i])}" for i in shown[-6:]]
+        axes.text(0.02, 0.02, "\n".join(lines), transform=axes.transAxes, fontsize=7.5, family="monospace", va="bottom")
+        return 0
+    for i in shown:
+        if np.isfinite(values[i]):
+            axes.annotate(
+                prediction_text(predictions[i]),
+                (steps[i], values[i]),
+                (0, 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8.5,
+                color=INK,
+            )
+    return len(shown)
+
+
+def prediction_text(value: Any) -> str:
+    """Return a class, a number, an array of them or a text as a few characters."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return f"{array.item():.3g}" if array.dtype.kind == "f" else str(array.item())
+    if array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() < 256:
+        said = repr(bytes(array.astype(np.uint8)).decode("latin-1"))
+    else:
+        said = ", ".join(f"{v:.3g}" for v in array.ravel()[:8])
+    return said if len(said) <= MAX_CHARACTERS else f"{said[:MAX_CHARACTERS]}..."
+
+
+def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int]) -> None:
+    """Draw the image of an item, or its text as a line under the title."""
+    item = data[example]
+    first = np.asarray(item[0] if isinstance(item, (tuple, list)) else item)
+    if image_shape and first.size == np.prod(image_shape):
+        first = first.reshape(tuple(image_shape))
+    if first.ndim == 3 and first.shape[0] in (1, 3):
+        first = np.moveaxis(first, 0, -1)
+    if first.ndim == 3 and first.shape[-1] == 1:
+        first = first[..., 0]
+    if first.ndim == 2 or (first.ndim == 3 and first.shape[-1] == 3):
+        low, high = float(first.min()), float(first.max())
+        inset = axes.inset_axes((1.02, 0.62, 0.28, 0.38))
+        inset.imshow((first - low) / (high - low or 1.0), cmap="gray")
+        inset.set_axis_off()
+    elif first.ndim == 1 and first.dtype.kind in "iu":
+        axes.text(
+            0.5,
+            0.98,
+            f"input {prediction_text(first)}",
+            transform=axes.transAxes,
+            fontsize=8,
+            family="monospace",
+            ha="center",
+            va="top",
+        )

@@ -1,0 +1,1 @@
+"""Is the workload in order before anything is trained?"""

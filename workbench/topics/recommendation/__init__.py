@@ -1,0 +1,1 @@
+"""Which config to train with, and what to try next?"""

@@ -1,0 +1,330 @@
+"""`recommend`: the config to train with, adopted only where its selected checkpoints beat the baseline's (F3.12)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from workbench.config import TrainConfig, is_callable_name
+from workbench.curves.adoption import by_examples, by_faults, by_metrics, by_room, by_size, by_spread, by_values
+from workbench.curves.clip_reference import SHORT_STAGES
+from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.example_chance import example_chance
+from workbench.curves.judged_runs import judged_runs
+from workbench.curves.lr_search import EDGE_MARGIN
+from workbench.curves.not_minimised import judged_without_loss, selects_by_loss, without_loss
+from workbench.curves.prove import LIMIT, prove
+from workbench.curves.same_config import equal, plain_cell, trials_with
+from workbench.curves.selection import compare_selected, selected
+from workbench.curves.trials import RecordLike
+from workbench.findings.diagnosis import Diagnosis
+from workbench.topics.clipping.ladder import masks
+
+__all__ = [
+    "CHANGEABLE",
+    "REMEDIES",
+    "REMEDY_FIELDS",
+    "config_of",
+    "cost_of",
+    "recommend",
+    "screen",
+    "tried_remedies",
+]
+
+REMEDIES = ("fix", "warmup_full", "clipping")
+"""Stages whose trials change something against instability, at full length."""
+
+REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
+"""Advice that a study can try -> the config field that it changes."""
+
+_OWN_LR = ("lr.too_high", "lr.too_low")
+
+CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
+"""What a candidate may change."""
+
+
+def cost_of(record: RecordLike) -> dict[str, Any]:
+    """Return steps, seconds and trials of a study, and its seconds over those of one baseline run."""
+    trials = record.trials
+    if not len(trials):
+        return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
+    alone = trials["seconds"][trials["stage"] == "baseline"].to_list()
+    seconds = float(trials["seconds"].sum())
+    return {
+        "steps": int(trials["steps_run"].sum()),
+        "seconds": seconds,
+        "trials": len(trials),
+        "baseline_runs": seconds / alone[0] if alone and alone[0] > 0 else None,
+    }
+
+
+def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
+    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
+
+    The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
+    by more than its noise, and where nothing in `adoption` speaks against it. What training with it gives, under the seed that
+    chose it, is `chosen`. Where the comparison itself speaks against the candidate, and no fault elsewhere or a lack of runs,
+    `refuted` is the reason, else "". The config has the length of the workload's own; a study of shorter trials says so, because short
+    runs prefer larger learning rates.
+
+    Args:
+        record: a study; its facts may hold "own_config", the workload's config at its own length.
+        diagnosis: of the study, with `lr.best`.
+        limit: see `prove`, half of it for the second candidate (Bonferroni); over the examples twice as much is allowed (rule of thumb).
+    """
+    fields = record.config
+    own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
+    comparison = screen(record, diagnosis)
+    changes: dict[str, Any] = {}
+    if comparison["candidate"] is not None:
+        comparison = _decided(record, comparison, limit)
+        if not comparison["adopted"]:
+            other = screen(record, diagnosis, without={comparison["candidate"]})
+            second = _decided(record, other, limit / 2) if other["candidate"] is not None else other
+            if second["adopted"] and second["proof"] is not None:
+                comparison = second
+        if comparison["adopted"]:
+            changes = _changes(config_of(record, comparison["recommended"]["trials"][0]), fields, own)
+    elif without_loss(record) and selects_by_loss(record):
+        comparison["reason"] = (
+            "Not adopted: the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select."
+        )
+    elif comparison["baseline"] and diagnosis["lr.best"].value is None and not without_loss(record):
+        comparison["reason"] = (
+            "Not adopted: no learning rate that was tried learned anything, so there is nothing to recommend."
+        )
+    elif comparison["baseline"] and not without_loss(record):
+        comparison["reason"] = f"Not adopted: {_no_candidate(record, diagnosis)}."
+    if fields["total_steps"] < own["total_steps"]:
+        comparison["reason"] += (
+            f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
+            "whole run is likely lower."
+        )
+    return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
+
+
+def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
+    """Return why nothing was held against the baseline."""
+    own, best = record.config["peak_lr"], diagnosis["lr.best"].value
+    wrong = next((diagnosis[c] for c in _OWN_LR if c in diagnosis and diagnosis[c].status in ("warn", "fail")), None)
+    rest = "nothing else was tried"
+    if tried_remedies(record):
+        rest = "no other change that was tried trains stably with a margin"
+    if wrong is not None:
+        clipped = clipped_runs(record) if "grad_norm" in record.steps else []
+        if wrong.code == "lr.too_low" and _held_back(record, clipped):
+            return f"nearly every step is clipped, so a larger lr would only make up for that: loosen the clip first; {rest}"
+        return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
+    if equal(best, own):
+        return f"the baseline trains at the best lr already, and {rest}"
+    return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
+
+
+def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Return a comparison with what follows for its candidate: chosen, proof, examples, adopted, reason, and results over the seeds."""
+    select, chosen = str(record.config["select"]), comparison["recommended"]
+    candidate = config_of(record, chosen["trials"][0])
+    found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
+    found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
+    said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
+    doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] else "")
+    if proof is not None:
+        before, after = (
+            selected(record, trials_with(record, c, seeds=proof["seeds"])) for c in (record.config, candidate)
+        )
+        found |= {"baseline": before, "recommended": after}
+        said, verdict = f"Candidate: {comparison['candidate']}. {proof['said']}", proof["verdict"]
+        gain, why = min(arm["gain"] for arm in proof["arms"]), "" if proof["wins"] else verdict
+        doubt = doubt or by_values(record, after["trials"])
+        why = (
+            why
+            or doubt
+            or by_room(record, before["trials"], after["trials"])
+            or by_size(gain, proof["learned"])
+            or by_spread(proof)
+            or by_metrics(record, before["trials"], after["trials"])
+        )
+    examples = example_chance(record, candidate=found.get("recommended", chosen)["trials"], gain=gain)
+    why = comparison["against"] or why
+    refused = "" if why else by_examples(examples, 2 * limit)
+    why = why or refused
+    doubt = doubt or (refused if examples is not None and not examples["enough"] else "")
+    return (
+        dict(comparison)
+        | found
+        | {
+            "examples": None if examples is None else examples | {"refused": bool(refused)},
+            "adopted": not why,
+            "refuted": "" if doubt else why,
+            "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
+        }
+    )
+
+
+def screen(
+    record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str] = (), margin: float = EDGE_MARGIN
+) -> dict[str, Any]:
+    """Compare the baseline with everything that trained stably: the best lr, and what was tried against instability.
+
+    The baseline counts with all its seeds. A candidate's trials of a proof do not: they would pull the one that was chosen
+    towards its mean, and another one, whose luck nobody tested, would take its place. A peak lr has to keep a distance from the
+    edge: with the baseline's warmup and clipping, or more of both, that of the sweep; else what runs at larger lrs show.
+
+    Args:
+        record: a study.
+        diagnosis: of the study, with `lr.best`.
+        without: names of candidates that are left out.
+        margin: see `EDGE_MARGIN`.
+
+    Returns:
+        What `compare_selected` does, and against: why the candidate is not worth a proof, or "", doubt: the same where that is
+        no word against the candidate itself, and untried: the candidate has to be trained at `margin` times its lr, as nothing
+        shows yet how far it is from the edge.
+    """
+    found, keeps = _candidates(record, diagnosis, margin)
+    candidates = {name: numbers for name, numbers in found.items() if name not in without}
+    compared = compare_selected(record, baseline=trials_with(record, record.config), candidates=candidates)
+    if compared["candidate"] is None:
+        return compared
+    ours, theirs = compared["baseline"]["trials"], compared["recommended"]["trials"]
+    doubt = by_faults(judged_without_loss(record, diagnosis)) or by_values(record, theirs)
+    against = doubt or by_room(record, ours, theirs)
+    if not against and compared["promising"]:
+        against = by_size(compared["gain"], compared["learned"])
+    worth = compared["promising"] and not against
+    untried = keeps.get(compared["candidate"], True) is None
+    if untried and not against:
+        doubt = against = f"not trained at {margin:g} times its lr, so how far it is from the edge is not known"
+    return compared | {"promising": worth, "untried": untried, "against": against, "doubt": doubt}
+
+
+def _candidates(
+    record: RecordLike, diagnosis: Diagnosis, margin: float
+) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
+    """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge: True, or None where unknown."""
+    fields = record.config
+    proved = set(record.trials["trial"][record.trials["stage"] == "proof"]) if len(record.trials) else set()
+
+    def trained(config: Mapping[str, Any]) -> list[int]:
+        return [number for number in trials_with(record, config) if number not in proved]
+
+    if without_loss(record):
+        swept = record.trials["peak_lr"][record.trials["stage"] == "lr_sweep"].astype(float)
+        lrs = set() if selects_by_loss(record) else {lr for lr in swept if not equal(lr, fields["peak_lr"])}
+        return {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}, {}
+    edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
+    highest = math.inf if edge is None else edge / margin * (1 + 1e-9)
+    candidates: dict[str, list[int]] = {}
+    keeps: dict[str, bool | None] = {}
+    clipped = clipped_runs(record) if "grad_norm" in record.steps else []
+    lr = _best_lr(diagnosis, highest)
+    raised = lr is not None and lr > fields["peak_lr"]
+    if lr is not None and not equal(lr, fields["peak_lr"]) and not (raised and _held_back(record, clipped)):
+        candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
+    own = plain_cell(fields["max_grad_norm"])
+    disguised = _disguised(clipped, edge)
+    runs = judged_runs(record, set(record.trials["stage"]) - SHORT_STAGES) if len(record.trials) else []
+    full = [run for run in runs if run["total_steps"] >= fields["total_steps"]]
+    for run in full:
+        config = config_of(record, run["trial"])
+        cure = run["stage"] in REMEDIES or (own is not None and config == fields | {"max_grad_norm": None})
+        if not cure or run["lasting"] or (run["trial"] in disguised and not equal(run["max_grad_norm"], own)):
+            continue
+        kept = (run["lr"] <= highest and _protects(run, fields)) or _tried_beyond(run, full, margin)
+        if kept is not False and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
+            name = _named(run, own)
+            candidates[name], keeps[name] = trained(config), kept
+    return candidates, keeps
+
+
+def _best_lr(diagnosis: Diagnosis, highest: float) -> float | None:
+    """Return the lr that is better than the own one, at a distance from the edge; None where the own one is as good.
+
+    It is the one that `lr.too_high` or `lr.too_low` name, else the best of the sweep that is far enough from the edge.
+    """
+    own = [diagnosis[code] for code in _OWN_LR if code in diagnosis]
+    wrong = [f for f in own if f.status in ("warn", "fail")]
+    if own and not wrong:
+        return None
+    best = diagnosis["lr.best"]
+    lrs = [lr for lr in (*(f.evidence.get("better_lr") for f in wrong), best.value) if lr is not None]
+    if not lrs or lrs[0] <= highest:
+        return lrs[0] if lrs else None
+    points = [p for p in best.evidence.get("points", ()) if p["lr"] <= highest and not p["unstable"]]
+    return min(points, key=lambda p: float(p["loss"]))["lr"] if points else None
+
+
+def _held_back(record: RecordLike, clipped: Sequence[Mapping[str, Any]], *, frac: float = 0.9) -> bool:
+    """Whether the baseline clips nearly every step (rule of thumb): a larger lr would only make up for the threshold."""
+    own = trials_with(record, record.config)
+    return any(row["trial"] in own and (row["clip_frac"] or 0.0) >= frac for row in clipped)
+
+
+def _protects(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a run warms up as long as another config at least, and clips at its threshold or below."""
+    clips = math.inf if (own := plain_cell(other["max_grad_norm"])) is None else own * (1 + 1e-9)
+    return run["warmup_steps"] >= other["warmup_steps"] and (run["max_grad_norm"] or math.inf) <= clips
+
+
+def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], margin: float) -> bool | None:
+    """Whether training is stable with a run's warmup and clipping, or less of them, at `margin` times its lr; None where unknown."""
+    top = margin * run["lr"]
+    if any(_protects(run, other) and other["lr"] >= top * (1 - 1e-6) and not other["lasting"] for other in runs):
+        return True
+    near = [other for other in runs if run["lr"] < other["lr"] <= top * (1 + 1e-6)]
+    return False if any(_protects(other, run) and other["lasting"] for other in near) else None
+
+
+def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None, *, aggressive_frac: float = 0.5) -> set[int]:
+    """Return the clipped runs that hide an lr which is too high, or are a smaller one in disguise (F4.11, F4.12)."""
+    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= aggressive_frac}
+
+
+def tried_remedies(record: RecordLike) -> set[str]:
+    """Return the names in `REMEDY_FIELDS` that some trial of a study changed at full length."""
+    if not len(record.trials):
+        return set()
+    rows = record.trials[record.trials["stage"].isin(REMEDIES)]
+    return {
+        name
+        for name, field in REMEDY_FIELDS.items()
+        if field in rows and any(not equal(plain_cell(value), record.config[field]) for value in rows[field])
+    }
+
+
+def config_of(record: RecordLike, trial: int) -> dict[str, Any]:
+    """Return the config that a trial was trained with, as plain values, its seeds those of the baseline."""
+    row = record.trials[record.trials["trial"] == trial].iloc[0]
+    config = {name: plain_cell(row[name]) for name in record.config}
+    for name, value in record.config.items():
+        if isinstance(value, int) and not isinstance(value, bool) and isinstance(config[name], float):
+            config[name] = int(config[name])  # pandas may hold whole numbers as floats
+    return config | {name: record.config[name] for name in ("shared_seed", "per_host_seed")}
+
+
+def _named(run: Mapping[str, Any], own_clip: float | None) -> str:
+    said = [f"lr {run['lr']:.4g}"]
+    if run["warmup_steps"]:
+        said.append(f"warmup {run['warmup_steps']}")
+    if run["max_grad_norm"] is not None:
+        said.append(f"clipping at {run['max_grad_norm']:.3g}")
+    elif own_clip is not None:
+        said.append("no clipping")
+    return ", ".join(said)
+
+
+def _changes(candidate: Mapping[str, Any], fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a candidate changes, its warmup stretched to the workload's own length."""
+    changes = {n: candidate[n] for n in CHANGEABLE if n != "total_steps" and not equal(candidate[n], fields[n])}
+    if "warmup_steps" in changes:
+        added = round((candidate["warmup_steps"] - fields["warmup_steps"]) * own["total_steps"] / fields["total_steps"])
+        changes |= {"warmup_steps": own["warmup_steps"] + added, "total_steps": own["total_steps"] + added}
+    return changes
+
+
+def _paste(own: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    if any(is_callable_name(own[name]) for name in ("optimizer", "schedule")):
+        shown = "".join(f"    {name}={value!r},\n" for name, value in changes.items())
+        return f"workload.config.replace(\n{shown})" if changes else "workload.config"
+    return TrainConfig.from_dict(dict(own)).paste(**changes)

@@ -1,0 +1,90 @@
+"""The proof of a recommendation: each seed's selected checkpoint, baseline against candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record
+from workbench.plots.style import BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.recommendation.diagnose import recommend
+
+__all__ = ["plot_proof"]
+
+
+def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the selected metric of every seed under the baseline and the candidate, one line a seed, with the means.
+
+    Healthy: every line goes the same way, and the means lie further apart than the lines differ. Sick: the lines cross,
+    so that another seed might have told another story; or the baseline of the candidate's length does as well as the
+    candidate, so that only the length of the run has won.
+
+    Args:
+        record: a study.
+        diagnosis: with a recommendation that was proved over seeds; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. A seed without a finite value is not in the proof and is not drawn.
+
+    Source: F3.12 (new against baseline), P4.7 (by selected checkpoints).
+    """
+    with drawing(ax, size=(6.8, 3.6)) as axes:
+        recommendation = _recommendation(record, diagnosis)
+        proof: dict[str, Any] = recommendation.get("proof") or {}
+        if not proof.get("arms"):
+            return not_measured(axes, "no candidate was held against the baseline over seeds")
+        arms = [(str(arm["name"]), np.asarray(arm["values"], dtype=np.float64)) for arm in proof["arms"]]
+        arms.append(
+            (str(recommendation.get("candidate") or "candidate"), np.asarray(proof["candidate"], dtype=np.float64))
+        )
+        places = np.arange(len(arms))
+        for k, seed in enumerate(proof["seeds"]):
+            axes.plot(
+                places, [values[k] for _, values in arms], "-o", color=PALETTE[1 + k % (len(PALETTE) - 1)], markersize=4,
+                linewidth=1, label=f"seed {seed}",
+            )  # fmt: skip
+        for place, values in zip(places, (values for _, values in arms), strict=True):
+            mean, color = float(values.mean()), GOOD if place == places[-1] else BASELINE
+            axes.hlines(mean, place - 0.2, place + 0.2, color=color, linewidth=3, zorder=4)
+            axes.annotate(
+                short(mean), (place + 0.22, mean), va="center", color=color, fontweight="bold",
+                annotation_clip=False,
+            )  # fmt: skip
+        axes.set_xticks(places, [_wrapped(name) for name, _ in arms])
+        axes.set_xlim(-0.4, places[-1] + 0.6)
+        axes.set_ylabel(str(proof.get("select", "selected metric")), parse_math=False)
+        axes.set_xlabel("config")
+        axes.set_title(_title(recommendation, proof))
+        if min(float(values.min()) for _, values in arms) > 0:
+            log_scale(axes, "y")
+        axes.margins(y=0.2)
+        legend(axes)
+    return axes
+
+
+def _title(recommendation: Mapping[str, Any], proof: Mapping[str, Any]) -> str:
+    if not proof.get("wins"):
+        return "Not better beyond chance"
+    examples = recommendation.get("examples") or {}
+    if examples.get("refused"):
+        return f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"
+    return "Better over seeds" if recommendation.get("adopted") else "Better over seeds, and not adopted"
+
+
+def _recommendation(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
+    """What was recommended; made from the record without a diagnosis."""
+    if diagnosis is not None:
+        return diagnosis.recommendation or {}
+    known = len(record.trials) and len(record.steps) and "loss" in record.steps
+    return recommend(record, diagnose_lr_sweep(record)) if known else {}
+
+
+def _wrapped(name: str) -> str:
+    """Break a long name at its commas, or before its last words."""
+    return name.replace(", ", ",\n").replace(" of the same", "\nof the same")

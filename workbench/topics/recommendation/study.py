@@ -1,0 +1,68 @@
+"""The proof that a candidate is better: both arms over the same seeds, side by side (P4.7, F3.12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.config import TrainConfig
+from workbench.curves.prove import prove, worth_more_seeds
+from workbench.errors import ConfigError
+from workbench.studies.session import Session
+from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import seeded
+
+__all__ = ["Proof"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Trains baseline and candidate with the same fresh seeds; what was trained before is not trained again.
+
+    Attributes:
+        seeds: for each arm, behind the baseline's own, under which the candidate was chosen. A candidate that lengthens the
+            run is held against a third arm, the baseline at its length.
+        more_seeds: trained behind them where the candidate gained in the mean and the spread still leaves it to chance.
+    """
+
+    seeds: int = 3
+    more_seeds: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the number of seeds."""
+        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
+            raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
+        if isinstance(self.more_seeds, bool) or not isinstance(self.more_seeds, int) or self.more_seeds < 0:
+            raise ConfigError(f"more_seeds={self.more_seeds!r} must be an integer of at least 0; 0 never trains more.")
+
+    def baselines(self, config: TrainConfig) -> list[Asked]:
+        """Return the baseline under each fresh seed: whether they agree says how much a single run can tell.
+
+        Args:
+            config: the baseline.
+        """
+        return [Asked("baseline", each) for each in _fresh(config, self.seeds)]
+
+    def extend(self, session: Session, candidate: TrainConfig) -> None:
+        """Run the arms inside a study that is already open.
+
+        Args:
+            session: the study.
+            candidate: what is held against the study's baseline, under the baseline's seeds.
+        """
+        if self.seeds < 2:
+            return
+        arms = [session.config, candidate]
+        if candidate.total_steps > session.config.total_steps:
+            arms.append(session.config.replace(total_steps=candidate.total_steps))
+        _train(session, arms, self.seeds)
+        first = prove(session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict())
+        if worth_more_seeds(first):
+            _train(session, arms, self.seeds + self.more_seeds)
+
+
+def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
+    run_round(session, [Asked("proof", config) for arm in arms for config in _fresh(arm, seeds)])
+
+
+def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:
+    return seeded(config, config.peak_lr, seeds + 1)[1:] if seeds > 1 else []

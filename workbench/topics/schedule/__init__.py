@@ -1,0 +1,1 @@
+"""Does the learning rate's schedule do what it should?"""

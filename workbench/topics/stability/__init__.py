@@ -1,0 +1,1 @@
+"""Is training stable, and what cures it where it is not?"""

@@ -1,0 +1,422 @@
+"""`diagnose_instability`: early or in the middle, whether training comes back, and whose run it is (F1.5, F1.8 to F1.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workbench.curves.curves import Rise
+from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged_runs import judged_runs
+from workbench.curves.learning import nothing_clear
+from workbench.curves.lr_points import SweepTable, sweep_table
+from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
+from workbench.curves.rises import confirmation, rise_cause, seen_at_interval
+from workbench.curves.same_config import own_trials
+from workbench.curves.trials import (
+    OTHER_STAGES,
+    RecordLike,
+    TrialCurve,
+    TrialVerdict,
+    full_length,
+    judge,
+    read_curves,
+)
+from workbench.findings.advice import advise
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.record.read import periodic_rows
+
+__all__ = ["CODES", "diagnose_instability"]
+
+Zone = Literal["own", "below", "near", "other", "far"]
+ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")
+CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
+_FOREIGN = OTHER_STAGES - {"probe"}  # their lr is too high or too short on purpose, or something else was changed
+_CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
+_LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
+_NAME = {
+    "stability.early": "The loss becomes unstable early and does not come back",
+    "stability.early_recovers": "The loss rises early and comes back",
+    "stability.mid": "The loss rises in the middle of training",
+    "stability.divergent": "Training ends non-finite or no better than it began",
+    "stability.spike": "The loss spikes in the middle of training and comes back soon",
+}
+
+
+@dataclass(frozen=True)
+class _Hit:
+    """One trial that shows what a code is about, with the rise that does."""
+
+    item: TrialVerdict
+    rise: Rise | None
+    zone: Zone
+
+    @property
+    def step(self) -> int | None:
+        return None if self.rise is None else self.rise.onset_step
+
+    @property
+    def back(self) -> bool:
+        """Training came back from it, or is coming back as it ends."""
+        return self.rise is not None and self.rise.outcome in ("recovered", "settling")
+
+    @property
+    def steps(self) -> int:
+        """Steps that the loss stood above where it had been."""
+        if self.rise is None:
+            return self.item.curve.total_steps
+        return self.rise.steps_to_recover or self.item.curve.total_steps - self.rise.onset_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What the verdicts are held against."""
+
+    record: RecordLike
+    items: Sequence[TrialVerdict]
+    table: SweepTable
+    best: BestLR | None
+    bracket: UnstableBracket | None
+    baseline: float
+    own: frozenset[int]
+    noise_sds: float
+    spike_frac: float
+    harmful: bool | None
+    near_ratio: float
+
+    @property
+    def star(self) -> float | None:
+        return None if self.best is None else self.best.measured_lr
+
+    def zone(self, curve: TrialCurve) -> Zone:
+        """ "own": the person's config; "other": any other beside it. Without such a run, by lr: "own" at or below the
+        baseline's, "below" up to lr*, "near" up to `near_ratio` lr*, "far" beyond.
+        """
+        if self.own:
+            return "own" if curve.trial in self.own else "other"
+        limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
+        return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
+
+    def lost(self, hits: Sequence[_Hit], material_frac: float = 0.01) -> str | None:
+        """Return what coming back has cost, None where that is nothing.
+
+        A smaller lr ends lower by more than the noise and `material_frac` of what was learned (rule of thumb); where none was
+        run, the rises take more than `spike_frac` of the steps.
+        """
+        mine = next((p for p in self.table.points if math.isclose(p.lr, self.baseline, rel_tol=1e-9)), None)
+        smaller = [p for p in self.table.points if p.lr < self.baseline * (1 - 1e-9) and not p.unstable]
+        if mine is None or not smaller:
+            worst = max(hits, key=lambda h: h.steps)
+            total = worst.item.curve.total_steps
+            return f"{worst.steps} of {total} steps" if worst.steps > self.spike_frac * total else None
+        best = min(smaller, key=lambda p: p.loss)
+        noise = self.noise_sds * math.hypot(mine.loss_se, best.loss_se)
+        margin = max(noise if math.isfinite(noise) else 0.0, material_frac * self.table.progress)
+        return (
+            f"{mine.loss - best.loss:.3g} of loss against lr {best.lr:.4g}" if mine.loss - best.loss > margin else None
+        )
+
+    @property
+    def judged(self) -> list[TrialVerdict]:
+        return [item for item in self.items if item.verdict.outcome != "not_measured"]
+
+    def vouching(self, code: str) -> list[TrialVerdict]:
+        """Return the judged trials from the baseline's lr to lr*, or back, that ran long enough to have shown the code."""
+        low, *_, high = sorted([self.baseline, self.baseline if self.star is None else self.star])
+        here = [item for item in self.judged if low * (1 - 1e-9) <= item.curve.lr <= high * (1 + 1e-9)]
+        return [item for item in here if not (code in _LATER and item.curve.diverged and item.verdict.when == "early")]
+
+
+def diagnose_instability(
+    record: RecordLike,
+    *,
+    near_ratio: float = 2.0,
+    spike_frac: float = 0.1,
+    headroom_ratio: float = 1.5,
+    usual_interval: int = 100,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    **curve_thresholds: float,
+) -> Diagnosis:
+    """Say when training becomes unstable, at which lr, and what came of it.
+
+    Every workload is unstable at some lr (F1.4). So a code fails where a run of the study's own config, under any seed, does not
+    come back, and warns where it comes back and that costs something. What other configs do says how far away that is,
+    `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
+    below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
+    Silence is no health: what was not seen is `ok` only where a trial at the baseline's lr, at lr* or between them could be
+    judged, else `not_measured`.
+
+    Args:
+        record: a study, or a single trial.
+        near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
+        spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
+            takes longer costs something (rule of thumb).
+        headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
+            the edge by some ten per cent, and lr* is often within a factor of 2 of it by nature).
+        usual_interval: evaluation interval that an early excursion is held against (F1.10).
+        noise_sds: see `lr_best`.
+        loss_tolerance: see `lr_best`.
+        **curve_thresholds: thresholds of `classify_curve`.
+
+    Returns:
+        The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
+    """
+    study = _read(
+        record,
+        curve_thresholds,
+        near_ratio=near_ratio,
+        noise_sds=noise_sds,
+        loss_tolerance=loss_tolerance,
+        spike_frac=spike_frac,
+    )
+    findings = [_headroom(study, headroom_ratio)]
+    reason = _unreadable(study)
+    if reason:
+        findings += [
+            Finding(code=c, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[c], evidence=_listed(study))
+            for c in CODES
+        ]  # fmt: skip
+    else:
+        hits = _hits(study)
+        findings += [_finding(study, code, hits[code], usual_interval) for code in CODES]
+    return Diagnosis(
+        findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
+    )
+
+
+def _read(
+    record: RecordLike,
+    thresholds: Mapping[str, float],
+    *,
+    near_ratio: float,
+    noise_sds: float,
+    loss_tolerance: float,
+    spike_frac: float,
+) -> _Study:
+    own = frozenset(own_trials(record))
+    curves = [
+        c for c in read_curves(record)
+        if (c.stage not in _FOREIGN or c.trial in own) and (c.finished or len(c.loss) > 9)
+    ]  # fmt: skip
+    peers = full_length(curves, record.config)
+    table = sweep_table(record)
+    best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
+    bracket = None if best is None else unstable_bracket(table)
+    fixes = [] if bracket is None else judged_runs(record, ["fix"], above=bracket.middle)
+    baseline = record.config.get("peak_lr")
+    return _Study(
+        record=record,
+        items=judge(curves, peers, **thresholds),
+        table=table,
+        best=best,
+        bracket=bracket,
+        baseline=float(baseline) if isinstance(baseline, (int, float)) else 0.0,
+        own=own & {c.trial for c in curves},
+        noise_sds=noise_sds,
+        spike_frac=spike_frac,
+        harmful=is_harmful(table, fixes, noise_sds=noise_sds, loss_tolerance=loss_tolerance),
+        near_ratio=near_ratio,
+    )
+
+
+def _unreadable(study: _Study) -> str | None:
+    if not study.items:
+        return "no trial has enough steps to be judged"
+    if all(item.verdict.outcome == "not_measured" for item in study.items):
+        return study.items[0].verdict.reason.rstrip(".")
+    flat = len(study.table.points) > 1 and study.best is None
+    if flat and not any(item.curve.diverged for item in study.items):
+        return nothing_clear(study.table)
+    return None
+
+
+def _hits(study: _Study) -> dict[str, list[_Hit]]:
+    """Sort every rise of every trial under its code."""
+    hits: dict[str, list[_Hit]] = {code: [] for code in CODES}
+    for item in study.items:
+        zone = study.zone(item.curve)
+        for rise in _telling(item):
+            hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
+        never = item.verdict.outcome not in ("lasting", "divergent") and item.is_lasting(study.star)
+        if item.verdict.outcome == "divergent" or never:
+            hits["stability.divergent"].append(
+                _Hit(item, item.verdict.rises[-1] if item.verdict.rises and not never else None, zone)
+            )
+        if item.verdict.outcome == "divergent" and not item.verdict.rises:
+            hits["stability.early"].append(_Hit(item, None, zone))
+    return hits
+
+
+def _telling(item: TrialVerdict) -> list[Rise]:
+    """Return the rises to report: of a run that did not come back, those that it did come back from are no news."""
+    rises = item.verdict.rises
+    return [r for r in rises if not item.verdict.is_lasting or r.outcome not in ("recovered", "settling")]
+
+
+def _code(rise: Rise, spike_steps: float) -> str:
+    if rise.when == "early":
+        return "stability.early" if rise.outcome in ("lasting", "divergent") else "stability.early_recovers"
+    soon = rise.steps_to_recover is not None and rise.steps_to_recover <= spike_steps
+    return "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
+
+
+def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
+    evidence = _evidence(study, code, hits, usual_interval)
+    lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
+    own = [h for h in hits if h.zone == "own"]
+    if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
+        return Finding(
+            code=code, status="not_measured", clause=_CLAUSE[code], evidence=evidence,
+            summary=f"Not measured: {_silent(study, lead)}.",
+        )  # fmt: skip
+    if lead is None:
+        return Finding(
+            code=code, status="ok", clause=_CLAUSE[code], evidence=evidence,
+            summary=f"Not seen in {len(study.judged)} trial(s).",
+        )  # fmt: skip
+    status: Status = "ok"
+    cost = ""
+    if own and lead.back:
+        lost = study.lost(own)
+        status, cost = ("warn", f"; that costs {lost}") if lost else ("ok", ", and costs nothing")
+    elif own:
+        status = "fail"
+    elif lead.zone in ("below", "near") and study.harmful is not False:
+        status = "warn"
+    return Finding(
+        code=code, status=status, summary=_summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr",
+        threshold=study.star if study.star is not None else study.baseline, step=lead.step, clause=_CLAUSE[code],
+        evidence=evidence, advice=_advice(lead) if status != "ok" else (),
+    )  # fmt: skip
+
+
+def _silent(study: _Study, far: _Hit | None) -> str:
+    """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
+    star = "" if study.star is None else f" or at lr* = {study.star:.4g}"
+    reason = f"no trial at the baseline's lr {study.baseline:.4g}{star} could be judged"
+    short = next((item.verdict.reason for item in study.items if item.verdict.outcome == "not_measured"), None)
+    if study.vouching("stability.early"):
+        reason += ", unless it was lost early"
+    if short is not None:
+        reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
+    if far is None:
+        return reason
+    return f"{reason}; it was seen at lr {far.item.curve.lr:.4g}"
+
+
+def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
+    at = f" from step {lead.step}" if lead.step is not None else ""
+    where = {
+        "own": cost,
+        "other": "",
+        "below": f", above the baseline's {study.baseline:.4g}",
+        "near": f", just above lr* = {study.star or math.nan:.4g}",
+        "far": ", far above the lrs that matter: by nature",
+    }[lead.zone]
+    if lead.zone in ("below", "near") and study.harmful is False:
+        where += ", but no fix tried gains anything: harmless"
+    trials = {row["trial"] for row in evidence["hits"]}
+    more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
+    text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
+    if lead.zone == "other":
+        runs = sum(item.curve.trial in study.own for item in study.judged)
+        return f"Not in {'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g}). Elsewhere: {text[0].lower()}{text[1:]}"
+    missed = evidence.get("seen_at_interval")
+    if missed and missed["missed"]:
+        text += f" Evaluating every {missed['interval']} steps would have missed it."
+    cause = evidence.get("cause")
+    if code == "stability.spike":
+        text += f" Likely cause: {cause}." if cause else " Cause: not measured."
+    return text
+
+
+def _advice(lead: _Hit) -> list[str]:
+    early = lead.rise is None or lead.rise.when == "early"
+    return advise("early" if early else "mid")
+
+
+def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
+    evidence = _listed(study)
+    evidence["hits"] = [_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
+    with_rise = [h for h in hits if h.rise is not None]
+    lead = min(with_rise, key=lambda h: ZONES.index(h.zone), default=None)
+    if code in ("stability.mid", "stability.spike"):
+        empty = {"cause": None, "lead_steps": None}
+        evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
+    if code == "stability.mid":
+        confirm = [i for i in study.items if i.curve.stage == "confirm"]
+        evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
+    if code == "stability.early_recovers":
+        probed = next((h for h in with_rise if h.item.curve.stage == "probe"), lead)
+        seen = (
+            None if probed is None else seen_at_interval(probed.item, periodic_rows(study.record.evals), usual_interval)
+        )
+        evidence["seen_at_interval"] = seen
+    return evidence
+
+
+def _listed(study: _Study) -> dict[str, Any]:
+    return {
+        "trials": [_row(item) for item in study.items],
+        "lr_star": study.star,
+        "baseline_lr": study.baseline,
+        "harmful": study.harmful,
+    }
+
+
+def _row(item: TrialVerdict) -> dict[str, Any]:
+    verdict = item.verdict
+    return {
+        "trial": item.curve.trial,
+        "stage": item.curve.stage,
+        "lr": item.curve.lr,
+        "seed": item.curve.seed,
+        "when": verdict.when,
+        "outcome": verdict.outcome,
+        "onset_step": verdict.onset_step,
+        "peak_step": verdict.peak_step,
+        "peak_loss": verdict.peak_loss,
+        "end_loss": verdict.end_loss,
+        "high": verdict.high,
+        "reason": verdict.reason,
+    }
+
+
+def _headroom(study: _Study, near: float) -> Finding:
+    critical = study.record.facts.get("critical_lr")
+    bracket = study.bracket
+    lr, source = None if bracket is None else bracket.middle, "lr.unstable"
+    if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
+        lr, source = float(critical), "critical_lr"
+    evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": study.baseline}
+    top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
+    if lr is None and study.best is not None and top > near * study.baseline > 0:
+        return Finding(
+            code="stability.headroom", status="ok", value=top / study.baseline, threshold=near, clause="F1.4",
+            unit="unstable lr / baseline lr",
+            summary=f"No instability up to {top / study.baseline:.3g} times the baseline's lr, the largest that was tried.",
+            evidence=evidence | {"lower": top, "upper": None},
+        )  # fmt: skip
+    if lr is None or study.baseline <= 0:
+        return Finding(
+            code="stability.headroom", status="not_measured", clause="F1.4", evidence=evidence,
+            summary="Not measured: neither an unstable learning rate nor critical_lr is known.",
+        )  # fmt: skip
+    value = lr / study.baseline
+    ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
+    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * study.baseline
+    small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
+    shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
+    if value <= 0.5:
+        shown += f": the baseline's {study.baseline:.4g} is {1 / value:.3g} times too high"
+    if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
+        shown = "between {:.3g} and {:.3g} times the baseline's lr".format(*(end / study.baseline for end in ends))
+    return Finding(
+        code="stability.headroom", status="warn" if small else "ok", value=value, threshold=near, clause="F1.4",
+        unit="unstable lr / baseline lr", summary=f"Instability starts {shown}.",
+        evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
+        advice=advise("early") if small else [],
+    )  # fmt: skip

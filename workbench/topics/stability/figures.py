@@ -1,0 +1,178 @@
+"""Pictures of instability: the every-step probe, and the runs far above the best learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import (
+    Record,
+    best_lr,
+    curve,
+    evaluations,
+    finding,
+    lr_of,
+    trials_at,
+    trials_in,
+)
+from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    PALETTE,
+    draw_curve,
+    drawing,
+    legend,
+    mark_steps,
+    not_measured,
+    short,
+)
+
+__all__ = ["plot_confirm", "plot_probe"]
+
+Floats = NDArray[np.float64]
+
+
+def plot_probe(
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    split: str = "validation",
+    metric: str = "loss",
+    every_steps: int = 100,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the probe: a short run at twice the best lr, evaluated at every step, and what a coarse interval shows.
+
+    Healthy: both curves tell the same story, a loss that falls from the start. Sick: the every-step curve climbs above
+    the dotted line (the loss before the first update) and comes back, while the coarse curve misses most of it: the
+    model is unstable early and then recovers to slow training.
+
+    Args:
+        record: a study with a trial of the stage "probe".
+        diagnosis: its `stability.early` and `stability.early_recovers` add the step at which the first rise starts.
+        split: which split's evaluations are drawn; the training loss where there are none.
+        metric: which metric.
+        every_steps: the coarse interval in steps; 100 as in F1.10.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Source: F1.10, F1.11.
+    """
+    with drawing(ax) as axes:
+        probes = trials_in(record, "probe")
+        if not probes:
+            return not_measured(axes, "the record has no probe run")
+        steps, values = evaluations(record, probes[0], split=split, metric=metric)
+        name = f"{split} {metric}"
+        if steps.size < 3:
+            (steps, values), name = curve(record, probes[0], "loss"), "training loss"
+        if np.isfinite(values).sum() < 2:
+            return not_measured(axes, "the probe has fewer than two finite values")
+        axes.set_ylabel(name, parse_math=False)
+        fit_y(axes, _draw_probe(axes, steps, values, every_steps))
+        onset = _first_onset(diagnosis, ("stability.early", "stability.early_recovers"), probes[0])
+        if onset is not None:
+            axes.axvline(onset[1], color=BAD, linestyle=":", label=f"{onset[0]} from step {onset[1]:,}")
+        title = f"Probe at lr {short(lr_of(record, probes[0]))}, evaluated at every step"
+        axes.set(xlabel="step", title=title)
+        axes.margins(x=0.01)
+        legend(axes)
+    return axes
+
+
+def plot_confirm(
+    record: Record, diagnosis: Diagnosis | None = None, *, trials: Sequence[int] | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the training loss of the runs at 5 and 10 times the best learning rate, beside the run at the best.
+
+    Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
+    that falls to the end (the model takes the larger lr), or one that never fell (no training to become unstable).
+
+    Args:
+        record: a study with trials of the stage "confirm".
+        diagnosis: `lr.best` adds the run at the best lr; `stability.mid` adds what each run shows, and its jump.
+        trials: which trials; by default all of the stage "confirm".
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. A run that diverged ends in a cross at its last finite loss.
+
+    Source: F1.13.
+    """
+    with drawing(ax) as axes:
+        shown = trials_in(record, "confirm") if trials is None else list(trials)
+        best, trained = best_lr(diagnosis)
+        shown = [t for t in shown if np.isfinite(curve(record, t, "loss")[1]).any()]
+        if not shown:
+            return not_measured(axes, "the record has no run far above the best learning rate")
+        at_best = (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]
+        curves = [draw_trial_loss(axes, record, trial, index=0, relative_to=best) for trial in at_best]
+        said = _confirmations(diagnosis)
+        for index, trial in enumerate(shown, start=1):
+            row = said.get(trial, {})
+            note = str(row.get("shape", ""))
+            curves.append(draw_trial_loss(axes, record, trial, index=index, relative_to=best, note=note))
+            if row.get("jump_step") is not None:
+                jump, lr = int(row["jump_step"]), short(lr_of(record, trial))
+                axes.axvline(jump, color=PALETTE[index], linestyle=":", label=f"lr {lr} jumps after step {jump:,}")
+        loss_axes(
+            axes, [line for line in curves if line is not None], title="Training loss far above the best learning rate"
+        )
+    return axes
+
+
+def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> list[Line2D]:
+    """Draw the loss before training, what every step shows and what a coarse interval shows; return the last two."""
+    coarse = steps % every_steps == 0
+    ax.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
+    peak = f"every step, at most {short(_peak(values))}"
+    fine = draw_curve(ax, steps, values, color=GOOD, linewidth=1.1, label=peak)
+    rough = draw_curve(
+        ax,
+        steps[coarse],
+        values[coarse],
+        color=PALETTE[1],
+        linestyle="--",
+        marker="o",
+        label=f"every {every_steps} steps, at most {short(_peak(values[coarse]))}",
+    )
+    if not np.isfinite(values).all():
+        mark_steps(ax, steps[~np.isfinite(values)][:1], label="not finite from here")
+    return [fine, rough]
+
+
+def _first_onset(diagnosis: Diagnosis | None, codes: Sequence[str], trial: int) -> tuple[str, int] | None:
+    """Return (code, step) of the first rise that findings with these codes list for `trial`; None if there is none."""
+    found = [item for code in codes if (item := finding(diagnosis, code)) is not None]
+    onsets = [
+        (int(hit["onset_step"]), item.code)
+        for item in found
+        for hit in item.evidence.get("hits", ())
+        if hit.get("trial") == trial and hit.get("onset_step") is not None
+    ]
+    if not onsets:
+        return None
+    step, code = min(onsets)
+    return code, step
+
+
+def _confirmations(diagnosis: Diagnosis | None) -> dict[int, Mapping[str, Any]]:
+    """What `stability.mid` says of each run far above lr*, by trial."""
+    found = finding(diagnosis, "stability.mid")
+    rows = found.evidence.get("confirm", ()) if found is not None else ()
+    return {int(row["trial"]): row for row in rows}
+
+
+def _peak(values: Floats) -> float:
+    """The largest value, infinity where one is not finite."""
+    return float(np.where(np.isfinite(values), values, np.inf).max(initial=-np.inf))

@@ -1,0 +1,1 @@
+"""Is every trial on record?"""

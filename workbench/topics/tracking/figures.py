@@ -1,0 +1,62 @@
+"""The studies of a folder as one picture: the best value of each, in the order in which they were begun."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workbench.plots.style import BASELINE, GOOD, INK, drawing, legend, not_measured, short
+
+__all__ = ["plot_studies"]
+
+LONGEST_NAME = 24
+
+
+def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw the best value of every study of a table, with its number of trials beside it.
+
+    Healthy: values that improve from study to study, or a study that says why it did not. Sick: a study without a point, of which
+    no selected checkpoint is known; or a best value that was found long ago, with many trials spent since.
+
+    Args:
+        table: of `list_studies`; in the order of its column `created` where that was asked for.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes: one row a study, the first at the top.
+
+    Source: P5.1 (one row a study), P5.5 and P5.6 (number of trials, best value).
+    """
+    with drawing(ax, size=(6.8, 3.6)) as axes:
+        if not len(table):
+            return not_measured(axes, "the table has no study")
+        rows = table.sort_values("created", kind="stable") if "created" in table else table
+        values = rows["best_value"].to_numpy(dtype=np.float64, na_value=np.nan)
+        if not np.isfinite(values).any():
+            return not_measured(axes, "no study has a best value")
+        places = np.arange(len(rows))
+        known = np.isfinite(values)
+        axes.hlines(
+            places[known],
+            np.nanmin(values[known]),
+            values[known],
+            color=BASELINE,
+            linewidth=1.0,
+            label="distance to the smallest value",
+        )
+        axes.plot(values[known], places[known], "o", color=GOOD, markersize=7, label="best selected checkpoint")
+        for place, value, trials in zip(places, values, rows["trials"], strict=True):
+            said = f"{short(float(value))}, {trials} trials" if np.isfinite(value) else f"no value, {trials} trials"
+            at = float(value) if np.isfinite(value) else float(np.nanmin(values[known]))
+            axes.annotate(said, (at, place), xytext=(8, 4), textcoords="offset points", color=INK, fontsize=8)
+        axes.set_yticks(places, [_shortened(str(name)) for name in rows["study"]], parse_math=False)
+        axes.set_ylim(len(rows) - 0.5, -0.7)
+        axes.set(xlabel="best value", ylabel="study", title="What the studies found")
+        axes.margins(x=0.25)
+        legend(axes, loc="lower right")
+    return axes
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -1,0 +1,1 @@
+"""Is a warmup needed, and how long?"""

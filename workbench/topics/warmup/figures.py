@@ -1,0 +1,111 @@
+"""The warmups that were tried, as one picture: learning rate against length, and which of them train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import Record, finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, log_scale, not_measured, number, short
+from workbench.topics.warmup.diagnose import diagnose_warmup
+
+__all__ = ["plot_warmup"]
+
+NO_WARMUP = 0.5
+"""Where no warmup is drawn: a logarithmic axis has no place for 0."""
+LEGEND_ROOM = 0.8
+"""Height left above the marks for the legend, over that of the marks."""
+
+
+def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw every warmup that was tried, by its length and the learning rate it leads to, and mark the shortest that trains.
+
+    Healthy: at each learning rate circles to the right of crosses, the star where they meet, left of the cap, and at or above
+    10 times the unstable learning rate. Sick: crosses up to the cap (no allowed warmup opens that learning rate), or a dot
+    within a hollow cross (stable in the short trial, not in the full run: a later blow-up).
+
+    Args:
+        record: a study with trials of the stage "warmup".
+        diagnosis: its `warmup.shortest` gives what was tried and the shortest; made from the record without it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Small marks are short trials, large ones runs of the full budget.
+
+    Source: F3.6 (the shortest, with the next shorter one failing), F3.4 (one row for each multiple), F3.10 (the cap).
+    """
+    with drawing(ax, size=(6.8, 4.0)) as axes:
+        found = finding(diagnosis, "warmup.shortest")
+        if found is None and "loss" in record.steps:
+            found = diagnose_warmup(record)["warmup.shortest"]
+        evidence = {} if found is None else found.evidence
+        rounds: Sequence[Mapping[str, Any]] = evidence.get("rounds", ())
+        runs = [(number(r["lr"]), one) for r in rounds for one in r["lengths"]]
+        if not runs:
+            return not_measured(axes, "the record has no finished trial of a warmup")
+        axes.set(xlabel="warmup steps", ylabel="learning rate after the warmup", title="Which warmups train")
+        _draw_runs(axes, runs)
+        _draw_shortest(axes, rounds)
+        _draw_limits(axes, evidence)
+        log_scale(axes, "x", "y")
+        _fit(axes, runs, evidence)
+        legend(axes, loc="upper left", ncols=2)
+    return axes
+
+
+def _draw_runs(ax: Axes, runs: Sequence[tuple[float, Mapping[str, Any]]]) -> None:
+    """Draw a mark for each run: small for the short trial, large and open for the run of the full budget."""
+    looks: list[tuple[str, bool, str, dict[str, Any]]] = [
+        ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
+        (
+            "short",
+            False,
+            "short trial does not",
+            {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8},
+        ),
+        ("full", True, "full run trains", {"marker": "o", "color": GOOD, "markersize": 12, "fillstyle": "none"}),
+        ("full", False, "full run does not", {"marker": "X", "color": BAD, "markersize": 12, "fillstyle": "none"}),
+    ]
+    for kind, trains, label, style in looks:
+        shown = [(_x(one["steps"]), lr) for lr, one in runs if one[kind] is trains]
+        if shown:
+            x, y = zip(*shown, strict=True)
+            ax.plot(x, y, linestyle="none", label=f"{label} ({len(shown)})", zorder=3, **style)
+
+
+def _draw_shortest(ax: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+    """Mark the shortest length of each learning rate, and draw the gap to the next shorter one that fails."""
+    stars = [(r["shortest"], number(r["lr"]), r["next_shorter"]) for r in rounds if r["shortest"] is not None]
+    for index, (steps, lr, low) in enumerate(stars):
+        label = f"shortest: {steps:,} steps at lr {short(lr)}"
+        ax.plot(_x(steps), lr, "*", color=INK, markersize=9, zorder=5, label=label)
+        if low is not None:
+            gap = "the answer lies between" if index == 0 else None
+            ax.plot([_x(low), _x(steps)], [lr, lr], color=INK, linewidth=1.0, linestyle=":", label=gap, zorder=2)
+
+
+def _draw_limits(ax: Axes, evidence: Mapping[str, Any]) -> None:
+    """Draw the cap and the learning rate that is unstable without a warmup."""
+    cap, unstable = number(evidence.get("cap")), number(evidence.get("unstable_lr"))
+    if cap > 0:
+        ax.axvline(cap, color=BASELINE, linestyle="--", label=f"cap: {int(cap):,} steps")
+    if unstable > 0:
+        ax.axhline(unstable, color=BAD, linestyle="-.", label=f"unstable without warmup: {short(unstable)}")
+
+
+def _fit(ax: Axes, runs: Sequence[tuple[float, Mapping[str, Any]]], evidence: Mapping[str, Any]) -> None:
+    steps = [_x(one["steps"]) for _, one in runs] + [max(number(evidence.get("cap")), NO_WARMUP)]
+    lrs = [lr for lr, _ in runs] + [number(evidence.get("unstable_lr"))]
+    ax.set_xlim(np.nanmin(steps) / 1.5, np.nanmax(steps) * 1.5)
+    low, high = np.nanmin(lrs) / 1.5, np.nanmax(lrs) * 1.5
+    ax.set_ylim(low, high * (high / low) ** LEGEND_ROOM)
+    if min(steps) == NO_WARMUP:
+        ax.set_xlabel(f"warmup steps ({NO_WARMUP:g} stands for none)")
+
+
+def _x(steps: int) -> float:
+    return float(steps) if steps else NO_WARMUP

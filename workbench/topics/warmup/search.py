@@ -1,0 +1,173 @@
+"""The warmup lengths tried at one learning rate, and which one to try next: the shortest that trains is looked for (F3.6).
+
+A length is tried by a short trial, the ramp and twice as many steps after it (F3.7), and by a run of the full budget, which alone
+sees what comes later. Lengths are taken to be in order: what is shorter than one that fails is not trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from workbench.curves.judged_runs import judged_runs
+from workbench.curves.trials import RecordLike
+
+__all__ = ["Length", "NextRun", "WarmupSearch", "cap_steps", "next_run", "read_searches"]
+
+_OWN = ("warmup", "warmup_full")
+_ALL = (*_OWN, "fix", "confirm", "baseline", "lr_sweep", "lr_unstable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """One warmup length at one learning rate.
+
+    Attributes:
+        steps: of the ramp that is prepended; 0 is no warmup.
+        short: whether the short trial trained stably, None where it was not run.
+        full: the same of the run of the full budget.
+        short_trial: number of the short trial.
+        full_trial: number of the full-budget run.
+        outcome: of the loss curve of the longest run: "none" trained without a rise, "recovered" came back from one.
+    """
+
+    steps: int
+    short: bool | None = None
+    full: bool | None = None
+    short_trial: int | None = None
+    full_trial: int | None = None
+    outcome: str | None = field(default=None, compare=False)
+
+    @property
+    def passes(self) -> bool | None:
+        """What the longest run of this length shows."""
+        return self.short if self.full is None else self.full
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupSearch:
+    """All warmup lengths tried at one learning rate.
+
+    Attributes:
+        lr: the learning rate at the top of the ramp.
+        multiple: lr over the learning rate that is unstable without warmup.
+        lengths: in order of their steps.
+    """
+
+    lr: float
+    multiple: float
+    lengths: tuple[Length, ...]
+
+    @property
+    def longest_failing(self) -> Length | None:
+        """The longest length that does not train stably."""
+        return max((one for one in self.lengths if one.passes is False), key=lambda one: one.steps, default=None)
+
+    @property
+    def passing(self) -> Length | None:
+        """The shortest length that trains stably, as do all longer ones that were tried."""
+        return min(self._above("short") + self._above("full"), key=lambda one: one.steps, default=None)
+
+    @property
+    def confirmed(self) -> Length | None:
+        """The same, on the full budget."""
+        return min(self._above("full"), key=lambda one: one.steps, default=None)
+
+    def _above(self, run: Literal["short", "full"]) -> list[Length]:
+        low = self.longest_failing
+        return [one for one in self.lengths if getattr(one, run) and (low is None or one.steps > low.steps)]
+
+    def __getitem__(self, steps: int) -> Length:
+        """Return what is known of a length; nothing where it was not tried."""
+        return next((one for one in self.lengths if one.steps == steps), Length(steps=steps))
+
+
+class NextRun(NamedTuple):
+    """The run that answers the next question: its kind and its warmup in steps."""
+
+    kind: Literal["short", "full"]
+    steps: int
+
+
+def cap_steps(total_steps: int, cap_frac: float) -> int:
+    """Return the longest warmup that a baseline of `total_steps` may get (F3.10)."""
+    return math.floor(cap_frac * total_steps * (1 + 1e-9))
+
+
+def next_run(search: WarmupSearch, *, cap: int, refine_ratio: float = 2.0) -> NextRun | None:
+    """Return the run to make next, after the short trials of a list of lengths; None when the shortest is known.
+
+    Where no length passes, the cap is tried. Where one does, short trials halve the gap to the longest that fails, and then
+    the shortest that is left has to pass on the full budget. Once such a run has failed, short trials have shown that they
+    do not see far enough: the cap is run on the full budget, and if it passes, the gap is halved by full-budget runs.
+
+    Args:
+        search: what was tried.
+        cap: longest warmup in steps.
+        refine_ratio: how far apart the shortest that passes and the longest that fails may stay.
+    """
+    low, passing = search.longest_failing, search.passing
+    if any(one.full is False for one in search.lengths):
+        top = search.confirmed
+        if top is None:
+            return NextRun("full", cap) if low is not None and low.steps < cap else None
+        middle = _between(low, top, refine_ratio)
+        return None if middle is None else NextRun("full", middle)
+    if passing is None:
+        return NextRun("short", cap) if search[cap].short is None else None
+    if low is None and passing.steps:
+        return NextRun("short", 0)
+    middle = _between(low, passing, refine_ratio)
+    if middle is not None:
+        return NextRun("short", middle)
+    return NextRun("full", passing.steps) if passing.full is None else None
+
+
+def _between(low: Length | None, top: Length, ratio: float) -> int | None:
+    """Return the geometric middle of the gap below `top`; None where the gap is narrow."""
+    if low is None:
+        return None
+    bottom = max(low.steps, 1)
+    middle = round(math.sqrt(bottom * top.steps))
+    wide = top.steps > ratio * bottom * (1 + 1e-9)
+    return middle if wide and low.steps < middle < top.steps else None
+
+
+def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch, ...]:
+    """Return what a study tried, one search a learning rate, in order of the rates.
+
+    Args:
+        record: a study; its trials of the stages "warmup" and "warmup_full", and runs of other stages that are the same.
+        unstable_lr: the learning rate that is unstable without warmup.
+    """
+    rows = [row for row in judged_runs(record, _ALL) if _unchanged(row, record.config)]
+    searches: dict[str, list[Mapping[str, Any]]] = {f"{r['lr']:.9e}": [] for r in rows if r["stage"] in _OWN}
+    for row in rows:
+        if f"{row['lr']:.9e}" in searches:
+            searches[f"{row['lr']:.9e}"].append(row)
+    found = [
+        WarmupSearch(lr=same[0]["lr"], multiple=same[0]["lr"] / unstable_lr, lengths=_lengths(same, record.config))
+        for same in searches.values()
+    ]
+    return tuple(sorted(found, key=lambda search: search.lr))
+
+
+def _unchanged(row: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Tell whether a run differs from the baseline in no more than lr, warmup and length, and can be judged."""
+    return bool(row["max_grad_norm"] == config.get("max_grad_norm") and row["outcome"] != "not_measured")
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[Length, ...]:
+    own, total = int(config.get("warmup_steps") or 0), int(config["total_steps"])
+    lengths: dict[int, Length] = {}
+    for row in rows:
+        added, passes, trial = row["warmup_steps"] - own, not row["lasting"], row["trial"]
+        one = lengths.get(added, Length(steps=added))
+        if row["stage"] == "warmup":
+            outcome = row["outcome"] if one.full is None else one.outcome
+            lengths[added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
+        elif row["total_steps"] == total + added:
+            lengths[added] = replace(one, full=passes, full_trial=trial, outcome=row["outcome"])
+    return tuple(sorted(lengths.values(), key=lambda one: one.steps))

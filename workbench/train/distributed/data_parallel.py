@@ -1,0 +1,134 @@
+"""Data-parallel training: every host takes its share of each batch, and all of them make the same update.
+
+for step in range(total_steps):
+    share of the batch -> loss, gradient       on every host
+    weighted means over the hosts              one all-reduce of the flat gradient, the losses behind it
+    update, the same everywhere                as if one host had read the whole batch
+
+Weights are equal on all hosts from the first step on (P7.5) and stay so, because every host computes the same update
+from the same numbers; nothing but gradients has to travel.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, WorkloadError
+from workbench.train.distributed.process_group import HostGroup
+from workbench.train.distributed.shards import PartialSum, evaluate_shard, join_shards
+from workbench.train.evaluation import Evaluation, values_each
+from workbench.train.gradients import LaneLoss
+from workbench.train.predictions import SPLIT, TrackedExamples
+from workbench.workloads.base import Workload
+
+__all__ = ["average_gradients", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room"]
+
+
+def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
+    """Raise unless every host gets as many examples of each micro-batch as the others.
+
+    Raises:
+        ConfigError: `batch_size` cannot be divided so.
+    """
+    parts = config.accumulate_steps * hosts.size
+    if config.batch_size % parts:
+        held = f"{hosts.size} hosts" + (
+            f" times {config.accumulate_steps} micro-batches" * (config.accumulate_steps > 1)
+        )
+        smaller = config.batch_size - config.batch_size % parts
+        allowed = f"{smaller} or {smaller + parts}" if smaller else f"{parts}"
+        raise ConfigError(
+            f"batch_size={config.batch_size} is that of all hosts together and cannot be shared out evenly among {held}. "
+            f"Take {allowed}, or another number of hosts."
+        )
+
+
+def exchange_room(hosts: HostGroup) -> int:
+    """Return how many numbers of the gradient's type have to lie behind it for `average_gradients`."""
+    return hosts.room(torch.empty(3, dtype=torch.float64))
+
+
+def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, examples: int) -> LaneLoss:
+    """Make the gradient that of the whole batch on every host, in place, and return the loss over the whole batch.
+
+    The mean weighs examples, not hosts; a share whose examples all weigh nothing has no say, and no gradient. The squared standard error
+    of the mean is exact where all examples weigh the same.
+
+    Args:
+        hosts: the group.
+        grad: flat gradient of this host's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
+        local: loss of this host's share, one lane.
+        examples: in the share of each host.
+    """
+    own = grad[: len(grad) - exchange_room(hosts)]
+    loss, weight = local.loss, torch.ones_like(local.loss) if local.weight is None else local.weight
+    if local.weight is not None:
+        nothing = weight == 0
+        own.mul_(weight.to(grad.dtype)).masked_fill_(nothing, 0.0)  # a mean over nothing is not a number
+        loss = loss.masked_fill(nothing, 0.0)
+    moments = torch.cat([loss, local.squared_se, weight]).double()
+    loss, squared_se, weight = hosts.sum_and_gather(grad, moments).unsqueeze(2).unbind(1)  # each (hosts, 1)
+    total = weight.sum(0)
+    own.div_(total.to(grad.dtype))
+    mean = (weight * loss).sum(0) / total
+    within = torch.nan_to_num(squared_se) * (examples - 1) / examples
+    between = (loss - mean) ** 2 / examples
+    whole = examples * hosts.size
+    joined = (weight**2 * (within + between)).sum(0) / total**2 * (whole / (whole - 1))
+    kept = None if local.weight is None else total
+    return LaneLoss(mean.to(local.loss.dtype), joined.to(local.squared_se.dtype), kept)
+
+
+def evaluate_on_hosts(
+    hosts: HostGroup,
+    workload: Workload,
+    model: nn.Module,
+    *,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    precision: str | None,
+    tracked: TrackedExamples | None = None,
+) -> list[Evaluation]:
+    """Return loss and metrics of a split on all hosts, every example evaluated once on one of them (P2.11).
+
+    The arguments are those of `evaluate_each`. Tracked examples are few; each host evaluates all of them besides.
+    """
+    part = evaluate_shard(
+        workload, model, hosts.rank, hosts.size, split=split, batch_size=batch_size, device=device, precision=precision
+    )
+    parts = [[PartialSum(*row) for row in rows] for rows in hosts.gather([list(row) for row in part])]
+    if tracked is not None:
+        few = workload.replace(**{f"{SPLIT}_data": Subset(workload.data(SPLIT), tracked.places)})
+        values_each(
+            few,
+            [model],
+            split=SPLIT,
+            batch_size=batch_size,
+            device=device,
+            precision=precision,
+            tracked=tracked.alone(),
+        )
+    return join_shards(parts)
+
+
+def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -> None:
+    """Raise unless all hosts begin with the same weights (P7.5).
+
+    Raises:
+        WorkloadError: they differ; the hosts are named.
+    """
+    sums = hosts.gather(zlib.crc32(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()))
+    others = [rank for rank, known in enumerate(sums) if known != sums[0]]
+    if others:
+        raise WorkloadError(
+            f"the weights on host {', '.join(map(str, others))} differ from those on host 0 before the first step "
+            f"({len(names)} tensors, {names[0]} first). build_model must draw from torch, NumPy or Python's random alone, "
+            "which are seeded by shared_seed, and neither from the time nor from the rank (P7.5)."
+        )

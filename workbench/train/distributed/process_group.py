@@ -1,0 +1,206 @@
+"""`HostGroup`: the processes that train one model together, and the few things that they say to each other.
+
+A host is a process with its own share of every batch, as torchrun starts them; several may run on one machine. A process
+that was started alone is a group of one, for which all of this costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench import errors
+from workbench.errors import UsageError, WorkbenchError
+from workbench.record.plain import dumps
+
+__all__ = ["ALONE", "HostGroup", "check_alone", "host_group", "local_device"]
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class HostGroup:
+    """The group as one of its processes sees it.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: processes in the group.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, *, messages: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._messages = messages  # bytes travel through host memory, whatever gradients do
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the one that writes records and checkpoints (P7.2)."""
+        return self.rank == 0
+
+    def sum_and_gather(self, summed: Tensor, gathered: Tensor) -> Tensor:
+        """Add `summed` up over all hosts, in place, and return everybody's `gathered`, shape (hosts, ...): one exchange.
+
+        What is gathered travels at the end of what is summed: each host writes its bytes, one number each, to places where the
+        others have zeros. A byte is exact in every floating-point type from bfloat16 on.
+
+        Args:
+            summed: shape (numbers,); the last `room(gathered)` of them are overwritten.
+            gathered: contiguous, of the same shape and type on all hosts.
+        """
+        content = gathered.reshape(-1).view(torch.uint8)
+        rows = summed[len(summed) - self.room(gathered) :].view(self.size, len(content)).zero_()
+        rows[self.rank] = content
+        dist.all_reduce(summed)
+        return rows.to(torch.uint8).view(gathered.dtype).view(self.size, *gathered.shape)
+
+    def room(self, gathered: Tensor) -> int:
+        """Return how many numbers everybody's `gathered` takes at the end of what is summed."""
+        return self.size * gathered.numel() * gathered.element_size()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return everybody's `value`, a JSON value, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """Return everybody's bytes, in the order of the ranks; they may differ in length."""
+        if self.size == 1:
+            return [content]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(content)]), group=self._messages)
+        longest = max(int(length) for length in lengths)
+        rows = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(rows, _as_tensor(content, longest), group=self._messages)
+        return [row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    def from_main(self, content: bytes | None) -> bytes:
+        """Return the bytes of the main host; what the others give does not count."""
+        if self.size == 1:
+            return content or b""
+        length = torch.tensor([len(content or b"")])
+        dist.broadcast(length, 0, group=self._messages)
+        row = _as_tensor(content or b"", int(length)) if self.main else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(row, 0, group=self._messages)
+        return row.numpy().tobytes()
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """Do `work` on the main host and return its result, a JSON value, on all of them.
+
+        Raises:
+            WorkbenchError: what it raised there is raised everywhere, so that nobody waits for a host that gave up.
+        """
+        if self.size == 1:
+            return work()
+        answer: dict[str, Any] = {}
+        failure: Exception | None = None
+        if self.main:
+            try:
+                answer = {"value": work()}
+            except Exception as error:
+                failure = error
+                answer = {"error": type(error).__name__, "message": str(error)}
+        answer = json.loads(self.from_main(dumps(answer).encode()))
+        if failure is not None:
+            raise failure
+        if "error" in answer:
+            kind = getattr(errors, answer["error"], WorkbenchError)
+            raise kind(answer["message"]) from None
+        return answer["value"]
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any host."""
+        return flag if self.size == 1 else any(self.gather(flag))
+
+
+ALONE = HostGroup()
+"""A process that trains by itself."""
+
+
+@contextmanager
+def host_group(device: torch.device) -> Iterator[HostGroup]:
+    """Join the other processes that torchrun started, for the time of the block; alone, there is nobody to join.
+
+    A process group that exists already is used and left. Gradients travel by NCCL between GPUs and by gloo elsewhere.
+
+    Args:
+        device: of this process.
+
+    Raises:
+        UsageError: only a part of what torchrun sets is set.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield _joined()
+        return
+    if int(os.environ.get("WORLD_SIZE") or 1) <= 1:
+        yield ALONE
+        return
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that several processes train together, and {', '.join(missing)} is "
+            "not set. Start them with torchrun --nproc-per-node N script.py, or unset WORLD_SIZE to train alone."
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=_store(), rank=rank, world_size=size)
+    yield _joined()
+    dist.destroy_process_group()  # not after an error: the others may wait for this one, and torchrun ends them
+
+
+def check_alone(what: str) -> None:
+    """Raise unless this process was started alone.
+
+    Args:
+        what: what one process has to do, in words.
+
+    Raises:
+        UsageError: it is one of several that torchrun started.
+    """
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if size != "1":
+        raise UsageError(
+            f"{what} is run by one process, and this is one of WORLD_SIZE={size} that were started together. Run it with "
+            "python instead of torchrun, its trials side by side with executor='ray'; what many processes can train "
+            "together is one trial, Trainer().run(...)."
+        )
+
+
+def local_device(device: torch.device) -> torch.device:
+    """Return the GPU of this process where several of one machine train together, each on one; else `device` itself."""
+    if str(device) != "cuda":
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % max(torch.cuda.device_count(), 1))
+
+
+def _store() -> Any:
+    """Return where the processes find each other.
+
+    The store of torchrun outlives a restart, and with it the addresses of processes that are dead: each attempt needs
+    names of its own (pytorch/pytorch#135712).
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    main = os.environ["RANK"] == "0" and not agent
+    store = dist.TCPStore(address, port, is_master=main, multi_tenant=not agent)  # type: ignore[attr-defined]
+    return dist.PrefixStore(  # type: ignore[attr-defined]
+        f"workbench/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store
+    )
+
+
+def _joined() -> HostGroup:
+    size = dist.get_world_size()
+    if size == 1:
+        return ALONE
+    messages = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    return HostGroup(dist.get_rank(), size, messages=messages)
+
+
+def _as_tensor(content: bytes, length: int) -> Tensor:
+    return torch.frombuffer(bytearray(content.ljust(length, b"\0") or b"\0"), dtype=torch.uint8)[:length]

@@ -1,0 +1,1 @@
+"""What JupyterLab shows of whole studies: live view, curves, browser."""

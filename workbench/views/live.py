@@ -1,0 +1,145 @@
+"""`live_view`: every study that a cell writes, while it trains; then one figure, one sentence and the verdicts (P2.5)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench.panels.base import is_live
+from workbench.record.read import StudyRecord, TrialRecord, open_record
+from workbench.record.watch import Watcher, watching
+from workbench.views.live_feed import LiveFeed
+
+__all__ = ["LiveView", "live_view"]
+
+
+class LiveView(Watcher):
+    """What `live_view` gives to its block: which study was written last."""
+
+    early = False
+
+    def __init__(self) -> None:
+        self._open: list[Path] = []
+        self._last: Path | None = None
+
+    @property
+    def record(self) -> StudyRecord | TrialRecord | None:
+        """The last study of the block, read anew from disk; None where there was none."""
+        if self._last is None or not (self._last / "study.json").exists():
+            return None
+        return open_record(self._last)
+
+    def on_study(self, path: Path, *, created: bool) -> None:  # noqa: ARG002
+        """Remember the study, unless it is a part of another one that is still being written."""
+        if not self._open:
+            self._last = path
+        self._open.append(path)
+
+    def on_closed(self, path: Path) -> None:
+        """Note that a study is written no more."""
+        if path in self._open:
+            self._open.remove(path)
+
+
+@contextlib.contextmanager
+def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[LiveView]:
+    """Show every study that this process writes within the block while it trains.
+
+        with wb.live_view():
+            record = wb.LRSweep().run(workload)
+
+    Loss, gradient norm with its clip line, and lr of each trial, coloured by lr; a trial that diverges fades to a thin dashed
+    line that ends in a cross. Hover tells which trial a line is. A click on it, or on its row in the legend, isolates it; the
+    same click or Escape gives the others back. "Freeze" holds the picture while data goes on arriving. All of it works while
+    the cell runs, and by keyboard. Healthy: lines fall and stay down. Sick: lines rise, jump, or end in crosses just above the
+    lr that is best.
+
+    It looks on and nothing else: training is bit for bit the same, rows come at most five times a second, and a view that
+    fails is dropped with a warning. Several studies in one block: the newest is shown. What is trained in other processes is
+    seen where its rows arrive in this one, as with `executor="ray"`.
+
+    A page that is reloaded while the cell runs does not get the view back, because JupyterLab learns of a kernel's widgets only
+    when that is idle; training goes on, and `wb.open(...)` shows all of it afterwards.
+
+    The block ends, also by an error or an interrupt, in one static figure, one sentence and the verdicts of its last study;
+    an interrupt goes on to the caller afterwards. What is drawn is in the record: `curves_panel` explores it later.
+
+    Args:
+        summary: whether to end with figure, sentence and verdicts.
+        live: None asks the environment: with `WORKBENCH_LIVE=0`, or outside of a notebook, nobody is looking, and the block only
+            ends in the summary.
+
+    Yields:
+        The view, whose `record` is that of the last study.
+    """
+    view = LiveView()
+    try:
+        with _page(shown=is_live(live) and (live is not None or _has_page())), watching(view):
+            yield view
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            _summarise(view, wanted=summary)
+        raise
+    _summarise(view, wanted=summary)
+
+
+@contextlib.contextmanager
+def _page(*, shown: bool) -> Iterator[None]:
+    """Show a widget that is told of everything, and take it away at the end."""
+    if not shown:
+        yield
+        return
+    try:
+        from IPython.display import display, publish_display_data
+
+        from workbench.views.curves_widget import CurvesWidget
+
+        widget = CurvesWidget()
+        feed = LiveFeed(widget.tell)
+        widget.when_asked(feed.everything)
+        place, below = uuid.uuid4().hex, uuid.uuid4().hex
+        display(widget, display_id=place)  # type: ignore[no-untyped-call]
+        publish_display_data(_words(), {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
+    except Exception:  # a page that cannot be shown is no reason not to train
+        logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
+        yield
+        return
+    try:
+        with watching(feed):
+            yield
+    finally:
+        with contextlib.suppress(
+            Exception
+        ):  # a stored widget that is gone would be an error when the notebook is opened again
+            gone = {"text/plain": ""}
+            for output in (place, below):
+                publish_display_data(gone, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
+        widget.close()
+
+
+def _words() -> dict[str, str]:
+    """Return what stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
+    said = 'This page may be reloaded or closed: training goes on, and wb.open("runs/...") draws all of it again.'
+    return {"text/plain": said, "text/html": f"<small>{said}</small>"}
+
+
+def _summarise(view: LiveView, *, wanted: bool) -> None:
+    record = view.record
+    if wanted and record is not None:
+        _show_study(record)
+
+
+def _show_study(record: StudyRecord | TrialRecord) -> None:
+    from workbench.views.summary import show_study
+
+    show_study(record)
+
+
+def _has_page() -> bool:
+    """Whether this is a kernel; a script and a terminal have no page."""
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None

@@ -1,0 +1,104 @@
+"""`show_study`: one figure, one sentence and the verdict table of any study on disk, as ordinary outputs that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from html import escape
+from typing import Any
+
+from workbench.errors import UsageError
+from workbench.findings.diagnosis import Diagnosis
+from workbench.panels.base import still
+from workbench.playbook.records import diagnosis_of
+from workbench.plots.render import png
+from workbench.plots.style import not_measured
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.report.figure import ReportFigure
+from workbench.report.figures import FIGURES
+
+__all__ = ["show_study", "study_picture", "study_sentence"]
+
+PICTURES: Mapping[str, tuple[str, ...]] = {
+    "diagnosis": ("lr-sweep", "loss-curves"),
+    "lr_sweep": ("lr-sweep", "loss-curves"),
+    "instability": ("confirm", "loss-curves"),
+    "warmup": ("warmup", "loss-curves"),
+    "clipping": ("clipping", "loss-curves"),
+    "optimizers": ("optimizers",),
+    "architecture": ("architecture",),
+    "batch_size": ("batch-size",),
+    "batch_norm": ("batch-norm",),
+    "checkpoints": ("checkpoints",),
+    "evaluation": ("evaluation",),
+    "evaluation_sample": ("evaluation-sample",),
+    "hosts": ("hosts",),
+    "input_pipeline": ("input-pipeline",),
+    "parameter_server": ("server-load",),
+}
+"""Which of the report's figures a study of each kind is looked at with; any other one by its loss curves."""
+
+
+def show_study(record: StudyRecord | TrialRecord) -> None:
+    """Show one figure, one sentence and the verdict table in the cell that runs; the last line of a cell does it by itself.
+
+    All three are made from the study's folder, so that a page that was reloaded or a kernel that was restarted loses nothing.
+
+    Args:
+        record: a study or a single trial, finished, stopped or running.
+    """
+    from IPython.display import Markdown, display
+
+    record = _anew(record)
+    diagnosis = diagnosis_of(record)
+    display(still(study_picture(record, diagnosis)))  # type: ignore[no-untyped-call]
+    display(Markdown(study_sentence(record)))  # type: ignore[no-untyped-call]
+    display(diagnosis)  # type: ignore[no-untyped-call]
+
+
+def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> bytes:
+    """Return the figure that a study of its kind is looked at with, as PNG."""
+    kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
+    figures = {figure.name: figure for figure in FIGURES}
+    chosen = [figures[name] for name in PICTURES.get(kind, ("loss-curves",))]
+    return png([partial(_drawn, figure, record, diagnosis) for figure in chosen])
+
+
+def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+    try:
+        return figure.draw(record, diagnosis, ax)
+    except UsageError as error:  # it says what is not there yet
+        return not_measured(ax, str(error))
+
+
+def study_sentence(record: StudyRecord | TrialRecord) -> str:
+    """Return what was trained, how it ended and what came out best, in one sentence of Markdown."""
+    trials = record.trials
+    if trials.empty:
+        return f"`{record.path}`: no trial yet; the call that began the study goes on with it."
+    states = trials["state"].value_counts()
+    told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
+    many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {escape(str(record.workload), quote=False)}: {told}"
+    best = _best(record)
+    left = set(states.index) & {"stopped", "failed"}
+    go_on = f"; the call that began `{record.path}` goes on from there" if left else ""
+    return f"{many}{best}{go_on}."
+
+
+_ORDER = ("complete", "diverged", "running", "stopped", "failed")
+
+
+def _best(record: StudyRecord | TrialRecord) -> str:
+    """Return the trial with the best selected checkpoint, as the end of a sentence; nothing where none was evaluated."""
+    rows = record.trials.dropna(subset=["best_value"]).to_dict("records")
+    if not rows:
+        return ""
+    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    best = min(rows, key=lambda row: sign * float(row["best_value"]))
+    value = f"{record.config['select']} {best['best_value']:.4g}"
+    return f"; best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
+
+
+def _anew(record: StudyRecord | TrialRecord) -> StudyRecord | TrialRecord:
+    """Return the record read again from disk: it may have been opened while it was being written."""
+    return record.reload() if isinstance(record, StudyRecord) else TrialRecord(record.path, record.number)
