@@ -69,6 +69,7 @@ RATES = (0.05, 0.1, 0.2)
         ("exponential", [1.0 - np.expm1(lr * STEPS / 4) for lr in RATES], "fail"),
         ("exactly twice as deep at twice the lr", [-(2.0**k) * (1 + STEPS) for k in range(4)], "fail"),
         ("a deep minimum", [1.0 - 360 * -np.expm1(-lr * STEPS) for lr in RATES], "ok"),  # counts of 100 under Poisson's loss
+        ("rounding of one that explodes", [np.full(400, 0.1), 0.1 + 0 * STEPS, np.where(STEPS % 9 == 8, -1.0, 3.0) * np.exp(STEPS / 8)], "ok"),
         ("one lr alone", [1.0 - STEPS**2], "ok"),
         ("a density that grows", [2.8 - 0.02 * STEPS * lr for lr in RATES], "ok"),
         ("not a number", [np.full(400, np.nan) for _ in RATES], "ok"),

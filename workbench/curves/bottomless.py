@@ -29,7 +29,8 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
 
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
-    the end of the best run as after a quarter of it.
+    the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
+    there is rounding, such as that of a cross-entropy of logits beyond 1e15.
 
     Args:
         record: a study; without runs there is nothing to see.
@@ -38,7 +39,7 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     by_lr: dict[float, tuple[float, float, float]] = {}
     for curve in read_curves(record):
         known = curve.loss[np.isfinite(curve.loss)]
-        if known.size >= 4:
+        if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
             by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
     ranked = sorted((row, lr) for lr, row in by_lr.items())
