@@ -16,7 +16,6 @@ import torch
 
 from tests.helpers.killed_programs import Diary, killed, life, wait_until
 from tests.helpers.workloads import small_net, small_workload
-from tests.test_layers import PACKAGE, imports, modules
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.fit import sidecar
 from workbench.parameter_server.fit.callbacks import Callback
@@ -183,22 +182,6 @@ def test_its_curves(tmp_path: Path) -> None:
     assert b"evaluation_loss_vs_iterations" in content
     assert b"evaluation_close_vs_iterations" in content
     assert EventFile(tmp_path / "log").path != file
-
-
-def test_it_knows_nothing_of_the_cluster() -> None:
-    """T8.6: another program, on another machine, without engine, coordinator or strategy."""
-    known, todo, seen = modules(PACKAGE), ["parameter_server.fit.sidecar"], set[str]()
-    while todo:
-        name = todo.pop()
-        if name in seen or name not in known:
-            continue
-        seen.add(name)
-        found = imports(name, known[name], set(known))
-        todo += [each.target.removeprefix("workbench.") for each in found if not each.typing_only]
-    assert len(seen) > 20
-    own = {name for name in seen if name.startswith("parameter_server.")}
-    assert own == {"parameter_server.fit.sidecar", "parameter_server.fit.event_file"}
-    assert not [name for name in seen if "ray" in name]
 
 
 def test_the_weights_are_the_checkpoints(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import workbench.plots as plots
+import workbench as plots
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
 from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
@@ -124,7 +124,7 @@ def blank() -> Axes:
 
 
 def test_every_public_figure_is_held_to_this_contract() -> None:
-    assert set(FIGURES) == set(plots.__all__)
+    assert set(FIGURES) == {name for name in plots.__all__ if name.startswith("plot_")}
 
 
 @every_figure

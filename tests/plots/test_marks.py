@@ -9,11 +9,11 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import workbench as plots
 from tests.helpers.evaluations import predicted
 from tests.helpers.records import LRS, one_trial, study
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
-from workbench import plots
 from workbench.config import TrainConfig
 from workbench.plots.style import not_measured
 from workbench.topics.checkpoints.patience import stop_with_patience

@@ -14,11 +14,11 @@ from matplotlib import image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import workbench as plots
 from tests.helpers.panels import pixels
 from tests.helpers.records import diagnosis, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
-from workbench import plots
 from workbench.plots.redraw import Draw, Redrawn
 from workbench.plots.style import house_style, not_measured
 
