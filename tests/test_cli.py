@@ -11,7 +11,6 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from workbench import cli
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.playbook.records import OWN
 from workbench.record.ledger.index import COLUMNS
 from workbench.record.plain import dumps
 
@@ -508,11 +506,6 @@ def test_report_of_a_study_of_one_question_answers_that_question(tmp_path: Path)
     page = (tmp_path / "clipping" / "report.html").read_text()
     assert "<code>clipping.cures</code>" in page
     assert "<code>lr.grid_edge</code>" not in page
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_every_kind_of_study_with_a_diagnosis_of_its_own_finds_it(kind: str) -> None:
-    assert callable(getattr(import_module("workbench"), f"diagnose_{kind}"))
 
 
 def test_studies_on_disk_are_listed(study: Path, capsys) -> None:

@@ -23,11 +23,11 @@ from workbench.config import TrainConfig
 from workbench.errors import RecordError
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.playbook.records import OWN
 from workbench.report.html import redact, value_text
-from workbench.report.page import FIGURES, write_report
+from workbench.report.page import write_report
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
 from workbench.topics.optimizers.study import OptimizersStudy
+from workbench.topics.registry import FIGURES, STUDIES
 from workbench.workloads.registry import load_workload
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -355,7 +355,7 @@ def test_a_study_of_one_question_begins_with_its_own_figure_that_no_other_study_
 
 
 def test_every_figure_of_a_kind_belongs_to_a_study_that_there_is() -> None:
-    assert {figure.kind for figure in FIGURES} - {None} <= set(OWN)
+    assert {figure.kind for figure in FIGURES} - {None} <= set(STUDIES)
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)
 
 

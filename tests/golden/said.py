@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from workbench.cli import main
 from workbench.playbook.records import diagnosis_of
 from workbench.record.read import open_record
-from workbench.report.figures import FIGURES
 from workbench.report.page import write_report
 from workbench.report.summary import summarise
+from workbench.topics.registry import FIGURES
 
 
 def said_of(folder: Path) -> dict[str, Any]:

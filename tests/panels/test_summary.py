@@ -14,9 +14,10 @@ from matplotlib import image
 import workbench as wb
 from tests.helpers.study_folders import write_study
 from workbench.findings.diagnosis import Diagnosis
-from workbench.playbook.records import OWN, diagnosis_of
+from workbench.playbook.records import diagnosis_of
+from workbench.topics.registry import STUDIES
 from workbench.views import summary
-from workbench.views.summary import PICTURES, show_study, study_picture, study_sentence
+from workbench.views.summary import show_study, study_picture, study_sentence
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_a_single_trial_is_shown_by_its_curve(monkeypatch: pytest.MonkeyPatch, t
     assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
 
 
-@pytest.mark.parametrize("kind", sorted({*PICTURES, "trial", "comparison"}))
+@pytest.mark.parametrize("kind", sorted({*STUDIES, "trial", "comparison"}))
 def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
     kind: str, study: Path, tmp_path: Path
 ) -> None:
@@ -108,10 +109,6 @@ def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
     diagnosis = diagnosis_of(record)
     assert {f.status for f in diagnosis} <= {"ok", "not_measured", "warn"}
     assert np.prod(image.imread(io.BytesIO(study_picture(record, diagnosis)), format="png").shape) > 0
-
-
-def test_every_kind_with_a_diagnosis_of_its_own_has_a_picture_of_its_own() -> None:
-    assert set(OWN) <= set(PICTURES)
 
 
 def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: Path) -> None:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.stored import read_diagnosis
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.registry import STUDIES
 from workbench.topics.stability.diagnose import diagnose_instability
 
 __all__ = ["diagnosis_of"]
-
-OWN = (
-    "architecture",
-    "batch_norm",
-    "batch_size",
-    "checkpoints",
-    "clipping",
-    "evaluation",
-    "evaluation_sample",
-    "hosts",
-    "input_pipeline",
-    "instability",
-    "optimizers",
-    "parameter_server",
-    "warmup",
-)
-"""Kinds of studies whose diagnosis has the study's name and needs nothing but its record."""
 
 
 def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
@@ -45,7 +27,7 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
         from workbench.playbook.walk import diagnose_record  # it trains, and so brings torch
 
         return diagnose_record(record)
-    if kind in OWN:
-        own: Diagnosis = getattr(import_module("workbench"), f"diagnose_{kind}")(record)
-        return own
+    own = STUDIES[kind].diagnose if kind in STUDIES else None
+    if own is not None:
+        return own(record)
     return diagnose_lr_sweep(record) + diagnose_instability(record)

@@ -9,12 +9,13 @@ from typing import Any
 
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.topic import NARROW, Figure
 from workbench.plots.render import inline_svg, standalone_svg
+from workbench.plots.words import counted
 from workbench.record.parts import write_atomic
 from workbench.report.captions import shown_here
-from workbench.report.figure import NARROW, ReportFigure
-from workbench.report.figures import FIGURES
-from workbench.report.html import counted, folded, redact, text
+from workbench.report.html import folded, redact, text
+from workbench.topics.registry import FIGURES
 
 __all__ = ["DrawnFigure", "draw_figures", "figures_section", "write_figures"]
 
@@ -23,7 +24,7 @@ __all__ = ["DrawnFigure", "draw_figures", "figures_section", "write_figures"]
 class DrawnFigure:
     """A figure as SVG, or the reason why there is none."""
 
-    figure: ReportFigure
+    figure: Figure
     here: str
     svg: str | None
     reason: str | None
@@ -78,8 +79,8 @@ def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
-    here = shown_here(figure.name, figure.codes, record, diagnosis)
+def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
+    here = shown_here(figure, record, diagnosis)
     alt = redact(f"{figure.shows} {here}".strip())
     try:
         svg, reason = inline_svg(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,9 +10,10 @@ from typing import Any
 
 from workbench.findings.diagnosis import Finding
 from workbench.findings.table import SIGNS
+from workbench.plots.words import four_digits, number_text
 from workbench.record.plain import to_json
 
-__all__ = ["STATUS", "badge", "card", "counted", "folded", "number_text", "redact", "table", "text", "value_text"]
+__all__ = ["STATUS", "badge", "card", "folded", "redact", "table", "text", "value_text"]
 
 _WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
 STATUS = {status: (SIGNS[status][0], word) for status, word in _WORDS.items()}
@@ -52,28 +52,6 @@ def value_text(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return number_text(value)
     return text(value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False))
-
-
-def number_text(value: Any) -> str:
-    """Return a number with four digits and a comma each thousand, for a sentence; a dash for unknown."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    number = float(value)
-    return f"{int(number):,}" if number.is_integer() and abs(number) < 1e9 else _digits(number)
-
-
-def counted(number: int, what: str) -> str:
-    """Return "1 run", "1,200 runs"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _digits(value: float) -> str:
-    """Four digits, an exponent without padding: 0.05123, 1.36e32, 1e-5."""
-    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}")
 
 
 def badge(status: str) -> str:
@@ -173,7 +151,7 @@ def _shown(value: Any) -> Any:
 def _compact(value: Any) -> str:
     """JSON on one line, floats with four digits."""
     if isinstance(value, float):
-        return _digits(value)
+        return four_digits(value)
     if isinstance(value, list):
         return "[" + ", ".join(_compact(item) for item in value) + "]"
     if isinstance(value, dict):

@@ -11,7 +11,8 @@ from typing import Any
 from workbench.curves.prove import p_words
 from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
-from workbench.report.html import counted, number_text, redact, text
+from workbench.plots.words import counted, number_text
+from workbench.report.html import redact, text
 
 __all__ = ["summarise", "summary"]
 

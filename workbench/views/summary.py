@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from html import escape
 from typing import Any
 
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.topic import Figure
 from workbench.panels.base import still
 from workbench.playbook.records import diagnosis_of
 from workbench.plots.render import png
 from workbench.plots.style import not_measured
 from workbench.record.read import StudyRecord, TrialRecord
-from workbench.report.figure import ReportFigure
-from workbench.report.figures import FIGURES
+from workbench.topics.registry import FIGURES, STUDIES
 
 __all__ = ["show_study", "study_picture", "study_sentence"]
-
-PICTURES: Mapping[str, tuple[str, ...]] = {
-    "diagnosis": ("lr-sweep", "loss-curves"),
-    "lr_sweep": ("lr-sweep", "loss-curves"),
-    "instability": ("confirm", "loss-curves"),
-    "warmup": ("warmup", "loss-curves"),
-    "clipping": ("clipping", "loss-curves"),
-    "optimizers": ("optimizers",),
-    "architecture": ("architecture",),
-    "batch_size": ("batch-size",),
-    "batch_norm": ("batch-norm",),
-    "checkpoints": ("checkpoints",),
-    "evaluation": ("evaluation",),
-    "evaluation_sample": ("evaluation-sample",),
-    "hosts": ("hosts",),
-    "input_pipeline": ("input-pipeline",),
-    "parameter_server": ("server-load",),
-}
-"""Which of the report's figures a study of each kind is looked at with; any other one by its loss curves."""
 
 
 def show_study(record: StudyRecord | TrialRecord) -> None:
@@ -60,11 +40,12 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> by
     """Return the figure that a study of its kind is looked at with, as PNG."""
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     figures = {figure.name: figure for figure in FIGURES}
-    chosen = [figures[name] for name in PICTURES.get(kind, ("loss-curves",))]
+    pictures = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
+    chosen = [figures[name] for name in pictures]
     return png([partial(_drawn, figure, record, diagnosis) for figure in chosen])
 
 
-def _drawn(figure: ReportFigure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
     try:
         return figure.draw(record, diagnosis, ax)
     except UsageError as error:  # it says what is not there yet

@@ -1,0 +1,37 @@
+"""What the report and the pages have to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.topics.batch_size.diagnose import diagnose_batch_size
+from workbench.topics.batch_size.figures import plot_batch_size, plot_tuned_lr
+
+__all__ = ["TOPIC"]
+
+
+TOPIC = Topic(
+    name="batch_size",
+    figures=(
+        Figure(
+            name="batch-size",
+            shows="Selected metric against batch size, with the baseline's settings everywhere and tuned for each.",
+            caption="Crosses that lie apart and dots that do not: the settings fitted one batch size, and the size itself made no difference.",
+            codes=("batch_size.equivalence", "batch_size.retune"),
+            draw=lambda record, diagnosis, ax: plot_batch_size(record, diagnosis, ax=ax),
+            kind="batch_size",
+            size=(6.4, 3.9),
+        ),
+        Figure(
+            name="tuned-lr",
+            shows="Tuned learning rate against batch size, beside the two rules by which it is often scaled.",
+            caption="A hollow mark lies at the end of what was tried, so that the best may lie beyond.",
+            codes=("batch_size.retune",),
+            draw=lambda record, diagnosis, ax: plot_tuned_lr(record, diagnosis, ax=ax),
+            kind="batch_size",
+            size=(6.4, 3.9),
+        ),
+    ),
+    studies={
+        "batch_size": StudyKind(diagnose=diagnose_batch_size, pictures=("batch-size",)),
+    },
+)

@@ -1,0 +1,37 @@
+"""What the report and the pages have to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_stopping
+
+__all__ = ["TOPIC"]
+
+
+TOPIC = Topic(
+    name="checkpoints",
+    figures=(
+        Figure(
+            name="checkpoints",
+            shows="Where in each run the best checkpoint lies, and what it is better by than the last.",
+            caption="Points far to the left and high are runs whose last checkpoint was worse than an earlier one; triangles far below their "
+            "circles are gains that do not carry over.",
+            codes=("checkpoints.best_not_last",),
+            draw=lambda record, diagnosis, ax: plot_checkpoints(record, diagnosis, ax=ax),
+            kind="checkpoints",
+        ),
+        Figure(
+            name="early-stopping",
+            shows="What each early-stopping rule would have lost, and the steps that it would have saved.",
+            caption="Long bars are rules that stopped too soon.",
+            codes=("checkpoints.selection",),
+            draw=lambda record, diagnosis, ax: plot_early_stopping(record, diagnosis, ax=ax),
+            kind="checkpoints",
+            size=(6.4, 3.9),
+        ),
+    ),
+    studies={
+        "checkpoints": StudyKind(diagnose=diagnose_checkpoints, pictures=("checkpoints",)),
+    },
+)

@@ -1,0 +1,39 @@
+"""What the report and the pages have to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
+from workbench.topics.evaluation.figures import plot_evaluation
+from workbench.topics.evaluation.sample_figures import plot_evaluation_sample
+
+__all__ = ["TOPIC"]
+
+
+TOPIC = Topic(
+    name="evaluation",
+    figures=(
+        Figure(
+            name="evaluation",
+            shows="Offline metric against the periodic one, a point for each checkpoint.",
+            caption="Points that rise together are healthy; a cloud says that the proxy ranks checkpoints otherwise than whole splits do.",
+            codes=("evaluation.bad_proxy",),
+            draw=lambda record, diagnosis, ax: plot_evaluation(record, diagnosis, ax=ax),
+            kind="evaluation",
+        ),
+        Figure(
+            name="evaluation-sample",
+            shows="Smallest difference that shows, and the time of an evaluation, against the number of examples.",
+            caption="In the shaded band a sample keeps both bounds; without a band no size does.",
+            codes=("evaluation.too_small",),
+            draw=lambda record, diagnosis, ax: plot_evaluation_sample(record, diagnosis, ax=ax),
+            kind="evaluation_sample",
+            size=(6.4, 3.9),
+        ),
+    ),
+    studies={
+        "evaluation": StudyKind(diagnose=diagnose_evaluation, pictures=("evaluation",)),
+        "evaluation_sample": StudyKind(diagnose=diagnose_evaluation_sample, pictures=("evaluation-sample",)),
+    },
+)

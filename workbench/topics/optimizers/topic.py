@@ -1,0 +1,28 @@
+"""What the report and the pages have to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.topics.optimizers.diagnose import diagnose_optimizers
+from workbench.topics.optimizers.figures import plot_optimizers
+
+__all__ = ["TOPIC"]
+
+
+TOPIC = Topic(
+    name="optimizers",
+    figures=(
+        Figure(
+            name="optimizers",
+            shows="The learning rates over which each update rule trains.",
+            caption="Long bars are healthy, with the diamond, the baseline's own learning rate, well inside the bar of its rule.",
+            codes=("optimizers.better",),
+            draw=lambda record, diagnosis, ax: plot_optimizers(record, diagnosis, ax=ax),
+            kind="optimizers",
+            size=(6.4, 3.9),
+        ),
+    ),
+    studies={
+        "optimizers": StudyKind(diagnose=diagnose_optimizers, pictures=("optimizers",)),
+    },
+)

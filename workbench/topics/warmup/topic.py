@@ -1,0 +1,27 @@
+"""What the report and the pages have to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.topics.warmup.diagnose import diagnose_warmup
+from workbench.topics.warmup.figures import plot_warmup
+
+__all__ = ["TOPIC"]
+
+
+TOPIC = Topic(
+    name="warmup",
+    figures=(
+        Figure(
+            name="warmup",
+            shows="Which warmup lengths train, at which learning rate.",
+            caption="The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
+            codes=("warmup.shortest", "warmup.insufficient"),
+            draw=lambda record, diagnosis, ax: plot_warmup(record, diagnosis, ax=ax),
+            size=(6.4, 3.9),
+        ),
+    ),
+    studies={
+        "warmup": StudyKind(diagnose=diagnose_warmup, pictures=("warmup", "loss-curves")),
+    },
+)
