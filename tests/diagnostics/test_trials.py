@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
+from workbench.curves.stages import role_view
 from workbench.curves.trials import full_length, initial_loss, judge, read_curves, study_scale
+from workbench.record.roles import Role
 
 FALLING = np.linspace(2.0, 1.0, 50)
 
@@ -83,3 +85,16 @@ def test_a_study_knows_that_a_run_never_trained():
     assert not slow.is_lasting(lr_star=0.1)  # too small an lr is slow, not unstable
     assert fast.is_lasting(lr_star=0.1)
     assert not fast.is_lasting()
+
+
+def test_a_trial_of_a_role_that_nobody_knows_is_no_point_of_the_sweep():
+    """A study of somebody's own, or of a later version: what its trials are for is not known."""
+    r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="mine"), trial(FALLING, 0.3, stage="lr_unstable")])
+    assert [c.lr for c in full_length(read_curves(r))] == [0.1, 0.3]
+
+
+def test_a_view_says_which_roles_are_points_of_its_sweep():
+    r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="lr_range"), trial(FALLING, 0.4, stage="lr_range")])
+    view = role_view(r, Role.LR_RANGE)
+    assert [c.lr for c in full_length(read_curves(view))] == [0.2, 0.4]
+    assert set(view.trials["stage"]) == {"lr_range"}

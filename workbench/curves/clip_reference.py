@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from workbench.curves.clip_threshold import ClipThreshold, arrival, choose_threshold, steady_stretch
 from workbench.curves.lr_points import objective
-from workbench.curves.trials import OTHER_STAGES, RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.record.roles import SHORT
 
 __all__ = ["ReferenceNorms", "max_grad_norm_of", "norms_of", "reference_norms", "reference_threshold"]
-
-SHORT_STAGES = frozenset({"lr_range", "probe"})
-"""Stages whose trials are too short, or too far off, to say anything about a full-length run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
         skip_frac: see `steady_stretch`.
     """
     curves = read_curves(record)
-    usable = [c for c in curves if c.stage not in SHORT_STAGES and "grad_norm" in c.steps]
+    usable = [c for c in curves if c.stage not in SHORT and "grad_norm" in c.steps]
     if not usable:
         return None
     wanted = [_number(record.facts.get("clipping_reference_lr")), _number(record.config.get("peak_lr"))]
@@ -98,7 +96,7 @@ def _preference(item: TrialVerdict, wanted: Sequence[float]) -> tuple[float, ...
     other_lr = [not math.isclose(curve.lr, lr, rel_tol=1e-9) for lr in wanted]
     clipped = max_grad_norm_of(curve.config) is not None
     level = objective(curve) if all(other_lr) else 0.0
-    other_stage = curve.stage in OTHER_STAGES
+    other_stage = not curve.point
     return (unstable, clipped, other_stage, not curve.finished, *other_lr, level, curve.trial)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.config import TrainConfig
-from workbench.curves.clip_reference import SHORT_STAGES, max_grad_norm_of, norms_of
+from workbench.curves.clip_reference import max_grad_norm_of, norms_of
 from workbench.curves.lr_points import objective
 from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.record.roles import SHORT
 
 __all__ = ["alternation", "clipped_runs", "fixed_step", "step_scale"]
 
@@ -53,7 +54,7 @@ def clipped_runs(
         parked_frac: share of the steps clipped at the end from which the norm counts as parked (rule of thumb, as F4.11).
     """
     curves = read_curves(record)
-    finished = [c for c in curves if c.stage not in SHORT_STAGES and c.finished and "grad_norm" in c.steps]
+    finished = [c for c in curves if c.stage not in SHORT and c.finished and "grad_norm" in c.steps]
     items = judge(finished, full_length(curves, record.config))
     twins = {_key(item.curve.config): item for item in items if max_grad_norm_of(item.curve.config) is None}
     rows = [

@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.record.roles import Role
 
 __all__ = ["judged_without_loss", "selects_by_loss", "without_loss"]
 
@@ -46,7 +47,7 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
         return diagnosis
     moot = _BY_LOSS | (_BY_SELECTION if selects_by_loss(record) else set())
     trials = record.trials
-    gone = len(trials) and bool(((trials["stage"] == "baseline") & (trials["state"] == "diverged")).any())
+    gone = len(trials) and bool(((trials["stage"] == Role.BASELINE) & (trials["state"] == "diverged")).any())
 
     def judged(finding: Finding) -> Finding:
         if not moot & {finding.code, f"{finding.code.partition('.')[0]}.*"} or (

@@ -13,13 +13,13 @@ from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.stages import StageView
 from workbench.curves.trials import RecordLike
+from workbench.record.roles import POINTS, Role
 
 __all__ = ["RANGE", "SEEDS", "SWEEP", "TWIN", "RuleRange", "ends_next", "read_ranges", "rule_view", "rules_in"]
 
-SWEEP, RANGE, SEEDS, TWIN = "optimizers", "optimizers_range", "optimizers_seeds", "optimizers_twin"
+SWEEP, RANGE, SEEDS, TWIN = Role.OPTIMIZERS, Role.OPTIMIZERS_RANGE, Role.OPTIMIZERS_SEEDS, Role.OPTIMIZERS_TWIN
 """Stages of a study of rules: another rule than the baseline's at full length, and in short runs; fresh seeds of what was chosen, which
 play no part in choosing; and a run beside another with a single change."""
-_AS_SWEEP = {SWEEP: "lr_sweep", RANGE: "lr_range"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def rule_view(record: RecordLike, optimizer: str) -> StageView:
     table = record.trials
     trials = table[table["optimizer"].astype(str) == optimizer] if len(table) else table
     if len(trials):
-        trials = trials.assign(stage=trials["stage"].replace(_AS_SWEEP)).reset_index(drop=True)
+        trials = trials.reset_index(drop=True)
     numbers: Sequence[int] = trials["trial"].tolist() if len(trials) else ()
     return StageView(
         trials=trials,
@@ -117,6 +117,7 @@ def rule_view(record: RecordLike, optimizer: str) -> StageView:
         config=dict(record.config) | {"optimizer": optimizer},
         facts=record.facts,
         path=record.path,
+        points=POINTS | {SWEEP},
     )
 
 

@@ -12,6 +12,7 @@ from workbench.curves.luck import FEWEST_TO_SEE_NOISE, expected_maximum, wobble
 from workbench.curves.same_config import trials_with
 from workbench.curves.trials import RecordLike
 from workbench.record.read import select_best
+from workbench.record.roles import Role
 
 __all__ = ["SelectedRun", "read_runs"]
 
@@ -115,7 +116,7 @@ def read_runs(record: RecordLike) -> list[SelectedRun]:
     if not len(table) or "select" not in record.config:
         return []
     done = table[table["state"] == "complete"]
-    asked = done["trial"][done["stage"] == "checkpoints"].tolist()
+    asked = done["trial"][done["stage"] == Role.CHECKPOINTS].tolist()
     known = [n for n in record.config if n in table]
     own = trials_with(record, {n: record.config[n] for n in known}) if not asked else []
     wanted = asked or [n for n in own if n in set(done["trial"])] or done["trial"].tolist()

@@ -1,4 +1,4 @@
-"""`stage_view`: the trials of one stage of a study, seen as a study of their own."""
+"""`role_view`: the trials of one role of a study, seen as a sweep of their own."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 import pandas as pd
 
 from workbench.curves.trials import RecordLike
+from workbench.record.roles import Role
 
-__all__ = ["StageView", "stage_view"]
+__all__ = ["StageView", "role_view"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageView:
-    """The part of a record that belongs to one stage; what a diagnosis reads of a record.
+    """A part of a record that is a sweep of its own; what a diagnosis reads of a record.
 
     Attributes:
-        trials: the stage's trials, counted as points of a sweep.
+        trials: of the role, or of the rule.
         steps: their steps.
         evals: their evaluations.
         workload: name of the workload.
         command: what reproduces the study.
-        config: the config that the stage's trials share, by its first trial.
+        config: the config that the trials share, by its first trial.
         facts: the study's.
         path: the study's folder.
+        points: roles whose trials are points of the sweep.
     """
 
     trials: pd.DataFrame
@@ -36,12 +38,13 @@ class StageView:
     config: dict[str, Any]
     facts: dict[str, Any]
     path: Path
+    points: frozenset[Role]
 
 
-def stage_view(record: RecordLike, stage: str) -> StageView:
-    """Return the trials of `stage` as a sweep of their own length."""
+def role_view(record: RecordLike, role: Role) -> StageView:
+    """Return the trials of `role` as a sweep of their own length."""
     table = record.trials
-    trials = table[table["stage"] == stage].assign(stage="lr_sweep").reset_index(drop=True)
+    trials = table[table["stage"] == role].reset_index(drop=True)
     numbers = trials["trial"]
     config = dict(record.config)
     if len(trials):
@@ -55,4 +58,5 @@ def stage_view(record: RecordLike, stage: str) -> StageView:
         config=config,
         facts=record.facts,
         path=record.path,
+        points=frozenset({role}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from workbench.curves.chance import ignorance
 from workbench.curves.curves import CurveVerdict, classify_curve
+from workbench.record.roles import POINTS
 
 __all__ = [
     "RecordLike",
@@ -46,29 +47,6 @@ FREE_FIELDS = frozenset(
     ]
 )
 """Config fields that may differ between the trials of one learning-rate sweep."""
-
-OTHER_STAGES = frozenset(
-    {
-        "lr_range",
-        "probe",
-        "fix",
-        "warmup",
-        "warmup_full",
-        "evaluation",
-        "evaluation_pause",
-        "clipping",
-        "clipping_control",
-        "margin",
-        "replaced",
-        "proof",
-        "optimizers",
-        "optimizers_range",
-        "optimizers_seeds",
-        "optimizers_twin",
-        "input_pipeline",
-    }
-)
-"""Stages whose trials never count as a point of the sweep."""
 
 
 class RecordLike(Protocol):
@@ -113,6 +91,7 @@ class TrialCurve:
 
     trial: int
     stage: str
+    point: bool
     state: str
     lr: float
     seed: int
@@ -165,15 +144,17 @@ def read_curves(record: RecordLike) -> list[TrialCurve]:
     if not len(record.trials) or not len(record.steps):
         return []
     rows = {int(str(number)): frame for number, frame in record.steps.groupby("trial")}
-    found = []
+    points, found = getattr(record, "points", POINTS), []
     for row in record.trials.to_dict("records"):
         number = int(row["trial"])
         if number in rows and row["state"] != "failed":
-            found.append(_curve({str(k): v for k, v in row.items()}, rows[number], record.facts.get("chance_loss")))
+            found.append(
+                _curve({str(k): v for k, v in row.items()}, rows[number], record.facts.get("chance_loss"), points)
+            )
     return sorted(found, key=lambda c: c.trial)
 
 
-def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None) -> TrialCurve:
+def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None, points: Collection[str]) -> TrialCurve:
     if not steps[
         "step"
     ].is_monotonic_increasing:  # a record's are sorted; to sort them again takes longer than all else here
@@ -183,6 +164,7 @@ def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None) ->
     return TrialCurve(
         trial=int(row["trial"]),
         stage=str(row["stage"]),
+        point=str(row["stage"]) in points,
         state=str(row["state"]),
         lr=float(row["peak_lr"]),
         seed=int(row["seed"]),
@@ -203,7 +185,7 @@ def full_length(curves: Sequence[TrialCurve], config: Mapping[str, Any] | None =
         curves: all trials of the record.
         config: the baseline's; None, or one that no trial has, takes the config that most of the longest trials share.
     """
-    usable = [c for c in curves if c.stage not in OTHER_STAGES and c.finished]
+    usable = [c for c in curves if c.point and c.finished]
     wanted = [c for c in usable if config and _same_config(c.config, config)]
     if wanted or not usable:
         return wanted

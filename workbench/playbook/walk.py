@@ -19,6 +19,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.parts import write_atomic
 from workbench.record.plain import dumps
 from workbench.record.read import StudyRecord, open_record
+from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.session import Session, open_session
 from workbench.topics.architecture.collect import collect_architecture
@@ -120,7 +121,7 @@ class _Walk:
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
-        baseline = session.trial(session.config, stage="baseline")
+        baseline = session.trial(session.config, stage=Role.BASELINE)
         _evaluate_whole(session, baseline.number)
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
@@ -160,7 +161,7 @@ def _fixed_step(session: Session) -> bool:
     """
     if session.config.max_grad_norm is None:
         return False
-    run_round(session, [Asked("lr_sweep", session.config.replace(max_grad_norm=None))])
+    run_round(session, [Asked(Role.LR_SWEEP, session.config.replace(max_grad_norm=None))])
     return fixed_step(session.record)
 
 
@@ -190,7 +191,7 @@ def _cure(session: Session, known: Diagnosis) -> None:
     bad = _any_wrong(known, _BAD_START)
     longest = cap_steps(config.total_steps, _WARMUP.cap_frac)
     if bad and longest:
-        run_round(session, [Asked("fix", prepend_warmup(config, longest))])
+        run_round(session, [Asked(Role.FIX, prepend_warmup(config, longest))])
     if bad or config.max_grad_norm is not None:  # does clipping cure, or hide that the lr is too high (F4.10, F4.11)?
         stable = star.evidence.get("measured_lr") if config.max_grad_norm is None else None
         replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=1 if bad else _CLIPPING.tries).extend(
@@ -219,7 +220,7 @@ def _candidate(
         config = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
         if not found["untried"]:
             return found, config
-        run_round(session, [Asked("margin", config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+        run_round(session, [Asked(Role.MARGIN, config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
     return found, None
 
 

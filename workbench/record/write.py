@@ -194,7 +194,7 @@ class StudyWriter:
                 tell_trial(self.path, other, stage=known["stage"], config=wanted)
                 return TrialWriter(self, other)
             number = other + 1
-        row = {"trial": number, "stage": stage, "seed": wanted["shared_seed"], "train_examples": train_examples}
+        row = {"trial": number, "stage": str(stage), "seed": wanted["shared_seed"], "train_examples": train_examples}
         write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
         tell_trial(self.path, number, stage=stage, config=wanted)
         return TrialWriter(self, number)

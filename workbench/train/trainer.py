@@ -16,6 +16,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
+from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.choice import choose_gradients
 from workbench.train.device import resolve_device
@@ -141,7 +142,7 @@ class Trainer:
                         )  # what is broken fails in its trial below
                 with progress_bar(config.total_steps, workload.name, show=progress and hosts.main) as bar:
                     (record,) = self.run_trials(
-                        workload, [config], study, stage="trial", progress=bar.advance, hosts=hosts
+                        workload, [config], study, stage=Role.TRIAL, progress=bar.advance, hosts=hosts
                     )
                 study.finish()
             finally:

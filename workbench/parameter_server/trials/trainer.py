@@ -16,6 +16,7 @@ from workbench.parameter_server.strategy import ParameterServerStrategy, Partiti
 from workbench.parameter_server.trials.placed_run import PlacedRun
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
+from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks.base import Hook
@@ -110,7 +111,7 @@ class ParameterServerTrainer:
 
             study.hold_against(fingerprint(workload, config, torch.device("cpu")))
             with progress_bar(config.total_steps, workload.name, show=progress) as bar:
-                (record,) = self.run_trials(workload, [config], study, stage="trial", progress=bar.advance)
+                (record,) = self.run_trials(workload, [config], study, stage=Role.TRIAL, progress=bar.advance)
             study.finish()
         finally:
             study.close()

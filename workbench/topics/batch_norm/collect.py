@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
+from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.batch_norm.batches import (
     BatchStatistics,
@@ -187,7 +188,7 @@ def norm_model(session: Session, config: TrainConfig, *, last: bool = False) -> 
         model = build_model(session.workload, config, session.device)
     if not batch_norm_layers(model):
         return model, None
-    trial = session.trial(config, stage="baseline")
+    trial = session.trial(config, stage=Role.BASELINE)
     kept = sorted((trial.folder / "checkpoints").glob("step-*"))
     best = trial.best()
     found = (int(kept[-1].name.partition("-")[2]), kept[-1]) if last and kept else (best.step, best.checkpoint)

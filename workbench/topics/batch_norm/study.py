@@ -14,6 +14,7 @@ from torch import nn
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.executors.local import LocalExecutor
 from workbench.studies.session import Session, open_session
@@ -28,7 +29,7 @@ from workbench.train.rng import isolated_rng
 
 __all__ = ["BatchNormStudy"]
 
-VIRTUAL, HELD, SPLIT, SWAP = "batch_norm_virtual", "batch_norm_held", "batch_norm_split", "batch_norm_swap"
+VIRTUAL, HELD, SPLIT, SWAP = Role.BATCH_NORM_VIRTUAL, Role.BATCH_NORM_HELD, Role.BATCH_NORM_SPLIT, Role.BATCH_NORM_SWAP
 
 
 @dataclass(frozen=True, kw_only=True)

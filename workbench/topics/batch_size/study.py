@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 from workbench.config import TrainConfig
 from workbench.curves.trials import memory_field
 from workbench.errors import ConfigError, UsageError, WorkloadError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds, next_points, read_arms
@@ -30,7 +31,7 @@ from workbench.workloads.indexed import in_its_own_order
 __all__ = ["BatchSizeStudy", "collect_noise_scale"]
 
 Equal = Literal["steps", "examples"]
-STAGE, FIXED, FRESH, DECAY = "batch_size", "batch_size_fixed", "batch_size_seeds", "batch_size_decay"
+STAGE, FIXED, FRESH, DECAY = Role.BATCH_SIZE, Role.BATCH_SIZE_FIXED, Role.BATCH_SIZE_SEEDS, Role.BATCH_SIZE_DECAY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class BatchSizeStudy(Study):
         """Run the study's trials inside a study that is already open."""
         arms = self.arms(session)
         session.facts(batch_size={"choosing_seeds": self.choosing_seeds})
-        run_round(session, [Asked("baseline", session.config)])
+        run_round(session, [Asked(Role.BASELINE, session.config)])
         collect_noise_scale(session)
         if self.retune:
             self._search(session, arms)
@@ -276,7 +277,7 @@ def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, An
 
 def _moments(session: Session) -> list[tuple[int, Path | None]]:
     """Return the initial model, and the checkpoints that the baseline's run has kept."""
-    trial = session.trial(session.config, stage="baseline")
+    trial = session.trial(session.config, stage=Role.BASELINE)
     kept = sorted((trial.folder / "checkpoints").glob("step-*"))
     steps = [(int(path.name.partition("-")[2]), path) for path in kept]
     return [(0, None), *(found for found in steps if found[0] > 0)]

@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 from workbench.config import TrainConfig
 from workbench.record.lock import lock
 from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.topics.checkpoints.resume import Trace, difference
 from workbench.train.hooks.base import Hook, Step
@@ -79,7 +80,7 @@ def _trained(workload: Workload, config: TrainConfig, device: torch.device, fold
             study = StudyWriter(folder, held)
             trainer = Trainer(device=str(device), gradients="loop", hooks=hooks)
             with contextlib.suppress(_StopsError):
-                trainer.run_trial(workload, config, study, stage="resume")
+                trainer.run_trial(workload, config, study, stage=Role.RESUME)
         study.flush()
         record = TrialRecord(folder, 0)
         after = record.steps["loss"].to_numpy()[STEPS:].tolist()

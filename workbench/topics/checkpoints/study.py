@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.checkpoints.resume_trainer import collect_resume
@@ -14,7 +15,7 @@ from workbench.topics.lr_sweep.study import seeded
 
 __all__ = ["CheckpointStudy"]
 
-STAGE = "checkpoints"
+STAGE = Role.CHECKPOINTS
 
 
 @dataclass(frozen=True, kw_only=True)

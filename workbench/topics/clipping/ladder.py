@@ -11,6 +11,7 @@ import numpy as np
 
 from workbench.curves.clip_reference import max_grad_norm_of
 from workbench.curves.trials import RecordLike
+from workbench.record.roles import Role
 
 __all__ = ["Rung", "is_calm", "is_cured", "leading", "masks", "read_ladder"]
 
@@ -97,7 +98,7 @@ def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[R
         record: a study, or a single trial.
         rows: what `clipped_runs` returns.
     """
-    chosen = [row for row in rows if row["stage"] == "clipping"] or list(rows)
+    chosen = [row for row in rows if row["stage"] == Role.CLIPPING] or list(rows)
     lr = record.facts.get("clipping_lr")
     at_lr = [row for row in chosen if isinstance(lr, float) and math.isclose(row["lr"], lr, rel_tol=1e-9)]
     groups: dict[tuple[float, float], list[Mapping[str, Any]]] = {}

@@ -7,6 +7,7 @@ import numpy as np
 from workbench.curves.same_config import own_trials
 from workbench.curves.trials import RecordLike, TrialCurve, read_curves
 from workbench.findings.diagnosis import Finding, Status
+from workbench.record.roles import Role
 
 __all__ = ["nonfinite_norms"]
 
@@ -28,7 +29,7 @@ def nonfinite_norms(record: RecordLike) -> Finding:
     counts = [(c, _count(c)) for c in curves]
     hits = [(c, n) for c, n in counts if n]
     mine = own_trials(record)
-    own = [c for c, _ in hits if c.stage == "baseline" or c.trial in mine]
+    own = [c for c, _ in hits if c.stage == Role.BASELINE or c.trial in mine]
     whole = [c for c, _ in hits if not c.diverged and (c in own or not mine)]
     status: Status = "ok" if not whole else "fail" if own else "warn"
     rows = [{"trial": c.trial, "stage": c.stage, "lr": c.lr, "nonfinite": n, "diverged": c.diverged} for c, n in hits]

@@ -17,6 +17,7 @@ from workbench.curves.clip_reference import ReferenceNorms, reference_norms
 from workbench.curves.clipped_runs import clipped_runs
 from workbench.curves.judged_runs import judged_runs
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.clipping.ladder import is_calm, read_ladder
@@ -25,7 +26,7 @@ from workbench.topics.lr_sweep.rounds import Asked, run_round
 
 __all__ = ["ClippingStudy"]
 
-STAGE, CONTROL = "clipping", "clipping_control"
+STAGE, CONTROL = Role.CLIPPING, Role.CLIPPING_CONTROL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +89,9 @@ class ClippingStudy(Study):
         """Run the study's trials inside a study that is already open."""
         lr, edge = self._target(session)
         session.facts(clipping_lr=lr)
-        stage = "lr_sweep" if edge is None else CONTROL  # a sweep that has found its edge keeps it
+        stage = Role.LR_SWEEP if edge is None else CONTROL  # a sweep that has found its edge keeps it
         controls = self._seeded(session, stage, session.config.replace(peak_lr=lr, max_grad_norm=None))
-        own = [Asked("baseline", session.config)] if session.config.max_grad_norm is not None else []
+        own = [Asked(Role.BASELINE, session.config)] if session.config.max_grad_norm is not None else []
         reference = self._reference(session, edge, [*controls, *own])
         if reference is None:
             return
@@ -146,14 +147,14 @@ class ClippingStudy(Study):
         for _ in range(self.tries):
             config = session.config.replace(peak_lr=lr, max_grad_norm=None)
             session.facts(clipping_reference_lr=lr)
-            (trial, *_) = run_round(session, [Asked("lr_sweep", config), *beside])
+            (trial, *_) = run_round(session, [Asked(Role.LR_SWEEP, config), *beside])
             rows = judged_runs(session.record, set(session.record.trials["stage"]))
             if not any(row["trial"] == trial.number and row["lasting"] for row in rows):
                 break
             lr, beside = lr / self.lower, ()
         return reference_norms(session.record)
 
-    def _seeded(self, session: Session, stage: str, config: TrainConfig) -> list[Asked]:
+    def _seeded(self, session: Session, stage: Role, config: TrainConfig) -> list[Asked]:
         """Return the trials of one config under each seed, the baseline's own first."""
         first, per_host = session.config.shared_seed, session.config.per_host_seed
         return [

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from workbench.curves.same_config import trials_with
 from workbench.curves.trials import RecordLike
+from workbench.record.roles import Role
 from workbench.topics.recommendation.diagnose import config_of
 
 __all__ = ["Compared", "compared_pairs"]
@@ -56,7 +57,7 @@ def compared_pairs(record: RecordLike, found: Mapping[str, Any]) -> Compared:
 def _next_best(record: RecordLike, first: int) -> int | None:
     """Return the trial of the sweep, as long as the baseline's, whose selected checkpoint is best; None without one."""
     trials = record.trials
-    rows = trials[(trials["stage"] == "lr_sweep") & (trials["total_steps"] == record.config["total_steps"])]
+    rows = trials[(trials["stage"] == Role.LR_SWEEP) & (trials["total_steps"] == record.config["total_steps"])]
     rows = rows[rows["trial"] != first].dropna(subset=["best_value"])
     if rows.empty:
         return None

@@ -12,6 +12,7 @@ from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.read import periodic_rows
+from workbench.record.roles import Role
 from workbench.topics.evaluation.cases import NOBODY_LOOKED, judge_cases
 from workbench.topics.evaluation.proxy import judge_proxy
 
@@ -186,6 +187,6 @@ def _first_trial(record: RecordLike) -> tuple[Mapping[str, Any] | None, pd.DataF
     there = trials[trials["trial"].isin(rows["trial"])]
     if there.empty:
         return None, rows
-    first = there[there["stage"] == "baseline"] if (there["stage"] == "baseline").any() else there
+    first = there[there["stage"] == Role.BASELINE] if (there["stage"] == Role.BASELINE).any() else there
     row: dict[str, Any] = {str(k): v for k, v in first.iloc[0].items()}
     return row, rows[rows["trial"] == row["trial"]]

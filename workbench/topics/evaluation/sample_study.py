@@ -9,6 +9,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from workbench.errors import ConfigError, UnknownNameError, UsageError, nearest
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.evaluation.cost import measure_evaluation
@@ -85,7 +86,7 @@ class EvaluationSampleStudy(Study):
                 f"workload {session.workload.name!r} has no metric {self.metric!r}.{nearest(self.metric, known)}"
             )
         config = session.config
-        trials = run_round(session, [Asked("baseline", each) for each in seeded(config, config.peak_lr, 2)])
+        trials = run_round(session, [Asked(Role.BASELINE, each) for each in seeded(config, config.peak_lr, 2)])
         if "evaluation_sample" in session.record.facts:
             return
         how: dict[str, Any] = {

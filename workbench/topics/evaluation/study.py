@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.evaluation.check import collect_own_evaluation
@@ -19,7 +20,7 @@ from workbench.workloads.subset import check_examples, periodic_subset, subset_o
 
 __all__ = ["EvaluationStudy"]
 
-STAGE, PAUSED = "evaluation", "evaluation_pause"
+STAGE, PAUSED = Role.EVALUATION, Role.EVALUATION_PAUSE
 
 
 @dataclass(frozen=True, kw_only=True)

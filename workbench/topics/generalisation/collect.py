@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
 from workbench.train.coupling import evaluation_batch
@@ -49,7 +50,7 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
         known. "reason" where nothing was trained to the end.
     """
     workload, config = session.workload, session.config
-    trial = session.trial(config, stage="baseline")
+    trial = session.trial(config, stage=Role.BASELINE)
     last = latest_checkpoint(trial.folder / "checkpoints")
     if trial.state != "complete" or last is None:
         return {"reason": f"the baseline is {trial.state}"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.input.audit import checked_budget
@@ -15,7 +16,7 @@ from workbench.train.rng import isolated_rng
 
 __all__ = ["InputPipelineStudy"]
 
-STAGE = "input_pipeline"
+STAGE = Role.INPUT_PIPELINE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from workbench.config import TrainConfig
 from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.chance_level import measure_chance
 from workbench.train.lane_groups import check_lanes
@@ -17,7 +18,7 @@ __all__ = ["Asked", "run_round"]
 class Asked(NamedTuple):
     """A trial that a round asks for, and what for."""
 
-    stage: str
+    stage: Role
     config: TrainConfig
 
 

@@ -21,9 +21,10 @@ from workbench.curves.growth import growth_edge
 from workbench.curves.lr_points import SweepTable, sweep_table
 from workbench.curves.lr_search import refine_round, unstable_bracket
 from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, on_lattice, raise_round
-from workbench.curves.stages import stage_view
+from workbench.curves.stages import role_view
 from workbench.curves.trials import RecordLike
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
@@ -33,14 +34,14 @@ __all__ = ["Beside", "LRSweep", "seeded"]
 
 Beside = Callable[[float], Sequence[Asked]]
 
-RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = "lr_range", "lr_sweep", "lr_unstable"
+RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = Role.LR_RANGE, Role.LR_SWEEP, Role.LR_UNSTABLE
 LARGEST = sys.float_info.max
 
 
 class _Ask(Protocol):
     """Turns learning rates and what they are for into trials of each seed."""
 
-    def __call__(self, lrs: Iterable[tuple[float, str]]) -> list[Asked]: ...
+    def __call__(self, lrs: Iterable[tuple[float, Role]]) -> list[Asked]: ...
 
 
 class _Limits(NamedTuple):
@@ -213,7 +214,7 @@ class LRSweep(Study):
         while asked:
             yield ask([(lr, RANGE_STAGE) for lr in asked])
             record = read()
-            table = sweep_table(stage_view(record, RANGE_STAGE))
+            table = sweep_table(role_view(record, RANGE_STAGE))
             if bottomless(record) is not None:
                 break
             low, high = limits.of(table)
@@ -226,7 +227,7 @@ class LRSweep(Study):
         near = () if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
         return None if table.best is None else _Start(table.points[table.best].lr, near)
 
-    def _first(self, start: _Start, base: float) -> list[tuple[float, str]]:
+    def _first(self, start: _Start, base: float) -> list[tuple[float, Role]]:
         """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
 
         A full-length run begins as the short one of its lr did, so the edge is looked for at the very lrs of the short
@@ -265,7 +266,7 @@ class LRSweep(Study):
                 return
             yield ask(asked)
 
-    def _asked(self, config: TrainConfig, lrs: Iterable[tuple[float, str]], *, steps: int | None = None) -> list[Asked]:
+    def _asked(self, config: TrainConfig, lrs: Iterable[tuple[float, Role]], *, steps: int | None = None) -> list[Asked]:
         return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
 
 

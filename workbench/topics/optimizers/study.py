@@ -19,6 +19,7 @@ from workbench.config import OPTIMIZERS
 from workbench.curves.rule_ranges import RANGE, SEEDS, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
 from workbench.curves.same_config import trials_with
 from workbench.errors import ConfigError, UnknownNameError, nearest
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
@@ -149,7 +150,7 @@ class _Race:
     def _search(self) -> None:
         """Take a round of each sweep, train them together, and go on until none asks for more."""
         searches = {name: self._rounds(name) for name in self.configs}
-        beside = [Asked("baseline", self.session.config)]
+        beside = [Asked(Role.BASELINE, self.session.config)]
         while searches:
             asked = {name: found for name, rounds in searches.items() if (found := next(rounds, None)) is not None}
             searches = {name: searches[name] for name in asked}

@@ -18,13 +18,14 @@ from workbench.parameter_server.trials.load import load_facts, time_facts
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.ray.cluster import RayCluster
 from workbench.record.read import StudyRecord
+from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.parameter_server.remedies import measure_remedies
 
 __all__ = ["ParameterServerAudit", "ParameterServerStudy", "audit_parameter_server"]
 
-STAGE = "parameter_server"
+STAGE = Role.PARAMETER_SERVER
 
 
 class ParameterServerAudit(Audit):

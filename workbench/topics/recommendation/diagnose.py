@@ -8,7 +8,6 @@ from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.adoption import by_examples, by_faults, by_metrics, by_room, by_size, by_spread, by_values
-from workbench.curves.clip_reference import SHORT_STAGES
 from workbench.curves.clipped_runs import clipped_runs
 from workbench.curves.example_chance import example_chance
 from workbench.curves.judged_runs import judged_runs
@@ -19,6 +18,7 @@ from workbench.curves.same_config import equal, plain_cell, trials_with
 from workbench.curves.selection import compare_selected, selected
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
+from workbench.record.roles import SHORT, Role
 from workbench.topics.clipping.ladder import masks
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "tried_remedies",
 ]
 
-REMEDIES = ("fix", "warmup_full", "clipping")
+REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
 
 REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
@@ -49,7 +49,7 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     trials = record.trials
     if not len(trials):
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
-    alone = trials["seconds"][trials["stage"] == "baseline"].to_list()
+    alone = trials["seconds"][trials["stage"] == Role.BASELINE].to_list()
     seconds = float(trials["seconds"].sum())
     return {
         "steps": int(trials["steps_run"].sum()),
@@ -204,13 +204,13 @@ def _candidates(
 ) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
     """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge: True, or None where unknown."""
     fields = record.config
-    proved = set(record.trials["trial"][record.trials["stage"] == "proof"]) if len(record.trials) else set()
+    proved = set(record.trials["trial"][record.trials["stage"] == Role.PROOF]) if len(record.trials) else set()
 
     def trained(config: Mapping[str, Any]) -> list[int]:
         return [number for number in trials_with(record, config) if number not in proved]
 
     if without_loss(record):
-        swept = record.trials["peak_lr"][record.trials["stage"] == "lr_sweep"].astype(float)
+        swept = record.trials["peak_lr"][record.trials["stage"] == Role.LR_SWEEP].astype(float)
         lrs = set() if selects_by_loss(record) else {lr for lr in swept if not equal(lr, fields["peak_lr"])}
         return {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}, {}
     edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
@@ -224,7 +224,7 @@ def _candidates(
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
     own = plain_cell(fields["max_grad_norm"])
     disguised = _disguised(clipped, edge)
-    runs = judged_runs(record, set(record.trials["stage"]) - SHORT_STAGES) if len(record.trials) else []
+    runs = judged_runs(record, set(record.trials["stage"]) - SHORT) if len(record.trials) else []
     full = [run for run in runs if run["total_steps"] >= fields["total_steps"]]
     for run in full:
         config = config_of(record, run["trial"])

@@ -10,6 +10,7 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.curves.trials import read_curves
+from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.recommendation.suspects import DECOUPLED, Suspect, constants_of, suspects
@@ -18,7 +19,7 @@ from workbench.train.rng import isolated_rng
 
 __all__ = ["STAGE", "collect_replaced", "torch_constants"]
 
-STAGE = "replaced"
+STAGE = Role.REPLACED
 _NAMES: dict[str, tuple[str, int | None]] = {
     "momentum": ("momentum", None), "rho": ("alpha", None), "beta1": ("betas", 0), "beta2": ("betas", 1), "eps": ("eps", None),
     "weight_decay": ("weight_decay", None),
@@ -36,7 +37,7 @@ def collect_replaced(session: Session) -> None:
 
 def _replaced(session: Session) -> dict[str, Any]:
     config = session.config
-    baseline = session.trial(config, stage="baseline").number
+    baseline = session.trial(config, stage=Role.BASELINE).number
     record, constants = session.record, _constants(session)
     curve = next((c for c in read_curves(record) if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]

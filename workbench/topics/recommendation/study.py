@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from workbench.config import TrainConfig
 from workbench.curves.prove import prove, worth_more_seeds
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
@@ -40,7 +41,7 @@ class Proof:
         Args:
             config: the baseline.
         """
-        return [Asked("baseline", each) for each in _fresh(config, self.seeds)]
+        return [Asked(Role.BASELINE, each) for each in _fresh(config, self.seeds)]
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open.
@@ -61,7 +62,7 @@ class Proof:
 
 
 def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
-    run_round(session, [Asked("proof", config) for arm in arms for config in _fresh(arm, seeds)])
+    run_round(session, [Asked(Role.PROOF, config) for arm in arms for config in _fresh(arm, seeds)])
 
 
 def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:

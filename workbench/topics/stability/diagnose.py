@@ -16,7 +16,6 @@ from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstabl
 from workbench.curves.rises import confirmation, rise_cause, seen_at_interval
 from workbench.curves.same_config import own_trials
 from workbench.curves.trials import (
-    OTHER_STAGES,
     RecordLike,
     TrialCurve,
     TrialVerdict,
@@ -27,13 +26,13 @@ from workbench.curves.trials import (
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows
+from workbench.record.roles import Role
 
 __all__ = ["CODES", "diagnose_instability"]
 
 Zone = Literal["own", "below", "near", "other", "far"]
 ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")
 CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
-_FOREIGN = OTHER_STAGES - {"probe"}  # their lr is too high or too short on purpose, or something else was changed
 _CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
 _LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
 _NAME = {
@@ -199,7 +198,7 @@ def _read(
     own = frozenset(own_trials(record))
     curves = [
         c for c in read_curves(record)
-        if (c.stage not in _FOREIGN or c.trial in own) and (c.finished or len(c.loss) > 9)
+        if (c.point or c.stage == Role.PROBE or c.trial in own) and (c.finished or len(c.loss) > 9)
     ]  # fmt: skip
     peers = full_length(curves, record.config)
     table = sweep_table(record)
@@ -347,10 +346,10 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
     if code == "stability.mid":
-        confirm = [i for i in study.items if i.curve.stage == "confirm"]
+        confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
         evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
     if code == "stability.early_recovers":
-        probed = next((h for h in with_rise if h.item.curve.stage == "probe"), lead)
+        probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
         seen = (
             None if probed is None else seen_at_interval(probed.item, periodic_rows(study.record.evals), usual_interval)
         )

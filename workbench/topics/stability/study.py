@@ -19,6 +19,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
@@ -89,9 +90,11 @@ class InstabilityStudy(Study):
         if lr_star is None:
             return
         session.facts(lr_star=lr_star)
-        star = Asked("lr_sweep", session.config.replace(peak_lr=lr_star))
-        probe = Asked("probe", self._probe(session.config, lr_star))
-        confirm = [Asked("confirm", session.config.replace(peak_lr=lr)) for lr in self._confirm_lrs(session, lr_star)]
+        star = Asked(Role.LR_SWEEP, session.config.replace(peak_lr=lr_star))
+        probe = Asked(Role.PROBE, self._probe(session.config, lr_star))
+        confirm = [
+            Asked(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in self._confirm_lrs(session, lr_star)
+        ]
         known = diagnose_lr_sweep(session.record)
         edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
@@ -120,14 +123,14 @@ class InstabilityStudy(Study):
         """
         if self.confirm_all or not self.confirm_multiples:
             return []
-        return [Asked("confirm", config.replace(peak_lr=min(self.confirm_multiples) * lr))]
+        return [Asked(Role.CONFIRM, config.replace(peak_lr=min(self.confirm_multiples) * lr))]
 
     def _confirm_lrs(self, session: Session, lr_star: float) -> list[float]:
         """Return the lrs of the confirmation runs; one that was trained before counts where it is a multiple asked for."""
         wanted = [m * lr_star for m in self.confirm_multiples]
         if not wanted or not len(trials := session.record.trials):
             return wanted
-        before = trials["peak_lr"][trials["stage"] == "confirm"].tolist()
+        before = trials["peak_lr"][trials["stage"] == Role.CONFIRM].tolist()
         fitting = [lr for lr in before if min(wanted) * (1 - 1e-9) <= lr <= max(wanted) * (1 + 1e-9)]
         return wanted if not fitting else [min(fitting), *(lr for lr in wanted if lr > min(fitting) * (1 + 1e-9))]
 
@@ -166,7 +169,7 @@ class InstabilityStudy(Study):
             return []
         config = session.config.replace(peak_lr=self.fix_multiple * onset)
         fixed = [self._fixed(session, config, kind, lr_star) for kind in self.fixes]
-        return [Asked("fix", config) for config in fixed if config is not None]
+        return [Asked(Role.FIX, config) for config in fixed if config is not None]
 
     def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
         if kind == "warmup":

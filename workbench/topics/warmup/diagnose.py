@@ -15,6 +15,7 @@ from workbench.curves.selection import compare_selected
 from workbench.curves.trials import RecordLike, full_length, read_curves
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.record.roles import Role
 from workbench.topics.schedule.diagnose import read_trace
 from workbench.topics.warmup.search import Length, WarmupSearch, read_searches
 from workbench.topics.warmup.signs import WarmupSigns, warmup_signs
@@ -126,7 +127,7 @@ def _climb(record: RecordLike, *, most: float = 0.5, near: float = 0.95) -> int:
     """
     if not is_callable_name(record.config.get("schedule")):
         return 0
-    curve = next((c for c in read_curves(record) if c.stage == "baseline"), None)
+    curve = next((c for c in read_curves(record) if c.stage == Role.BASELINE), None)
     trace = None if curve is None else read_trace(curve)
     if curve is None or trace is None:
         return 0

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.curves.judged_runs import judged_runs
 from workbench.curves.trials import RecordLike
+from workbench.record.roles import Role
 
 __all__ = ["Length", "NextRun", "WarmupSearch", "cap_steps", "next_run", "read_searches"]
 
@@ -165,7 +166,7 @@ def _lengths(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tu
     for row in rows:
         added, passes, trial = row["warmup_steps"] - own, not row["lasting"], row["trial"]
         one = lengths.get(added, Length(steps=added))
-        if row["stage"] == "warmup":
+        if row["stage"] == Role.WARMUP:
             outcome = row["outcome"] if one.full is None else one.outcome
             lengths[added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
         elif row["total_steps"] == total + added:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from workbench.curves.rises import confirmation
 from workbench.curves.trials import RecordLike, full_length, judge, read_curves
+from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 __all__ = ["WarmupSigns", "warmup_signs"]
@@ -65,6 +66,6 @@ def _rises(record: RecordLike, lr_star: float | None, far: tuple[float, float]) 
         return None
     peers = full_length(read_curves(record), record.config)
     low, high = far[0] * lr_star * (1 - 1e-6), far[1] * lr_star * (1 + 1e-6)
-    runs = [c for c in peers if c.stage == "confirm" or low <= c.lr <= high]
+    runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
     shapes = [confirmation(item, lr_star=lr_star)["shape"] for item in judge(runs, peers)]
     return any(shape == "rise after decline" for shape in shapes) if shapes else None

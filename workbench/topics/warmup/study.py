@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from workbench.config import TrainConfig
 from workbench.curves.lr_points import sweep_table
 from workbench.errors import ConfigError
+from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
@@ -25,7 +26,7 @@ from workbench.topics.warmup.signs import WarmupSigns, warmup_signs
 
 __all__ = ["WarmupStudy"]
 
-SHORT, FULL = "warmup", "warmup_full"
+SHORT, FULL = Role.WARMUP, Role.WARMUP_FULL
 MIN_TRIAL_STEPS = 10
 """A curve of fewer steps cannot be judged."""
 
@@ -192,8 +193,8 @@ class _Tuner:
         other = next(lr for lr in stable if not math.isclose(lr, config.peak_lr, rel_tol=1e-9))
         known = self.session.record.trials
         enough = len(known) and known["stage"].isin(("lr_sweep", "lr_unstable")).any()
-        references = [Asked("baseline", config)]
-        return references if enough else [*references, Asked("lr_sweep", config.replace(peak_lr=other))]
+        references = [Asked(Role.BASELINE, config)]
+        return references if enough else [*references, Asked(Role.LR_SWEEP, config.replace(peak_lr=other))]
 
     def _shortest(self, multiple: float, *, beside: Sequence[Asked] = ()) -> int | None:
         """Run the rounds of one multiple, the first with other trials `beside`; return the shortest length that passes."""
