@@ -266,7 +266,9 @@ class LRSweep(Study):
                 return
             yield ask(asked)
 
-    def _asked(self, config: TrainConfig, lrs: Iterable[tuple[float, Role]], *, steps: int | None = None) -> list[Asked]:
+    def _asked(
+        self, config: TrainConfig, lrs: Iterable[tuple[float, Role]], *, steps: int | None = None
+    ) -> list[Asked]:
         return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
 
 
