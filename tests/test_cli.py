@@ -23,8 +23,8 @@ from workbench import cli
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.record.json_values import dumps
 from workbench.record.ledger.index import COLUMNS
-from workbench.record.plain import dumps
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 

@@ -19,9 +19,9 @@ from tests.test_ledger import study
 from tests.test_record_writer import CONFIG, opened
 from workbench import cli
 from workbench.errors import RecordError, UsageError
+from workbench.record.json_values import scrub
 from workbench.record.ledger.index import LEDGER, index, list_studies, rebuild
 from workbench.record.ledger.storage import lock_holders, shared_url
-from workbench.record.plain import scrub
 from workbench.train.trainer import Trainer
 
 SECRET = "s3cret/word"

@@ -25,7 +25,7 @@ from workbench.record.watch import Watcher, early_wanted, watching
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.on_ray import RayExecutor
 from workbench.topics.lr_sweep.study import LRSweep
-from workbench.train import lane_run
+from workbench.train import loop as lane_run
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.registry import load_workload

@@ -23,7 +23,7 @@ from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.hooks.activations import Activations
 from workbench.train.hooks.base import Hook, Run, Step
-from workbench.train.lane_run import FLUSH_STEPS
+from workbench.train.loop import FLUSH_STEPS
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import RULES
 from workbench.workloads.base import Workload

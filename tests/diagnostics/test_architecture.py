@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.records import MemoryRecord, empty
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.architecture.collect import collect_architecture
 from workbench.topics.architecture.diagnose import (
     architecture_depths,

@@ -12,7 +12,7 @@ from tests.helpers.simulated_batches import CHOOSING, LRS, OWN_LR, STEPS, batche
 from tests.helpers.simulated_records import record, trial
 from workbench.config import TrainConfig
 from workbench.curves.trials import memory_field
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.batch_size.arms import next_points, read_arms
 from workbench.topics.batch_size.diagnose import CODES, diagnose_batch_size
 from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale

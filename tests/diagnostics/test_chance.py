@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.chance import chance_loss, ignorance
-from workbench.curves.curves import classify_curve
+from workbench.curves.classify import classify_curve
 from workbench.curves.lr_points import sweep_table
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.simulated_checkpoints import TOTAL, evaluated, overfitted
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.findings.diagnosis import Finding
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.diagnose import CODES, diagnose_checkpoints
 
 NAN, INF = math.nan, math.inf

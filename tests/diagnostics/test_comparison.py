@@ -21,7 +21,7 @@ from tests.helpers.simulated_arms import (
     recovering,
 )
 from tests.helpers.simulated_records import record, trial
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.comparison.diagnose import CODES, diagnose_comparison
 
 LOW, HIGH, CURE = CODES

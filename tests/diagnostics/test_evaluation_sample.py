@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.records import MemoryRecord
 from workbench.findings.diagnosis import Diagnosis
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.evaluation.detectable import detectable_difference, examples_needed
 from workbench.topics.evaluation.diagnose_sample import CODES, diagnose_evaluation_sample
 from workbench.topics.evaluation.sample_size import evaluation_sizes, size_bounds

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.host_facts import EXAMPLES, STEPS, Seen, job, one_pass
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.topics.hosts.diagnose import diagnose_hosts
 from workbench.topics.hosts.diagnose_area import AREAS, CLAUSE, host_areas
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.diagnostics.test_hosts import OK, edited, logs, padded, passes_of, statuses
 from tests.helpers.host_facts import EXAMPLES
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.topics.hosts.diagnose import diagnose_hosts
 
 Edit = Callable[[list[dict[str, Any]]], None]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay, quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.stability.diagnose import CODES, diagnose_instability
 
 EARLY = ["warmup", "clip", "optimizer", "architecture", "last resort"]

@@ -8,7 +8,7 @@ import pytest
 from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.lr_sweep.diagnose import CODES, diagnose_lr_sweep
 
 TOTAL = 200

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.optimizers.diagnose import CODES, better_rule, diagnose_optimizers
 
 TOTAL = 400

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.curves.replaced import CODES, diagnose_replaced, replaced
 from workbench.curves.trials import read_curves
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.recommendation.suspects import constants_of, suspects
 
 STEPS = 200

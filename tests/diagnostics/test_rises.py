@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay
 from tests.helpers.simulated_records import EVAL_COLUMNS, evaluations, record, trial
-from workbench.curves.rises import confirmation, rise_cause, seen_at_interval
+from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.trials import judge, read_curves
 
 NO_EVALS = pd.DataFrame(columns=EVAL_COLUMNS)

@@ -10,7 +10,7 @@ import pytest
 from workbench.errors import RecordError
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.findings.stored import read_diagnosis
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 
 FINDING = Finding(
     code="lr.unstable",

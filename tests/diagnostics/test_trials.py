@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.stages import role_view
+from workbench.curves.role_view import role_view
 from workbench.curves.trials import full_length, initial_loss, judge, read_curves, study_scale
 from workbench.record.roles import Role
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
 
 UNSTABLE = 0.1

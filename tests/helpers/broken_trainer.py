@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import workbench as wb
-from workbench.train import lane_run
+from workbench.train import loop as lane_run
 from workbench.train.distributed.data_parallel import average_gradients
 
 HOW, OUT = sys.argv[1:]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.train.batches import train_batches
 from workbench.train.gradients import Gradients, LoopGradients, MicroBatches
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload
 
 CPU = torch.device("cpu")

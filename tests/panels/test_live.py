@@ -18,7 +18,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import early_wanted, watching
 from workbench.topics.lr_sweep.study import LRSweep
-from workbench.train import lane_run
+from workbench.train import loop as lane_run
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer

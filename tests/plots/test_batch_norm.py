@@ -11,7 +11,7 @@ from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.plots.style import why_not_measured
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_devices
 

@@ -10,7 +10,7 @@ from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_records import record
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.plots.style import why_not_measured
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
 from workbench.topics.batch_size.figures import plot_batch_size, plot_tuned_lr
 

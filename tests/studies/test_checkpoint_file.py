@@ -14,7 +14,7 @@ from torch import nn
 from tests.helpers.user_training import EVERYTHING, UserTraining
 from workbench.errors import CheckpointError, UsageError
 from workbench.findings.diagnosis import Finding
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.checkpoint_file import audit_checkpoint
 
 MISSING = {

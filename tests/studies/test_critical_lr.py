@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.topics.lr_sweep.critical_lr import CriticalLR, measure_critical_lr
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.workloads.quadratic import eigenvalues, quadratic
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.checkpoint import load_model
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.catapult import catapult

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.topics.one_batch.batch import first_batch
 from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import CODES, diagnose_one_batch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.train.coupling import Dependence, Items, batch_dependence
+from workbench.train.coupled_losses import Dependence, Items, batch_dependence
 
 X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)).double()
 

@@ -69,7 +69,7 @@ def test_the_curve_and_the_checkpoints_are_there_for_another_reader(tmp_path: Pa
 
 def test_a_reader_sees_the_curve_grow_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a live picture is made of: the folder, read again; here its rows are written at every step, not every five seconds."""
-    monkeypatch.setattr("workbench.train.lane_run.FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr("workbench.train.loop.FLUSH_SECONDS", -1.0)
     seen: list[tuple[list[int], int]] = []
 
     class Reader(Hook):

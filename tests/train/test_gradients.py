@@ -15,7 +15,7 @@ from workbench.errors import WorkloadError
 from workbench.train import gradients
 from workbench.train.batches import train_batches
 from workbench.train.gradients import LoopGradients
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

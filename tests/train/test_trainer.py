@@ -40,7 +40,7 @@ from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.hooks.update_ratios import UpdateRatios
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import ConfigError, DataError, UsageError
 from workbench.workloads.delayed import Delayed
-from workbench.workloads.leaves import content_hash, leaf_bytes, leaves
 from workbench.workloads.stored import StoredDataset, cache_dataset
+from workbench.workloads.tensor_leaves import content_hash, leaf_bytes, leaves
 
 
 class Listed:

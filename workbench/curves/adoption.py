@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.bottomless import DEEP, is_deep
 from workbench.curves.example_chance import MIN_EXAMPLES
 from workbench.curves.selection import selectable
 from workbench.curves.trials import RecordLike
+from workbench.curves.unbounded_loss import DEEP, is_deep
 from workbench.findings.causes import vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import periodic_rows

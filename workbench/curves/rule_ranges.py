@@ -10,8 +10,8 @@ import numpy as np
 
 from workbench.curves.lr_points import LRPoint, SweepTable, sweep_table
 from workbench.curves.lr_search import lr_best, unstable_bracket
+from workbench.curves.role_view import StageView
 from workbench.curves.selection import selected_by_seed
-from workbench.curves.stages import StageView
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import POINTS, Role
 

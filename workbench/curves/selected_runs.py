@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.luck import FEWEST_TO_SEE_NOISE, expected_maximum, wobble
+from workbench.curves.expected_best import FEWEST_TO_SEE_NOISE, expected_maximum, wobble
 from workbench.curves.same_config import trials_with
 from workbench.curves.trials import RecordLike
 from workbench.record.read import select_best

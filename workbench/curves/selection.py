@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.curves.chance import ignorance
-from workbench.curves.luck import FEWEST_TO_SEE_NOISE, wobble
+from workbench.curves.expected_best import FEWEST_TO_SEE_NOISE, wobble
 from workbench.curves.trials import RecordLike
 from workbench.record.read import periodic_rows
 

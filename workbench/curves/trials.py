@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.curves.chance import ignorance
-from workbench.curves.curves import CurveVerdict, classify_curve
+from workbench.curves.classify import CurveVerdict, classify_curve
 from workbench.record.roles import POINTS
 
 __all__ = [

@@ -19,7 +19,7 @@ from workbench.findings.finding import (
     worst,
 )
 from workbench.findings.table import verdict_table
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 
 __all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
 

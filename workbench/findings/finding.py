@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 
 __all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
 

@@ -16,8 +16,8 @@ from workbench.curves.not_minimised import judged_without_loss, selects_by_loss
 from workbench.curves.replaced import diagnose_replaced
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.record.json_values import dumps
 from workbench.record.parts import write_atomic
-from workbench.record.plain import dumps
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup

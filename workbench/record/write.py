@@ -21,10 +21,10 @@ import pandas as pd
 from workbench.errors import RecordError, UsageError, WorkbenchError
 from workbench.record import repro
 from workbench.record.folder import check_fingerprint, check_folder, default_folder, unfinished
+from workbench.record.json_values import dumps, scrub
 from workbench.record.ledger.storage import VARIABLE, shared_url
 from workbench.record.lock import lock
 from workbench.record.parts import PartWriter, write_atomic
-from workbench.record.plain import dumps, scrub
 from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events, read_json
 from workbench.record.watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
 

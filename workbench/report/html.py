@@ -11,7 +11,7 @@ from typing import Any
 from workbench.findings.diagnosis import Finding
 from workbench.findings.table import SIGNS
 from workbench.plots.words import four_digits, number_text
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 
 __all__ = ["STATUS", "badge", "card", "folded", "redact", "table", "text", "value_text"]
 

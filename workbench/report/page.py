@@ -18,9 +18,9 @@ from workbench.findings.advice import ADVICE
 from workbench.findings.causes import and_more, listed
 from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
 from workbench.plots.words import counted
+from workbench.record.json_values import to_json
 from workbench.record.parts import write_atomic
-from workbench.record.plain import to_json
-from workbench.report.drawn import draw_figures, figures_section, write_figures
+from workbench.report.drawn_figures import draw_figures, figures_section, write_figures
 from workbench.report.html import STATUS, badge, card, folded, redact, table, text
 from workbench.report.summary import summary
 from workbench.topics.recommendation.next_steps import next_steps

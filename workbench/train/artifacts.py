@@ -16,7 +16,7 @@ from workbench.record.read import TrialRecord, read_json
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.device import resolve_device
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

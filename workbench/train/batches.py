@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import (
+from workbench.workloads.item_access import (
     CountedStream,
     HostShare,
     IndexedDataset,

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.record.read import select_best
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "load_model", "prune", "save_checkpoint"]

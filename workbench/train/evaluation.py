@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.train.batches import eval_batches
-from workbench.train.explain import explained
 from workbench.train.forward import all_finite, autocast, graph_if_needed, has_diverged, per_example
 from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
+from workbench.train.user_code_errors import explained
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 from workbench.workloads.predictions import label_of, prediction_of

@@ -11,7 +11,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from workbench.train.astray import Excuse
+from workbench.train.diverged_errors import Excuse
 from workbench.train.evaluation import Evaluation, evaluate_each
 from workbench.train.forward import MicroBatches, autocast, has_diverged, per_example
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.predictions import TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights

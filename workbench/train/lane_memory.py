@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from workbench.errors import ConfigError
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 
 __all__ = ["FREE_SHARE", "STATE_SHARE", "available_bytes", "lane_bytes", "lanes_that_fit", "room_for_calls"]
 

@@ -11,7 +11,7 @@ from workbench.errors import RecordError, UsageError
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.artifacts import load_trained, trained_with
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.device import resolve_device
 from workbench.train.evaluation import Evaluation, evaluate
 from workbench.workloads.base import Workload

@@ -20,7 +20,7 @@ from workbench.train.artifacts import best_checkpoint, load_trained, trained_wit
 from workbench.train.evaluation import Evaluation, values_each, weighted_means
 from workbench.train.offline import add_rows
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 from workbench.workloads.subset import whole
 
 __all__ = ["serve_requests"]

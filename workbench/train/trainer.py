@@ -18,21 +18,21 @@ from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.train.choice import choose_gradients
 from workbench.train.device import resolve_device
 from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.train.distributed.study import begin_together, finished, open_together
 from workbench.train.fingerprint import fingerprint
+from workbench.train.gradient_backend import choose_gradients
 from workbench.train.hooks.base import Hook
 from workbench.train.hooks.norms import Norms
 from workbench.train.hooks.timing import Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
 from workbench.train.lane_memory import FREE_SHARE, STATE_SHARE, available_bytes, lane_bytes, lanes_that_fit
-from workbench.train.lane_run import LaneRun
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import train_stacks
-from workbench.train.lanes import LaneStack
+from workbench.train.loop import LaneRun
 from workbench.train.predictions import TrackedExamples, check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng

@@ -15,7 +15,7 @@ import pandas as pd
 from workbench.errors import UsageError
 from workbench.plots.render import png
 from workbench.plots.trial_curves import plot_trial_curves
-from workbench.record.plain import to_json
+from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord
 from workbench.views.studies_data import best_trials
 

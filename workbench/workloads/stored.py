@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from workbench.errors import DataError, UsageError
-from workbench.workloads.leaves import content_hash, leaves
+from workbench.workloads.tensor_leaves import content_hash, leaves
 
 __all__ = ["StoredDataset", "cache_dataset", "item_arrays"]
 

@@ -16,7 +16,7 @@ import workbench as wb
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, UsageError
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.data.collect import audit_data, collect_data
 from workbench.topics.data.diagnose import diagnose_data
 

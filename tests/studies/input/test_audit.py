@@ -16,7 +16,7 @@ import workbench as wb
 from tests.helpers.input_loaders import AheadDevice, Drawing, Items, SlowCollate, Stream, TrainStep, loader
 from workbench.errors import ConfigError, DataError, UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.topics.input.audit import InputAudit, audit_input
 from workbench.topics.input.diagnose import CODES, diagnose_input_pipeline
 from workbench.train.rng import capture_rng

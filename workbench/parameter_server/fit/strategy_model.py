@@ -20,7 +20,7 @@ from workbench.parameter_server.fit.metric_state import AdditiveMetric, MetricSe
 from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.replica_buffers import BufferLog, quicken_batch_norm
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

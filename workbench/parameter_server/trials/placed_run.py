@@ -30,12 +30,12 @@ from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, m
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import check_first, evaluate_each
 from workbench.train.hooks.base import Hook
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress

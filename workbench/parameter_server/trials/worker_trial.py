@@ -18,7 +18,7 @@ from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, q
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.data_stream import DataStream
 from workbench.train.gradients import LoopGradients
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload
 
 __all__ = ["Made", "Update", "WorkerTrial", "train_steps"]

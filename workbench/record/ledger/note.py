@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from workbench.errors import RecordError, UsageError
+from workbench.record.json_values import dumps
 from workbench.record.ledger import index as ledger
 from workbench.record.lock import lock
 from workbench.record.parts import write_atomic
-from workbench.record.plain import dumps
 from workbench.record.read import StudyRecord
 
 __all__ = ["set_note"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError, UsageError
-from workbench.record.plain import scrub
+from workbench.record.json_values import scrub
 
 __all__ = ["LEDGER", "VARIABLE", "lock_holders", "open_storage", "quiet", "shared_url", "wait_for_lock"]
 

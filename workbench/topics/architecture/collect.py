@@ -15,7 +15,7 @@ from workbench.topics.architecture.joins import Join, find_joins
 from workbench.topics.architecture.operations import Operations
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

@@ -39,7 +39,7 @@ from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
 from workbench.train.distributed.running_statistics import LayerStatistics
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload, first_of_batch
 from workbench.workloads.evaluation_sample import draw_sample

@@ -11,7 +11,7 @@ import pandas as pd
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.batch_norm.arms import NormArm, better_arms, norm_rows, read_norm_arms
-from workbench.topics.batch_norm.finding import CLAUSE, CODES, finding
+from workbench.topics.batch_norm.codes import CLAUSE, CODES, finding
 from workbench.topics.batch_norm.replicas import first_device_ema, rank_local, variance_of_means
 
 __all__ = ["CODES", "diagnose_batch_norm"]

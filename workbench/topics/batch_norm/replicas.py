@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.findings.diagnosis import Finding, Status
-from workbench.topics.batch_norm.finding import finding
+from workbench.topics.batch_norm.codes import finding
 from workbench.train.distributed.merge_statistics import merge_statistics
 
 __all__ = ["first_device_ema", "rank_local", "variance_of_means"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.curves.single_field_pairs import Twin, read_twins
 from workbench.curves.trials import RecordLike, TrialCurve
-from workbench.curves.twins import Twin, read_twins
 
 __all__ = ["DecayPair", "accumulated", "decay_pairs"]
 

@@ -22,11 +22,11 @@ from workbench.topics.batch_size.noise_scale import measure_noise_scale
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
 from workbench.train.checkpoint import load_model
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import evaluate
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 
 __all__ = ["BatchSizeStudy", "collect_noise_scale"]
 

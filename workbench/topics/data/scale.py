@@ -17,9 +17,9 @@ from workbench.topics.data.codes import apart
 from workbench.topics.data.sample import Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 from workbench.workloads.predictions import label_of
 
 __all__ = ["codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "model_scale"]

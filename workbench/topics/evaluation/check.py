@@ -16,12 +16,12 @@ from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadEr
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.topics.evaluation.watch import ChosenItems, ExampleNames, WatchedCall
-from workbench.train.coupling import Dependence, Items, batch_dependence, first_items
+from workbench.train.coupled_losses import Dependence, Items, batch_dependence, first_items
 from workbench.train.evaluation import eval_mode, evaluate, values_each
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 
 __all__ = ["check_evaluation", "collect_cases", "collect_own_evaluation"]
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from workbench.train.batches import eval_batches
 from workbench.train.evaluation import eval_mode
-from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
 from workbench.train.rng import isolated_rng
+from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.evaluation_sample import draw_sample
 

@@ -15,7 +15,7 @@ from workbench.config import TrainConfig
 from workbench.train.batches import eval_batches
 from workbench.train.evaluation import eval_mode
 from workbench.train.forward import autocast, per_example
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

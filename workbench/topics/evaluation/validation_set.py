@@ -20,13 +20,13 @@ from workbench.studies.session import Session
 from workbench.topics.evaluation.compared_pairs import compared_pairs
 from workbench.topics.evaluation.skew import skew_tests
 from workbench.train.checkpoint import load_model
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.example_values import ExampleValues, example_values
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.evaluation_sample import draw_sample
-from workbench.workloads.indexed import plain_tensors
+from workbench.workloads.item_access import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy
 from workbench.workloads.subset import SubsetOf, subset_of, whole
 

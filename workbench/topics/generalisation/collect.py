@@ -17,12 +17,12 @@ from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import values_each
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError
 from workbench.workloads.predictions import label_of, prediction_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.findings.diagnosis import Diagnosis, Status
+from workbench.record.json_values import dumps
 from workbench.record.parts import write_atomic
-from workbench.record.plain import dumps
 from workbench.topics.hosts.diagnose import diagnose_hosts
 from workbench.topics.hosts.diagnose_area import host_areas
 from workbench.topics.hosts.study import HostsStudy, audit_script

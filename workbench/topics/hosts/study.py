@@ -15,8 +15,8 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.errors import UsageError, nearest
 from workbench.findings.audited import Audit
 from workbench.record.folder import default_folder
+from workbench.record.json_values import dumps
 from workbench.record.parts import write_atomic
-from workbench.record.plain import dumps
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length

@@ -10,8 +10,8 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.render import inline_svg, standalone_svg
+from workbench.record.json_values import dumps, to_json
 from workbench.record.parts import write_atomic
-from workbench.record.plain import dumps, to_json
 from workbench.record.read import StudyRecord
 from workbench.topics.input.audit import InputAudit, audit_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from workbench.errors import DataError
 from workbench.topics.input.limit import TimedOut, time_limit
 from workbench.topics.input.timed import TimedCollate, TimedDataset, TimedStream
-from workbench.workloads.indexed import item_error
+from workbench.workloads.item_access import item_error
 
 __all__ = ["batches_of", "closed", "is_stream", "reads_all", "timed_loader", "torch_loader"]
 

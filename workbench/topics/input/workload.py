@@ -12,14 +12,14 @@ from workbench.config import TrainConfig
 from workbench.topics.input.audit import default_device
 from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.train.batches import to_device, train_batches
-from workbench.train.explain import explained
 from workbench.train.forward import autocast, per_example
 from workbench.train.gradients import LoopGradients
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
+from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order, plain_tensors
+from workbench.workloads.item_access import in_its_own_order, plain_tensors
 
 __all__ = ["collect_workload_input", "training_loader", "training_step"]
 

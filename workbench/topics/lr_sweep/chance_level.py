@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of

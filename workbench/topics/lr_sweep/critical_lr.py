@@ -11,7 +11,7 @@ from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
 from workbench.train.gradients import LoopGradients
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload

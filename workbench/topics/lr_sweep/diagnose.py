@@ -9,7 +9,7 @@ from typing import Any
 from workbench.curves.clipped_runs import fixed_step
 from workbench.curves.fix_runs import is_harmful
 from workbench.curves.judged_runs import judged_runs
-from workbench.curves.learning import nothing_clear, nothing_learns
+from workbench.curves.leaves_chance import nothing_clear, nothing_learns
 from workbench.curves.lr_points import LRPoint, SweepTable, objective, sweep_table
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next

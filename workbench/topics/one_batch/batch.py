@@ -16,7 +16,7 @@ from workbench.config import TrainConfig
 from workbench.topics.architecture.dataflow import buffers_put_back
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import seed_all
 from workbench.workloads.base import Workload
 

@@ -11,13 +11,13 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.topics.one_batch.affine import find_affine
-from workbench.topics.one_batch.answers import find_answer
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.topics.one_batch.fit import fit_one_batch
 from workbench.topics.one_batch.influence import find_coupling, find_spread, find_unused
 from workbench.topics.one_batch.layers import find_layers
 from workbench.topics.one_batch.losses import find_loss
 from workbench.topics.one_batch.modes import find_modes
+from workbench.topics.one_batch.target_leak import find_answer
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

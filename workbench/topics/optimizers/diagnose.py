@@ -8,7 +8,7 @@ from typing import Any
 from workbench.curves.rule_ranges import RuleRange, read_ranges
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.optimizers.findings import (
+from workbench.topics.optimizers.diagnose_rules import (
     CLAUSE,
     FindingLimits,
     mismatch_finding,

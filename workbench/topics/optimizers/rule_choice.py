@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.lr_points import paired_difference
-from workbench.curves.prove import prove
+from workbench.curves.paired_proof import prove
 from workbench.curves.rule_ranges import RuleRange
 from workbench.curves.selection import compare_selected
 from workbench.curves.trials import RecordLike, read_curves

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.curves import Rise
+from workbench.curves.classify import Rise
 from workbench.curves.rule_ranges import rule_view, rules_in
 from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
 

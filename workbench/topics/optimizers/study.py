@@ -25,11 +25,11 @@ from workbench.studies.session import Session
 from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, seeded
-from workbench.topics.optimizers.findings import ONE_FORM, matters
+from workbench.topics.optimizers.diagnose_rules import ONE_FORM, matters
 from workbench.topics.optimizers.rule_choice import rival
 from workbench.topics.optimizers.stale_moment import shorter, stale_moments
 from workbench.train.hooks.norms import Norms
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.train.rule_forms import explain_rule
 

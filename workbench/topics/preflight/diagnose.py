@@ -250,7 +250,7 @@ def _init_scale(loss: float, one_batch: Mapping[str, Any], spread_limit: float, 
 
 
 def _unowned(record: RecordLike) -> set[str]:
-    """Return the parameters that the optimizer was not given: another finding's business (`diagnostics.parameters`)."""
+    """Return the parameters that the optimizer was not given: another finding's business (`diagnose_parameters`)."""
     return {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
 
 

@@ -13,7 +13,7 @@ from workbench.curves.example_chance import example_chance
 from workbench.curves.judged_runs import judged_runs
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.not_minimised import judged_without_loss, selects_by_loss, without_loss
-from workbench.curves.prove import LIMIT, prove
+from workbench.curves.paired_proof import LIMIT, prove
 from workbench.curves.same_config import equal, plain_cell, trials_with
 from workbench.curves.selection import compare_selected, selected
 from workbench.curves.trials import RecordLike

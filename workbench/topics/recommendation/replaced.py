@@ -1,4 +1,4 @@
-"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`diagnostics.suspects`)."""
+"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`topics/recommendation/suspects.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.recommendation.suspects import DECOUPLED, Suspect, constants_of, suspects
-from workbench.train.lanes import build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
 __all__ = ["STAGE", "collect_replaced", "torch_constants"]

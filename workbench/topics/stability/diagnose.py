@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.curves.curves import Rise
+from workbench.curves.classify import Rise
 from workbench.curves.fix_runs import is_harmful
 from workbench.curves.judged_runs import judged_runs
-from workbench.curves.learning import nothing_clear
+from workbench.curves.leaves_chance import nothing_clear
 from workbench.curves.lr_points import SweepTable, sweep_table
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
-from workbench.curves.rises import confirmation, rise_cause, seen_at_interval
+from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.same_config import own_trials
 from workbench.curves.trials import (
     RecordLike,

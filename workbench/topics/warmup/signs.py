@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.curves.rises import confirmation
+from workbench.curves.rise_causes import confirmation
 from workbench.curves.trials import RecordLike, full_length, judge, read_curves
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from workbench import errors
 from workbench.errors import UsageError, WorkbenchError
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 
 __all__ = ["ALONE", "HostGroup", "check_alone", "host_group", "local_device"]
 

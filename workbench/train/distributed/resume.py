@@ -12,7 +12,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from workbench.record.plain import dumps
+from workbench.record.json_values import dumps
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.distributed.process_group import HostGroup

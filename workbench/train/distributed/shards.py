@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from workbench.errors import DataError, UsageError
 from workbench.train.evaluation import Evaluation, values_each
 from workbench.workloads.base import Workload
-from workbench.workloads.indexed import in_its_own_order, plain_tensors
+from workbench.workloads.item_access import in_its_own_order, plain_tensors
 
 __all__ = ["PartialSum", "evaluate_shard", "join_shards"]
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from workbench.train.lane_memory import lanes_that_fit
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.traced.batch import BatchLayout
 from workbench.train.traced.cannot_batch import CannotBatch
 from workbench.train.traced.module_state import module_state

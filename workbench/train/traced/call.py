@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.traced.batch import SplitBatch, stack_batches
 from workbench.train.traced.cache import LanePrograms
 from workbench.train.traced.losses import LaneLosses

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.train.batches import eval_batches
 from workbench.train.evaluation import Evaluation, on_host, weighted_means
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.batch import BatchLayout, split_batch

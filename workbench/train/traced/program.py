@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lanes import LaneStack
 from workbench.train.traced.batch import BatchLayout
 from workbench.train.traced.cannot_batch import CannotBatch
 from workbench.train.traced.graph.draw_nodes import GENERATORS, draw_per_lane, random_nodes

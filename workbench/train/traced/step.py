@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from workbench.train.gradients import autocast, per_example
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.traced.batch import BatchLayout
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape

@@ -16,8 +16,8 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lanes import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.batch import BatchLayout
 from workbench.train.traced.cannot_batch import CannotBatch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.train.gradients import Gradients, MicroBatches
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.cannot_batch import CannotBatch
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import LaneLoss, MicroBatches
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lanes import LaneStack
 from workbench.train.predictions import TrackedExamples
 from workbench.train.traced.batch import split_batch
 from workbench.train.traced.cache import LanePrograms

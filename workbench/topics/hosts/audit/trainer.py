@@ -14,7 +14,7 @@ from workbench.topics.hosts.audit.loaders import LoaderWatch
 from workbench.topics.hosts.audit.patches import Patches
 from workbench.topics.hosts.audit.state import State, looked_at
 from workbench.topics.hosts.audit.updates import UpdateWatch
-from workbench.workloads.indexed import in_its_own_order
+from workbench.workloads.item_access import in_its_own_order
 
 __all__ = ["TrainerWatch"]
 
@@ -40,7 +40,7 @@ class TrainerWatch:
 
     def install(self) -> None:
         """Begin to watch, if the trainer has been imported; it is asked again when a process group begins."""
-        run = sys.modules.get("workbench.train.lane_run")
+        run = sys.modules.get("workbench.train.loop")
         if run is None or self._installed:
             return
         self._installed = True

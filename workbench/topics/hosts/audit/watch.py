@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from workbench.record.json_values import to_json
 from workbench.record.parts import write_atomic
-from workbench.record.plain import to_json
 from workbench.topics.hosts.audit.buffers import BufferWatch
 from workbench.topics.hosts.audit.collectives import CollectiveWatch
 from workbench.topics.hosts.audit.draws import DrawWatch

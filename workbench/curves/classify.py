@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.curves.chance import ignorance
-from workbench.curves.curve_rises import Curve, Limits, end_level, find_rises, tail_steps
-from workbench.curves.curve_verdict import CurveVerdict, Outcome, Rise, When
+from workbench.curves.find_rises import Curve, Limits, end_level, find_rises, tail_steps
 from workbench.curves.smoothing import MEDIAN_PENALTY, fill_gaps, noise_per_step, smooth
+from workbench.curves.verdict import CurveVerdict, Outcome, Rise, When
 
 __all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
 

@@ -10,7 +10,7 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.train.arrangement import Verdict
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload
 
 __all__ = ["forget_choices", "recall", "remember", "stack_kind"]

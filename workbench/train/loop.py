@@ -24,11 +24,9 @@ from workbench.errors import CheckpointError, RecordError, StudyInterrupted, Wor
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
-from workbench.train.astray import fault_of_weights, is_own_config
 from workbench.train.checkpoint import Checkpoint
-from workbench.train.choice import Chosen
 from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
-from workbench.train.coupling import evaluation_batch
+from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.data_stream import DataStream
 from workbench.train.distributed.batch_norm import synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
@@ -40,19 +38,21 @@ from workbench.train.distributed.data_parallel import (
 from workbench.train.distributed.process_group import ALONE, HostGroup
 from workbench.train.distributed.resume import gather_states, own_state, running_statistics
 from workbench.train.distributed.running_statistics import merged_running_statistics
+from workbench.train.diverged_errors import fault_of_weights, is_own_config
 from workbench.train.evaluation import Evaluation, check_first
-from workbench.train.explain import explained
 from workbench.train.forward import MicroBatches
+from workbench.train.gradient_backend import Chosen
 from workbench.train.hooks.base import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, padded_lrs
 from workbench.train.lane_log import LaneLog
-from workbench.train.lanes import LaneStack
+from workbench.train.lane_stack import LaneStack
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import make_updater
+from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.subset import subset_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.curve_verdict import Outcome, Rise
+from workbench.curves.verdict import Outcome, Rise
 
 __all__ = ["Curve", "Limits", "end_level", "find_rises", "tail_steps"]
 

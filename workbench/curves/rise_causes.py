@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.curves import Rise
+from workbench.curves.classify import Rise
 from workbench.curves.trials import TrialCurve, TrialVerdict
 
 __all__ = ["Cause", "confirmation", "rise_cause", "seen_at_interval"]

@@ -13,14 +13,14 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
-from workbench.train.astray import Excuse
 from workbench.train.data_stream import DataStream
+from workbench.train.diverged_errors import Excuse
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches
-from workbench.train.known_choices import recall, remember, stack_kind
+from workbench.train.known_backends import recall, remember, stack_kind
 from workbench.train.lane_memory import room_for_calls
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lanes import LaneStack
 from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.train.traced.cannot_batch import CannotBatch

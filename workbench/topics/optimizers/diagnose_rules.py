@@ -9,8 +9,8 @@ from typing import Any
 
 from workbench.config import is_callable_name
 from workbench.curves.rule_ranges import RuleRange
+from workbench.curves.single_field_pairs import Twin, read_twins
 from workbench.curves.trials import RecordLike
-from workbench.curves.twins import Twin, read_twins
 from workbench.findings.diagnosis import Finding
 from workbench.topics.batch_size.decay_pairs import decay_pairs
 from workbench.topics.optimizers.stale_moment import MEMORY_FIELD, StaleMoment, stale_moments

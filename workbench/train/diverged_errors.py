@@ -15,8 +15,8 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
 from workbench.train.evaluation import values_of
 from workbench.train.forward import MicroBatches, autocast, per_example
+from workbench.train.lane_stack import build_model
 from workbench.train.lane_stacks import is_out_of_memory
-from workbench.train.lanes import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
