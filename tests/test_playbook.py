@@ -18,8 +18,10 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
+from tests.zoo.cases import CASES
 from workbench.errors import RecordError, StudyInterrupted
 from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook import walk
 from workbench.record.read import StudyRecord, open_record
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
@@ -434,6 +436,27 @@ def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
     proved = wb.open(tmp_path / "s").trials.query("stage == 'proof'")
     assert set(proved["seed"]) == {1, 2, 3}, "nothing is adopted without a proof over seeds that were not looked at"
     assert recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
+
+
+def test_where_a_bad_start_lets_no_proof_succeed_the_next_candidate_is_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is bad now and then can cost the best candidate its proof; the report says what came of both."""
+    any_wrong, recommend, asked = walk._any_wrong, walk.recommend, []
+
+    def first_time_refused(*given: Any) -> Any:
+        asked.append(given)
+        return recommend(*given) | ({"adopted": False} if len(asked) == 1 else {})
+
+    monkeypatch.setattr(walk, "_any_wrong", lambda known, codes: codes is walk._BAD_START or any_wrong(known, codes))
+    monkeypatch.setattr(walk, "recommend", first_time_refused)
+    found = wb.diagnose(CASES["warmup-left-out/valley"].named().workload(), out=tmp_path / "s").recommendation
+    assert found is not None
+    proved = wb.open(tmp_path / "s").trials.query("stage == 'proof'")
+    pairs = proved.groupby(["peak_lr", "warmup_steps"])["seed"].apply(set).to_dict()
+    assert list(pairs.values()) == [{1, 2, 3}, {1, 2, 3}]
+    chosen = (found["config"]["peak_lr"], found["config"]["warmup_steps"])
+    assert chosen == max(pairs), "the warmup is worth more than the higher lr without, once both are proven"
 
 
 def test_what_13_examples_say_is_not_adopted(tmp_path: Path) -> None:
