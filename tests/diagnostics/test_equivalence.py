@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from workbench.errors import UsageError
-from workbench.topics.batch_size.equivalence import equivalence
+from workbench.topics.batch_size.diagnose import equivalence
 
 RNG = np.random.default_rng(0)
 

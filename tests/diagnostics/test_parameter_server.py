@@ -15,8 +15,7 @@ from tests.helpers.server_facts import UPDATES, WORKERS, block, facts, served, s
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.parameter_server.trials.closure_size import closure_size, stretch_seconds
-from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server
-from workbench.topics.parameter_server.server_bound import time_shares
+from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server, time_shares
 from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
 
 OK = dict.fromkeys(CODES, "ok")

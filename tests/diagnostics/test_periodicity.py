@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.records import MemoryRecord, empty, one_trial
 from workbench.findings.diagnosis import Finding
-from workbench.topics.data.order_tests import label_order
+from workbench.topics.data.order import label_order
 from workbench.topics.periodicity.diagnose import diagnose_periodicity, periodic_series
 from workbench.topics.periodicity.period import find_period
 

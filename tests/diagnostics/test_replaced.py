@@ -12,7 +12,7 @@ from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.curves.replaced import CODES, diagnose_replaced, replaced
 from workbench.curves.trials import read_curves
 from workbench.record.json_values import dumps
-from workbench.topics.recommendation.suspects import constants_of, suspects
+from workbench.topics.recommendation.replaced import constants_of, suspects
 
 STEPS = 200
 CONSTANTS, DECAY = CODES

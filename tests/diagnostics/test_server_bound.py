@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.topics.parameter_server.server_bound import _for_servers
+from workbench.topics.parameter_server.diagnose import _for_servers
 
 
 def test_uneven_servers_are_evened_before_there_are_more_of_them() -> None:

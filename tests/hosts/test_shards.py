@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from tests.helpers.workloads import small_net
 from tests.train.test_evaluation import EXAMPLES, workload_of
 from workbench.errors import DataError, UsageError
-from workbench.train.distributed.shards import PartialSum, evaluate_shard, join_shards
+from workbench.train.distributed.data_parallel import PartialSum, evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
 
 

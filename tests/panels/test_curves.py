@@ -18,9 +18,9 @@ from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
-from workbench.views.curve_points import COLUMNS, METRICS
 from workbench.views.curves import curves_panel
 from workbench.views.curves_widget import CurvesWidget
+from workbench.views.study_curves import COLUMNS, METRICS
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,10 @@ from workbench.train.hooks.base import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.views import live as live_module
-from workbench.views.curve_points import METRICS, CurvePoints, kept
 from workbench.views.curves_widget import CurvesWidget
 from workbench.views.live import live_view
 from workbench.views.live_feed import WHOLE_AGAIN, LiveFeed
-from workbench.views.study_curves import StudyCurves
+from workbench.views.study_curves import METRICS, CurvePoints, StudyCurves, kept
 
 LRS = [0.01, 0.05, 1e20]
 
@@ -253,8 +252,8 @@ def test_thinning_leaves_alone_what_is_short_constant_or_nowhere_finite() -> Non
 
 
 def test_a_long_study_takes_bounded_memory_and_keeps_its_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.views.curve_points.MOST_ROWS", 5000)
-    monkeypatch.setattr("workbench.views.curve_points.THINNED", 200)
+    monkeypatch.setattr("workbench.views.study_curves.MOST_ROWS", 5000)
+    monkeypatch.setattr("workbench.views.study_curves.THINNED", 200)
     rng, points = np.random.default_rng(0), CurvePoints()
     every = {trial: rng.lognormal(size=20_000) for trial in (3, 7)}
     for at in range(0, 20_000, 500):

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
-from workbench.parameter_server.coordinator.loop_clock import PAUSE_S, LoopClock
+from workbench.parameter_server.coordinator.closure_queue import PAUSE_S, ClosureQueue, LoopClock
 from workbench.parameter_server.workers.closure import Closure
 
 

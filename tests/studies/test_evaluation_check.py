@@ -16,7 +16,7 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.topics.evaluation.check import check_evaluation, collect_own_evaluation
 from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
-from workbench.train.distributed.shards import evaluate_shard, join_shards
+from workbench.train.distributed.data_parallel import evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
 from workbench.workloads.helpers import classification

@@ -17,10 +17,9 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, DataError, RecordError, UnknownNameError, UsageError
 from workbench.record.read import StudyRecord
-from workbench.topics.evaluation.compared_pairs import compared_pairs
 from workbench.topics.evaluation.cost import measure_evaluation
 from workbench.topics.evaluation.sample_study import EvaluationSampleStudy
-from workbench.topics.evaluation.validation_set import class_facts, collect_validation_set, pair_facts
+from workbench.topics.evaluation.validation_set import class_facts, collect_validation_set, compared_pairs, pair_facts
 from workbench.train.example_values import ExampleValues
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import SquaredError

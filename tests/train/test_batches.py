@@ -17,7 +17,7 @@ from workbench.errors import DataError
 from workbench.parameter_server.data.batch_sources import IndexedBatches
 from workbench.train import batches
 from workbench.train.batches import eval_batches, to_device, train_batches
-from workbench.train.distributed.shards import evaluate_shard
+from workbench.train.distributed.data_parallel import evaluate_shard
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.subset import periodic_subset

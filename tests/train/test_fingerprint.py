@@ -47,7 +47,7 @@ def test_another_model_loss_or_data_is_refused_in_the_same_folder(
 
 
 def test_the_hash_of_the_source_text_is_recorded(tmp_path: Path) -> None:
-    from workbench.workloads.source_data import text_hash
+    from workbench.workloads.source_text import text_hash
 
     workload = wb.load_workload("source_text")
     config = workload.config.replace(total_steps=1, batch_size=1, eval_batch_size=64)

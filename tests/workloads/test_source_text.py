@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from workbench.errors import DataError, UsageError
 from workbench.train.trainer import Trainer
-from workbench.workloads.source_data import source_data
-from workbench.workloads.source_text import Transformer, source_text, source_text_post_norm, text_hash
+from workbench.workloads.source_text import Transformer, source_data, source_text, source_text_post_norm, text_hash
 
 
 def test_the_text_is_that_of_the_first_file_on() -> None:

@@ -1,4 +1,4 @@
-"""`replaced`: what a baseline loses by a setting that is far from usual, by the same run with the usual value (`topics/recommendation/suspects.py`)."""
+"""`replaced`: what a baseline loses by a setting that is far from usual, by the same run with the usual value (`topics/recommendation/replaced.py`)."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_planted_faults_of_shuffling_are_found(name: str) -> None:
 
 
 def test_the_size_of_a_shuffle_buffer_is_told() -> None:
-    from workbench.topics.data.order_tests import index_order
+    from workbench.topics.data.order import index_order
 
     rng = np.random.default_rng(0)
     held, out = list(range(50)), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.config import TrainConfig
-from workbench.studies.executors.chunks import plan_chunks
+from workbench.studies.executors.on_ray import plan_chunks
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8)
 

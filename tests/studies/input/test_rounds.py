@@ -9,7 +9,7 @@ import time
 import pytest
 
 from workbench.topics.input.described import as_round
-from workbench.topics.input.limit import TimedOut, time_limit
+from workbench.topics.input.loaders import TimedOut, time_limit
 from workbench.topics.input.loop import Loop
 
 LOOP = Loop(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.train.traced.vmap_friendly import VmapFriendly
+from workbench.train.traced.trace import VmapFriendly
 
 G = torch.Generator().manual_seed(6)
 TARGETS = torch.tensor([0, 3, -100, 2, 1])
@@ -75,7 +75,7 @@ def test_vmap_needs_no_symbolic_algebra() -> None:
     code = (
         "import sys, torch\n"
         "from torch.nn import functional as F\n"
-        "from workbench.train.traced.vmap_friendly import VmapFriendly\n"
+        "from workbench.train.traced.trace import VmapFriendly\n"
         "with VmapFriendly():\n"
         "    torch.func.vmap(lambda x: F.cross_entropy(x, torch.tensor([0, 1]), reduction='none'))(torch.zeros(3, 2, 4))\n"
         "assert 'sympy' not in sys.modules, 'sympy was imported'\n"

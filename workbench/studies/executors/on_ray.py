@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 
 from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, UsageError
 from workbench.ray.cluster import RayCluster, require_ray
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.studies.executors.chunks import plan_chunks
 from workbench.studies.executors.crew import Crew
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment
 from workbench.studies.executors.sweep import Sweep, Task
 from workbench.train.any_trainer import AnyTrainer
 from workbench.train.device import resolve_device
-from workbench.train.lane_groups import check_lanes
+from workbench.train.lane_groups import SHARED, check_lanes
 from workbench.train.progress import Progress
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
 __all__ = ["RayExecutor"]
+
+
+def plan_chunks(configs: Sequence[TrainConfig], workers: int) -> list[list[int]]:
+    """Return positions in `configs`, chunk by chunk, the most work first.
+
+    A chunk holds trials that can train as lanes of one stack on one stream of data. Neighbours go to different chunks:
+    in a sweep those with the highest learning rates end early, and their workers would stand idle.
+
+    Args:
+        configs: of the trials to train.
+        workers: how many chunks can train at once.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for position, config in enumerate(configs):
+        key = (config.per_host_seed, *(getattr(config, name) for name in SHARED))
+        groups.setdefault(key, []).append(position)
+    lanes = math.ceil(len(configs) / max(1, workers))
+    chunks: list[list[int]] = []
+    for group in groups.values():
+        count = math.ceil(len(group) / lanes)
+        chunks += [group[first::count] for first in range(count)]
+    return sorted(chunks, key=lambda chunk: -sum(_cost(configs[position]) for position in chunk))
+
+
+def _cost(config: TrainConfig) -> int:
+    return config.total_steps * config.batch_size
 
 
 class RayExecutor:

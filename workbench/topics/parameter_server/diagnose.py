@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,136 @@ import pandas as pd
 from workbench.errors import UsageError
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.parameter_server.server_bound import bound
-from workbench.topics.parameter_server.server_load import hotspot, imbalance
+from workbench.parameter_server.trials.closure_size import closure_size
+from workbench.topics.parameter_server.server_load import hotspot, imbalance, load_ratios, server_load
 from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
 from workbench.topics.parameter_server.staleness import staleness
 
 __all__ = ["CODES", "diagnose_parameter_server"]
+
+
+_CLAUSES = {"coordinator": "T13.5", "worker": "T13.1", "server": "T13.1"}
+
+
+def time_shares(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return what workers do with their time, as shares that add up to 1.
+
+    Args:
+        facts: of one trial.
+
+    Returns:
+        compute, data_wait, pull, push, and idle: they have nothing to do, because the coordinator has not asked yet or they wait
+        for the last of a stretch. NaN where it was not taken.
+    """
+    work, training_s, workers = (
+        facts.get("work") or (),
+        _number(facts.get("training_s")),
+        int(facts.get("workers") or 0),
+    )
+    whole = workers * training_s
+    sums = {
+        name: sum(_number(mine.get(f"{name}_s")) for mine in work) if work else math.nan
+        for name in ("compute", "data_wait", "pull", "push")
+    }
+    if not whole > 0 or not all(math.isfinite(value) for value in sums.values()):
+        return dict.fromkeys((*sums, "idle"), math.nan)
+    whole = max(whole, sum(sums.values()))  # clocks of several processes
+    return {name: value / whole for name, value in sums.items()} | {"idle": 1 - sum(sums.values()) / whole}
+
+
+def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_updates: int) -> Finding:
+    """Return `ps.bound`.
+
+    Args:
+        facts: of one trial.
+        least_work: share of the workers' time below which they compute too little.
+        balanced: load of the busiest server over the mean up to which sharding would not help.
+        min_updates: below which nothing is said.
+    """
+    code, unit = "ps.bound", "of the workers' time"
+    shares, updates = time_shares(facts), int(facts.get("updates") or 0)
+    if updates < min_updates or not math.isfinite(shares["idle"]):
+        why = (
+            f"{updates:,} updates are too few"
+            if updates and math.isfinite(shares["idle"])
+            else facts.get("time_missing") or "nobody took the workers' time"
+        )
+        return Finding(code=code, status="not_measured", clause="T13.1", summary=f"Not measured: {why}.")
+    work, served = shares["compute"] + shares["data_wait"], shares["pull"] + shares["push"]
+    cause = "worker" if work >= least_work else "coordinator" if shares["idle"] >= served else "server"
+    whole = int(facts["workers"]) * float(facts["training_s"])
+    step_s = (1 - shares["idle"]) * whole / updates
+    dispatch_s = shares["idle"] * whole / max(1, int(facts.get("closures_timed") or updates))
+    stretch = updates / max(1, int(facts.get("stretches") or 1))
+    size = closure_size(dispatch_s, _steps(facts), round(stretch))
+    apply_s = sum(_number(load.get("apply_s")) for load in facts.get("servers") or ())
+    applied = apply_s / (served * whole) if served * whole > 0 else math.nan
+    ratios = load_ratios(server_load(facts), len(facts.get("servers") or ())) if facts.get("servers") else {}
+    evidence = {
+        "cause": cause, "shares": shares, "updates_per_s": updates / float(facts["training_s"]), "step_s": step_s,
+        "dispatch_s": dispatch_s, "suggested_steps_per_closure": size, "apply_share_of_serving": applied, "imbalance": ratios,
+    }  # fmt: skip
+    numbers: dict[str, Any] = {"value": work, "unit": unit, "threshold": least_work, "evidence": evidence}
+    head = f"Workers compute {shares['compute']:.0%} of their time, wait {shares['data_wait']:.0%} for data, {served:.0%} for servers, and {shares['idle']:.0%} for work"
+    if cause == "worker":
+        return Finding(
+            code=code, status="ok", clause=_CLAUSES[cause], summary=f"{head}: what they do themselves takes the time.",
+            advice=_for_workers(shares), **numbers,
+        )  # fmt: skip
+    if cause == "coordinator":
+        return Finding(
+            code=code, status="warn", clause=_CLAUSES[cause],
+            summary=f"{head}: the coordinator keeps them waiting, {dispatch_s * 1e3:.2g} ms a closure, where an update takes {step_s * 1e3:.2g} ms.",
+            advice=(
+                f'Make several updates in one closure: steps_per_closure={size}, or "auto" (T13.6, T13.7).',
+                "Schedule functions without a return value (T13.8), and evaluate less often: at each evaluation everybody waits.",
+            ),
+            **numbers,
+        )  # fmt: skip
+    return Finding(
+        code=code, status="warn", clause=_CLAUSES[cause], advice=_for_servers(ratios, applied, balanced),
+        summary=f"{head}: the servers keep them waiting" + (f", {min(1.0, applied):.0%} of it applying gradients." if math.isfinite(applied) else "."),
+        **numbers,
+    )  # fmt: skip
+
+
+def _steps(facts: Mapping[str, Any]) -> list[float]:
+    """Return the mean time of an update on each worker that made one."""
+    spent = [
+        (
+            sum(_number(mine[f"{name}_s"]) for name in ("compute", "data_wait", "pull", "push")),
+            _number(mine.get("updates")),
+        )
+        for mine in facts["work"]
+    ]
+    return [seconds / updates for seconds, updates in spent if updates > 0]
+
+
+def _for_workers(shares: Mapping[str, float]) -> tuple[str, ...]:
+    if shares["data_wait"] > shares["compute"]:
+        return ("They wait for their data: see input.bound (`workbench input`).",)
+    return ("More workers, on processors of their own, make more updates a second.",)
+
+
+def _for_servers(ratios: Mapping[str, float], applied: float, balanced: float) -> tuple[str, ...]:
+    uneven = max((r for r in ratios.values() if math.isfinite(r)), default=1.0) > balanced
+    first = (
+        "Split large variables over the servers there are: variable_partitioner=FixedShardsPartitioner(number of servers); see "
+        "ps.imbalance (T13.2)."
+        if uneven
+        else "Use more servers: the load lies evenly on those there are."
+    )
+    if applied < 0.5:  # moving, not applying
+        return (
+            first,
+            "Move less: rows of an embedding alone (gather), a faster data plane, larger batches with fewer updates.",
+        )
+    return first, "Take an optimizer that does less for each gradient, or larger batches with fewer updates."
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None or isinstance(value, str) else float(value)
+
 
 CODES = {"ps.imbalance": "T13.1", "ps.hotspot": "T13.3", "ps.staleness": "T1.2", "ps.bound": "T13.5"}
 """Each code with its clause, in the order in which they are emitted."""

@@ -1,23 +1,127 @@
-"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`topics/recommendation/suspects.py`)."""
+"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`topics/recommendation/replaced.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from workbench.config import TrainConfig
-from workbench.curves.trials import read_curves
+from workbench.curves.trials import TrialCurve, read_curves
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.recommendation.suspects import DECOUPLED, Suspect, constants_of, suspects
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
 __all__ = ["STAGE", "collect_replaced", "torch_constants"]
+
+
+_RULES = {
+    "sgd": (), "momentum": ("momentum",), "nesterov": ("momentum",), "rmsprop": ("momentum", "rho", "eps"),
+    "adam": ("beta1", "beta2", "eps"), "nadam": ("beta1", "beta2", "eps"), "adamw": ("beta1", "beta2", "eps"),
+}  # fmt: skip
+DECOUPLED = "decoupled"
+USUAL = {"momentum": 0.9, "beta1": 0.9, "beta2": 0.999, "rho": 0.9, "eps": 1e-8}
+"""What `torch.optim` takes, momentum and rho apart (`TrainConfig`)."""
+_LIMITS = {"beta2": (0.5, 0.9995), "rho": (0.5, 0.995), "eps": (1e-12, 1e-4)}
+"""Inside these a constant is usual (rule of thumb)."""
+
+
+class Suspect(NamedTuple):
+    """A setting to replace.
+
+    Attributes:
+        code: the finding that is about it.
+        field: of the config, or of the groups of an optimizer of the user's own.
+        own: its value.
+        usual: the value to train with instead.
+    """
+
+    code: str
+    field: str
+    own: float
+    usual: float
+
+
+def constants_of(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the constants that a rule by name uses, by the names of `TrainConfig`, and `DECOUPLED`, 1 or 0."""
+    rule = str(config["optimizer"])
+    used = {name: float(config[name]) for name in (*_RULES.get(rule, ()), "weight_decay")}
+    return used | {DECOUPLED: float(rule == "adamw")}
+
+
+def suspects(
+    curve: TrialCurve,
+    constants: Mapping[str, float],
+    *,
+    noise_scale: float | None = None,
+    memory_frac: float = 0.1,
+    decay_total: float = 0.1,
+    decay_force: float = 0.05,
+    cap_frac: float = 0.1,
+    tiny_batch: int = 4,
+    below_noise: float = 16.0,
+) -> list[Suspect]:
+    """Return the settings that may cost a run something.
+
+    Args:
+        curve: the baseline's run.
+        constants: of its optimizer, see `constants_of`.
+        noise_scale: of its gradients, in examples.
+        memory_frac: a first moment over more than this share of the steps comes late (rule of thumb).
+        decay_total: decay that adds up to less over the run hardly shrinks a weight (rule of thumb: by a tenth).
+        decay_force: decay that is this share of the gradient, or where it is decoupled of the update, steers (rule of thumb); the
+            median over the run counts.
+        cap_frac: share of the steps that a warmup may take (F3.10).
+        tiny_batch: batches up to this size may drown in their noise (rule of thumb),
+        below_noise: where they are this many times smaller than the noise scale (rule of thumb).
+    """
+    found = [
+        Suspect("optimizers.constants", name, constants[name], USUAL[name])
+        for name in _unusual(constants, memory_frac * curve.total_steps)
+    ]
+    if _steers(curve, constants, decay_total, decay_force):
+        found.append(Suspect("optimizers.weight_decay_shrinks", "weight_decay", constants["weight_decay"], 0.0))
+    warmup, most = int(curve.config["warmup_steps"]), int(cap_frac * curve.total_steps)
+    if warmup > most:
+        found.append(Suspect("warmup.over_cap", "warmup_steps", warmup, most))
+    batch = int(curve.config["batch_size"])
+    if noise_scale is not None and batch <= tiny_batch and noise_scale >= below_noise * batch:
+        found.append(Suspect("batch_size.noise_scale", "batch_size", batch, 8 * batch))
+    return found
+
+
+def _unusual(constants: Mapping[str, float], memory: float) -> Iterator[str]:
+    for name in ("momentum", "beta1"):
+        if (value := constants.get(name, 0.0)) > 0.95 and 1 / (1 - value) > memory:
+            yield name
+    for name, (low, high) in _LIMITS.items():
+        if name in constants and not low <= constants[name] <= high:
+            yield name
+
+
+def _steers(curve: TrialCurve, constants: Mapping[str, float], total: float, force: float) -> bool:
+    """Return whether weight decay adds up to something, and pulls about as hard as the loss does."""
+    decay = constants.get("weight_decay", 0.0)
+    steps, adaptive = curve.steps, "eps" in constants
+    if not decay or not {"param_norm", "update_norm"} <= set(steps.columns):
+        return False
+    lr, weights, update, gradient = (
+        steps[name].to_numpy(dtype=np.float64) for name in ("lr", "param_norm", "update_norm", "grad_norm")
+    )
+    decoupled = bool(constants.get(DECOUPLED))
+    longer = 1.0 if adaptive else 1.0 / (1.0 - constants.get("momentum", 0.0))
+    if (decoupled or not adaptive) and float(np.nansum(lr)) * decay * longer < total:
+        return False  # coupled decay of an adaptive rule is as long as any gradient: no such sum
+    with np.errstate(all="ignore"):
+        share = decay * lr * weights / update if decoupled else decay * weights / gradient
+    known = share[~np.isnan(share)]
+    return bool(known.size and np.median(known) >= force)
+
 
 STAGE = Role.REPLACED
 _NAMES: dict[str, tuple[str, int | None]] = {
