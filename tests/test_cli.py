@@ -287,7 +287,7 @@ def test_help_teaches(command: str | None, capsys) -> None:
 
 
 def test_examples_in_the_help_are_accepted() -> None:
-    from workbench.cli_help import HELP
+    from workbench.cli.help import HELP
 
     lines = [line.strip().partition("#")[0] for text in HELP.values() for line in text.epilog.splitlines()]
     examples = [shlex.split(line)[1:] for line in lines if line.startswith("workbench ")]

@@ -172,7 +172,7 @@ def test_only_headings_that_both_readers_find_are_anchors() -> None:
 
 
 def test_jupyterlab_shows_pages_as_pages() -> None:
-    text = (ROOT / "workbench" / "lab" / "labconfig" / "default_setting_overrides.json").read_text()
+    text = (ROOT / "workbench" / "cli" / "lab" / "labconfig" / "default_setting_overrides.json").read_text()
     assert (
         json.loads(text)["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"]["markdown"] == "Markdown Preview"
     )

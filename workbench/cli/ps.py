@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from workbench.cli_verdict import RAN
+from workbench.cli.verdict import RAN
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:

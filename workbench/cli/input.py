@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from workbench.cli_verdict import add_fail_on, command_line, exit_code
+from workbench.cli.verdict import add_fail_on, command_line, exit_code
 
 __all__ = ["add_input"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cli_verdict import RAN
+from workbench.cli.verdict import RAN
 
 if TYPE_CHECKING:
     import pandas as pd

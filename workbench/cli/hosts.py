@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from workbench.cli_verdict import add_fail_on, command_line, exit_code
+from workbench.cli.verdict import add_fail_on, command_line, exit_code
 from workbench.errors import UsageError
 
 __all__ = ["add_hosts"]

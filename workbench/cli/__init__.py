@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.cli_diagnose import add_diagnose
-from workbench.cli_help import EXIT_CODES, HELP, MAIN_HELP
-from workbench.cli_hosts import add_hosts
-from workbench.cli_input import add_input
-from workbench.cli_notebooks import add_describe, add_lab, add_list, add_run
-from workbench.cli_ps import add_ps
-from workbench.cli_studies import add_report, add_studies
-from workbench.cli_verdict import FAILED, INTERRUPTED, USAGE
+from workbench.cli.diagnose import add_diagnose
+from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
+from workbench.cli.hosts import add_hosts
+from workbench.cli.input import add_input
+from workbench.cli.notebooks import add_describe, add_lab, add_list, add_run
+from workbench.cli.ps import add_ps
+from workbench.cli.studies import add_report, add_studies
+from workbench.cli.verdict import FAILED, INTERRUPTED, USAGE
 from workbench.errors import UsageError, WorkbenchError
 
 __all__ = ["build_parser", "main"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli_verdict import FAILED, RAN, add_fail_on, exit_code
+from workbench.cli.verdict import FAILED, RAN, add_fail_on, exit_code
 from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:

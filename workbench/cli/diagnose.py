@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli_verdict import add_fail_on, command_line, exit_code
+from workbench.cli.verdict import add_fail_on, command_line, exit_code
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:
