@@ -71,7 +71,7 @@ def _numbers(figure: Any, record: Any, diagnosis: Any) -> Any:
     """Return title, labels and, of each line, how many points it has, their sums and last values; why it is not drawn."""
     own = Figure()
     try:
-        figure.draw(record, diagnosis, own.subplots())
+        figure.draw(record, diagnosis, ax=own.subplots())
     except Exception as error:  # a figure that has nothing to show says so by its error
         return f"{type(error).__name__}: {error}"
     return [_axes(ax) for ax in own.axes]

@@ -23,7 +23,7 @@ class Figure:
         shows: what is drawn, the start of its text for screen readers.
         caption: how to read it in general, one or two sentences.
         codes: findings whose summaries say what the figure shows here.
-        draw: `(record, diagnosis, axes) -> axes`.
+        draw: `(record, diagnosis, *, ax) -> axes`.
         facts: of the record, without which the figure is left out; None draws it always, or says why it cannot.
         kind: of study that the figure belongs to, left out of the reports of all others; None belongs to any.
         size: width and height in inches; up to `NARROW` a figure is read on a phone as it is, a wider one scrolls there.
@@ -35,7 +35,7 @@ class Figure:
     shows: str
     caption: str
     codes: tuple[str, ...]
-    draw: Callable[[Any, Diagnosis, Any], Any]
+    draw: Callable[..., Any]
     facts: str | None = None
     kind: str | None = None
     size: tuple[float, float] = (NARROW, 3.4)

@@ -84,7 +84,7 @@ def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
     alt = redact(f"{figure.shows} {here}".strip())
     try:
         svg, reason = inline_svg(
-            lambda ax: figure.draw(record, diagnosis, ax), key=figure.name, alt=alt, size=figure.size
+            lambda ax: figure.draw(record, diagnosis, ax=ax), key=figure.name, alt=alt, size=figure.size
         )
     except UsageError as error:
         svg, reason = None, str(error).rstrip(".")

@@ -47,7 +47,7 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> by
 
 def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
     try:
-        return figure.draw(record, diagnosis, ax)
+        return figure.draw(record, diagnosis, ax=ax)
     except UsageError as error:  # it says what is not there yet
         return not_measured(ax, str(error))
 

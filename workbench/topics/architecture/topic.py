@@ -17,7 +17,7 @@ TOPIC = Topic(
             shows="Largest stable learning rate against depth, with each practice and without.",
             caption="A level line, high up, keeps its learning rate however deep the network gets; a hollow triangle is an end of the grid.",
             codes=("architecture.norm_after_add", "architecture.no_residual", "architecture.no_norm"),
-            draw=lambda record, _, ax: plot_architecture(record, ax=ax),
+            draw=lambda record, _, *, ax: plot_architecture(record, ax=ax),
             kind="architecture",
             size=(6.4, 3.9),
         ),

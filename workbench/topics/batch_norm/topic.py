@@ -18,7 +18,7 @@ TOPIC = Topic(
             caption="Where the whole batch, at the right, is as good as any smaller statistic, nothing is to be set; a rise to the left "
             "says that statistics of few examples are too noisy.",
             codes=("batch_norm.ghost_size",),
-            draw=lambda record, diagnosis, ax: plot_batch_norm(record, diagnosis, ax=ax),
+            draw=plot_batch_norm,
             facts="batch_norm",
         ),
         Figure(
@@ -27,7 +27,7 @@ TOPIC = Topic(
             caption="Lines of a few percent are healthy; lines that rise towards 1 say that statistics have to be synchronised before "
             "anything is evaluated or written.",
             codes=("batch_norm.rank_local", "batch_norm.variance_of_means"),
-            draw=lambda record, diagnosis, ax: plot_batch_norm_devices(record, diagnosis, ax=ax),
+            draw=plot_batch_norm_devices,
             facts="batch_norm_devices",
         ),
     ),

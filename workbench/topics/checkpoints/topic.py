@@ -18,7 +18,7 @@ TOPIC = Topic(
             caption="Points far to the left and high are runs whose last checkpoint was worse than an earlier one; triangles far below their "
             "circles are gains that do not carry over.",
             codes=("checkpoints.best_not_last",),
-            draw=lambda record, diagnosis, ax: plot_checkpoints(record, diagnosis, ax=ax),
+            draw=plot_checkpoints,
             kind="checkpoints",
         ),
         Figure(
@@ -26,7 +26,7 @@ TOPIC = Topic(
             shows="What each early-stopping rule would have lost, and the steps that it would have saved.",
             caption="Long bars are rules that stopped too soon.",
             codes=("checkpoints.selection",),
-            draw=lambda record, diagnosis, ax: plot_early_stopping(record, diagnosis, ax=ax),
+            draw=plot_early_stopping,
             kind="checkpoints",
             size=(6.4, 3.9),
         ),

@@ -19,7 +19,7 @@ TOPIC = Topic(
             shows="L2 norm of the gradient before clipping against step, for the baseline.",
             caption="Single spikes far above the band are outlier batches or the start of an instability.",
             codes=("clipping.threshold", "stability.spike"),
-            draw=lambda record, diagnosis, ax: plot_grad_norm(record, diagnosis, ax=ax),
+            draw=plot_grad_norm,
             numbers=norm_numbers,
             alone=True,
         ),
@@ -29,7 +29,7 @@ TOPIC = Topic(
             caption="A good clipping threshold stands just right of the hump; to its left it would clip most steps and act as a "
             "lower learning rate.",
             codes=("clipping.threshold", "clipping.aggressive"),
-            draw=lambda record, diagnosis, ax: plot_grad_norm_histogram(record, diagnosis, ax=ax),
+            draw=plot_grad_norm_histogram,
             numbers=histogram_numbers,
             alone=True,
         ),
@@ -39,7 +39,7 @@ TOPIC = Topic(
             caption="A good threshold clips about a tenth of the steps; hollow points clip half or more, which is an odd way to lower "
             "the learning rate.",
             codes=("clipping.cures", "clipping.aggressive"),
-            draw=lambda record, diagnosis, ax: plot_clipping(record, diagnosis, ax=ax),
+            draw=plot_clipping,
         ),
     ),
     studies={

@@ -19,7 +19,7 @@ TOPIC = Topic(
             shows="Offline metric against the periodic one, a point for each checkpoint.",
             caption="Points that rise together are healthy; a cloud says that the proxy ranks checkpoints otherwise than whole splits do.",
             codes=("evaluation.bad_proxy",),
-            draw=lambda record, diagnosis, ax: plot_evaluation(record, diagnosis, ax=ax),
+            draw=plot_evaluation,
             kind="evaluation",
         ),
         Figure(
@@ -27,7 +27,7 @@ TOPIC = Topic(
             shows="Smallest difference that shows, and the time of an evaluation, against the number of examples.",
             caption="In the shaded band a sample keeps both bounds; without a band no size does.",
             codes=("evaluation.too_small",),
-            draw=lambda record, diagnosis, ax: plot_evaluation_sample(record, diagnosis, ax=ax),
+            draw=plot_evaluation_sample,
             kind="evaluation_sample",
             size=(6.4, 3.9),
         ),

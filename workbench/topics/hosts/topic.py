@@ -17,7 +17,7 @@ TOPIC = Topic(
             shows="Milliseconds of a step that each host is busy, and that it waits for the others.",
             caption="Bars of one length are healthy; a host that is busy much longer makes all others wait by the difference.",
             codes=("hosts.straggler",),
-            draw=lambda record, diagnosis, ax: plot_hosts(record, diagnosis, ax=ax),
+            draw=plot_hosts,
             facts="hosts",
             size=(NARROW, 3.0),
         ),
@@ -27,7 +27,7 @@ TOPIC = Topic(
             caption="Every example on one host is healthy; red marks are examples that several hosts saw, and the lowest row those that "
             "nobody did.",
             codes=("hosts.sharding",),
-            draw=lambda record, _, ax: plot_shards(record, ax=ax),
+            draw=lambda record, _, *, ax: plot_shards(record, ax=ax),
             facts="hosts",
             size=(NARROW, 3.0),
         ),

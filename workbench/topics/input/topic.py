@@ -18,7 +18,7 @@ TOPIC = Topic(
             caption="Red is waiting; a second bar that is about as long as the first says that nothing is to be gained. The change that was "
             "tried stands below, as predicted and as measured.",
             codes=("input.bound",),
-            draw=lambda record, diagnosis, ax: plot_input_pipeline(record, diagnosis, ax=ax),
+            draw=plot_input_pipeline,
             facts="input_pipeline",
             size=(8.4, 3.6),
         ),
@@ -28,7 +28,7 @@ TOPIC = Topic(
             caption="The number to set is where the curve meets the dashed line, which is what the step can use; a flat curve is held up by "
             "something that workers share.",
             codes=("input.bound",),
-            draw=lambda record, diagnosis, ax: plot_input_workers(record, diagnosis, ax=ax),
+            draw=plot_input_workers,
             facts="input_pipeline",
         ),
     ),

@@ -13,13 +13,13 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 __all__ = ["TOPIC"]
 
 
-def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     if len(trained_lrs(record)) < 2:
         raise UsageError("fewer than two learning rates have been trained to their end")
     return plot_lr_sweep(record, diagnosis, ax=ax)
 
 
-def _draw_curves(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     known = "lr.best" in diagnosis and diagnosis["lr.best"].value is not None
     return plot_loss_curves(record, diagnosis=diagnosis, trials=None if known else few_runs(record), ax=ax)
 

@@ -17,7 +17,7 @@ TOPIC = Topic(
             shows="The learning rates over which each update rule trains.",
             caption="Long bars are healthy, with the diamond, the baseline's own learning rate, well inside the bar of its rule.",
             codes=("optimizers.better",),
-            draw=lambda record, diagnosis, ax: plot_optimizers(record, diagnosis, ax=ax),
+            draw=plot_optimizers,
             kind="optimizers",
             size=(6.4, 3.9),
         ),

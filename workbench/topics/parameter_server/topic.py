@@ -18,7 +18,7 @@ TOPIC = Topic(
             caption="Bars that end at the dashed line are healthy; one far beyond it decides how fast all are, and its longest part is the "
             "variable to split.",
             codes=("ps.imbalance", "ps.hotspot"),
-            draw=lambda record, diagnosis, ax: plot_server_load(record, diagnosis, ax=ax),
+            draw=plot_server_load,
             facts="parameter_server",
         ),
         Figure(
@@ -27,7 +27,7 @@ TOPIC = Topic(
             caption="Most of the mass up to the number of other workers is healthy; a tail beyond the dotted line comes from a worker that is "
             "slower than the others.",
             codes=("ps.staleness",),
-            draw=lambda record, diagnosis, ax: plot_staleness(record, diagnosis, ax=ax),
+            draw=plot_staleness,
             facts="parameter_server",
         ),
         Figure(
@@ -35,7 +35,7 @@ TOPIC = Topic(
             shows="Updates per second against the number of workers.",
             caption="Points near the dotted line are healthy; where a line turns flat, more workers bring nothing.",
             codes=("ps.bound",),
-            draw=lambda record, _, ax: plot_throughput(record, ax=ax),
+            draw=lambda record, _, *, ax: plot_throughput(record, ax=ax),
             facts="parameter_server_runs",
         ),
     ),

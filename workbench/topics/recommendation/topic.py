@@ -17,7 +17,7 @@ TOPIC = Topic(
             shows="Selected checkpoint of every seed, baseline against candidate.",
             caption="Lines that all go the same way speak for the candidate; lines that cross say that the seed decides.",
             codes=(),
-            draw=lambda record, diagnosis, ax: plot_proof(record, diagnosis, ax=ax),
+            draw=plot_proof,
             numbers=proof_numbers,
             alone=True,
         ),

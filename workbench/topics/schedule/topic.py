@@ -15,7 +15,7 @@ from workbench.topics.schedule.figures import plot_schedule
 __all__ = ["TOPIC"]
 
 
-def _draw_schedule(record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
+def _draw_schedule(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     chosen = (diagnosis.recommendation or {}).get("config") or record.config
     return plot_schedule(_with_schedule(chosen), baseline=_with_schedule(record.config), ax=ax)
 

@@ -19,7 +19,7 @@ TOPIC = Topic(
             caption="Where the every-step curve climbs above the dotted line and the coarse one does not, the usual evaluation "
             "interval hides an unstable start.",
             codes=("stability.early_recovers", "stability.early"),
-            draw=lambda record, diagnosis, ax: plot_probe(record, diagnosis, ax=ax),
+            draw=plot_probe,
             numbers=probe_numbers,
             alone=True,
         ),
@@ -28,7 +28,7 @@ TOPIC = Topic(
             shows="Training loss at 5 and 10 times the best learning rate, beside the run at the best.",
             caption="A steady fall and then a sudden rise means that the model probably suffers from optimisation instability.",
             codes=("stability.mid", "stability.divergent"),
-            draw=lambda record, diagnosis, ax: plot_confirm(record, diagnosis, ax=ax),
+            draw=plot_confirm,
             numbers=confirm_numbers,
             alone=True,
         ),

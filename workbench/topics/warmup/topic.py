@@ -17,7 +17,7 @@ TOPIC = Topic(
             shows="Which warmup lengths train, at which learning rate.",
             caption="The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
             codes=("warmup.shortest", "warmup.insufficient"),
-            draw=lambda record, diagnosis, ax: plot_warmup(record, diagnosis, ax=ax),
+            draw=plot_warmup,
             size=(6.4, 3.9),
         ),
     ),
