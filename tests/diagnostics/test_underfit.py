@@ -15,7 +15,7 @@ CODE = "evaluation.underfits"
 
 
 def said(score: float | None, *, best: float = 0.9, chance: float = 0.1, classes: int | None = 10, examples: int = 1000,
-         selected: float | None = None, sticks: Any = None) -> Finding:  # fmt: skip
+         selected: float | None = None, sticks: Any = None, kind: str | None = "classes") -> Finding:  # fmt: skip
     def side(value: float | None) -> dict[str, Any]:
         known = {} if value is None else {"score": value, "chance": chance, "classes": classes}
         return {"train": {"examples": examples, "loss": 1.0, "se": 0.01, **known}}
@@ -23,6 +23,7 @@ def said(score: float | None, *, best: float = 0.9, chance: float = 0.1, classes
     trained = {"last": side(score), "selected": side(score if selected is None else selected)}
     yardsticks = {"classes": classes, "score": {"linear": best, "neighbours": 0.2}, "chance": chance}
     facts = {"generalisation": trained, "data": {"yardsticks": yardsticks if sticks is None else sticks}}
+    facts["one_batch"] = {"loss": {"kind": kind}}
     return diagnose_underfit(Audit(facts=facts, workload="x"))[CODE]
 
 
@@ -42,6 +43,16 @@ def test_a_share_of_the_skill_of_the_better_yardstick_is_asked_for(found: Findin
     assert ("linear model: accuracy" in found.summary or "linear model: correlation" in found.summary) is (
         status != "ok"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("classes", "fail"), ("binary", "fail"), ("regression", "ok"), (None, "ok")]
+)
+def test_the_largest_output_is_a_class_only_where_the_loss_takes_outputs_for_scores(
+    kind: str | None, status: str
+) -> None:
+    """Of an embedding, a reconstruction or the thresholds of ordered grades it is none, though every example has a label."""
+    assert said(0.01, kind=kind).status == status
 
 
 def test_without_a_trained_baseline_nothing_is_said() -> None:

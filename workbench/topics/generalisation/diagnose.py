@@ -10,7 +10,7 @@ from workbench.curves.chance import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
 
-__all__ = ["HARM", "Gap", "diagnose_generalisation_gap", "gap_of"]
+__all__ = ["HARM", "Gap", "classifies", "diagnose_generalisation_gap", "gap_of"]
 
 CODE, CLAUSE = "evaluation.generalisation_gap", "P3.2"
 HARM = 0.1
@@ -75,7 +75,7 @@ def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
         return None
     gap = held["loss"] - train["loss"] if _finite(held["loss"]) else math.inf
     se = math.hypot(train["se"], held["se"]) if _finite(held["se"]) else 0.0
-    is_class = held.get("classes") is not None and _classifies(facts)
+    is_class = held.get("classes") is not None and classifies(facts)
     return Gap(
         share=gap / learned, z=gap / se if se > 0 else math.copysign(math.inf, gap), train=train["loss"], validation=train["loss"] + gap,
         train_score=train["score"] if is_class else None,
@@ -178,8 +178,8 @@ def _lost_from(better: Mapping[str, Any], worse: Mapping[str, Any], start: float
     return float(lost / learned)
 
 
-def _classifies(facts: Mapping[str, Any]) -> bool:
-    """Tell whether outputs are scores of the classes: those of a contrastive loss are not, though examples have labels."""
+def classifies(facts: Mapping[str, Any]) -> bool:
+    """Tell whether outputs are scores of the classes: an embedding, a reconstruction or thresholds are not, though examples have labels."""
     loss = (facts.get("one_batch") or {}).get("loss") or {}
     return loss.get("kind", "classes") in ("classes", "binary")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.topics.generalisation.diagnose import classifies
 
 __all__ = ["diagnose_underfit"]
 
@@ -45,7 +46,8 @@ def _finding(facts: Mapping[str, Any], *, least: float, broken: float, skill: fl
     models = [
         trained[name]["train"] for name in ("last", "selected") if trained[name]["train"].get("score") is not None
     ]
-    if "score" not in sticks or not models or any(m["classes"] is None for m in models) != (sticks["classes"] is None):
+    other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
+    if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
         said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
         return Finding(code=CODE, clause=CLAUSE, status="ok", summary=said)
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
