@@ -11,6 +11,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from workbench.topics.registry import TOPICS
+
 ROOT = Path(__file__).parents[1]
 TRAINING = r"(workloads|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
 DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|\w+_figures|panel)"
@@ -70,6 +72,11 @@ def test_a_question_has_a_verdict_and_a_figure() -> None:
     assert {name for name, files in names.items() if "figures.py" not in files} == {
         "data", "generalisation", "one_batch", "preflight"
     }  # fmt: skip
+
+
+def test_the_registry_has_every_question_that_has_something_to_show() -> None:
+    declared = {path.parent.name for path in (ROOT / "workbench" / "topics").glob("*/topic.py")}
+    assert sorted(topic.name for topic in TOPICS) == sorted(declared)
 
 
 def _topics() -> Iterator[Path]:
