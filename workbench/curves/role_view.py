@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import Role
 
-__all__ = ["StageView", "role_view"]
+__all__ = ["StageView", "role_view", "sweep_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +44,31 @@ class StageView:
 
 def role_view(record: RecordLike, role: Role) -> StageView:
     """Return the trials of `role` as a sweep of their own length."""
-    table = record.trials
-    trials = table[table["stage"] == role].reset_index(drop=True)
-    numbers = trials["trial"]
-    config = dict(record.config)
-    if len(trials):
-        config |= {str(k): v for k, v in trials.iloc[0].items() if k in config}
+    trials = record.trials[record.trials["stage"] == role]
+    first = {str(k): v for k, v in trials.iloc[0].items() if k in record.config} if len(trials) else {}
+    return sweep_of(record, trials, config=first, points={role})
+
+
+def sweep_of(
+    record: RecordLike, trials: pd.DataFrame, *, config: Mapping[str, Any], points: Collection[Role]
+) -> StageView:
+    """Return some trials of a record as a sweep of their own.
+
+    Args:
+        record: a study.
+        trials: rows of its trials.
+        config: fields in which they differ from the study's baseline.
+        points: roles whose trials are points of the sweep.
+    """
+    numbers = trials["trial"] if len(trials) else ()
     return StageView(
-        trials=trials,
+        trials=trials.reset_index(drop=True),
         steps=record.steps[record.steps["trial"].isin(numbers)],
         evals=record.evals[record.evals["trial"].isin(numbers)],
         workload=record.workload,
         command=record.command,
-        config=config,
+        config=dict(record.config) | dict(config),
         facts=record.facts,
         path=record.path,
-        points=frozenset({role}),
+        points=frozenset(points),
     )

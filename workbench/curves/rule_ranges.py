@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.curves.lr_points import LRPoint, SweepTable, sweep_table
 from workbench.curves.lr_search import lr_best, unstable_bracket
-from workbench.curves.role_view import StageView
+from workbench.curves.role_view import StageView, sweep_of
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import POINTS, Role
@@ -105,20 +105,7 @@ def rule_view(record: RecordLike, optimizer: str) -> StageView:
     """
     table = record.trials
     trials = table[table["optimizer"].astype(str) == optimizer] if len(table) else table
-    if len(trials):
-        trials = trials.reset_index(drop=True)
-    numbers: Sequence[int] = trials["trial"].tolist() if len(trials) else ()
-    return StageView(
-        trials=trials,
-        steps=record.steps[record.steps["trial"].isin(numbers)],
-        evals=record.evals[record.evals["trial"].isin(numbers)],
-        workload=record.workload,
-        command=record.command,
-        config=dict(record.config) | {"optimizer": optimizer},
-        facts=record.facts,
-        path=record.path,
-        points=POINTS | {SWEEP},
-    )
+    return sweep_of(record, trials, config={"optimizer": optimizer}, points=POINTS | {SWEEP})
 
 
 def read_ranges(record: RecordLike, *, trains_frac: float = 0.1, tail_frac: float = 0.1) -> dict[str, RuleRange]:
