@@ -15,15 +15,18 @@ from workbench.curves.lr_points import objective, sweep_table
 from workbench.curves.lr_search import unstable_bracket
 from workbench.curves.replaced import LOST_FRAC, lost_by
 from workbench.curves.trials import RecordLike, read_curves
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.clipping.ladder import Rung, is_calm, is_cured, leading, masks, read_ladder
 from workbench.topics.clipping.nonfinite_norms import nonfinite_norms
 
 __all__ = ["CODES", "diagnose_clipping"]
 
-CODES = ("clipping.threshold", "clipping.cures", "clipping.aggressive", "clipping.masks_lr", "clipping.nonfinite")
+CODES = Codes({
+    "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",
+    "clipping.nonfinite": "F4.6",
+})  # fmt: skip
 LONGER_WARMUP = "Try a longer warmup: sometimes it repairs what clipping does not (F4.4)."
-_CLAUSE = dict(zip(CODES, ("F4.9", "F4.10", "F4.12", "F4.11", "F4.6"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +118,7 @@ def _threshold(study: _Study, drift_ratio: float) -> Finding:
         "reference_outcome": None if found is None else found.item.verdict.outcome,
     }
     if chosen.threshold is None or found is None:
-        return Finding(
-            code="clipping.threshold", status="not_measured", clause="F4.9", evidence=evidence,
-            summary=f"Not measured: {chosen.reason}.",
-        )  # fmt: skip
+        return CODES.not_measured("clipping.threshold", str(chosen.reason), evidence=evidence)
     typical = f", {chosen.ratio:.3g} times the median {chosen.median:.3g}" if chosen.ratio else ""
     where = f"steps {chosen.first_step:,} to {chosen.last_step:,} at lr {found.item.curve.lr:.4g}"
     notes = ""
@@ -266,13 +266,7 @@ def _no_mask(lead: Rung) -> str:
 
 
 def _not_measured(study: _Study, code: str, reason: str) -> Finding:
-    return Finding(
-        code=code,
-        status="not_measured",
-        clause=_CLAUSE[code],
-        summary=f"Not measured: {reason}.",
-        evidence=study.evidence,
-    )
+    return CODES.not_measured(code, reason, evidence=study.evidence)
 
 
 def _rung_row(study: _Study, rung: Rung) -> dict[str, Any]:
