@@ -219,7 +219,7 @@ def test_each_code_is_there_once_and_is_json(trials) -> None:
     found = diagnose_clipping(
         record(trials, max_grad_norm=1.0 if trials and "max_grad_norm" in trials[0]["config"] else None)
     )
-    assert tuple(f.code for f in found) == CODES
+    assert tuple(f.code for f in found) == tuple(CODES)
     assert all(f.clause for f in found)
     json.dumps(found.to_dict(), allow_nan=False)
     if not trials:
