@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.chance import chance_loss, ignorance
 from workbench.curves.classify import classify_curve
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 TOTAL, CHANCE, START = 400, math.log(10), 180.0
@@ -38,7 +38,7 @@ def test_the_level_of_knowing_nothing() -> None:
 
 
 def test_runs_that_end_at_chance_never_trained() -> None:
-    table = sweep_table(sweep(CHANCE))
+    table = judged(sweep(CHANCE)).sweep()
     assert [bool(point.lasting) for point in table.points] == [False, False, True, True]
     assert table.progress == pytest.approx(CHANCE - 0.1, abs=0.02)
     found = diagnose_lr_sweep(sweep(CHANCE))
@@ -48,7 +48,7 @@ def test_runs_that_end_at_chance_never_trained() -> None:
 
 def test_without_the_level_they_look_as_if_they_had_learned() -> None:
     """What the level is for: coming down from 180 to chance is 99 % of the way, if the start is what counts."""
-    assert not any(point.lasting for point in sweep_table(sweep(None)).points)
+    assert not any(point.lasting for point in judged(sweep(None)).sweep().points)
 
 
 def test_a_rise_back_to_chance_is_seen_below_it() -> None:
@@ -89,5 +89,5 @@ def test_nonfinite_and_constant_curves() -> None:
 def test_where_nothing_comes_below_chance_nothing_was_learned() -> None:
     trials = [trial(decay(CHANCE + 0.5, seed=k), lr) for k, lr in enumerate((0.01, 0.1))]
     found = record(trials, total_steps=TOTAL, full_batch=False, facts={"chance_loss": CHANCE})
-    assert sweep_table(found).best is None
+    assert judged(found).sweep().best is None
     assert diagnose_lr_sweep(found)["lr.best"].status == "not_measured"

@@ -7,8 +7,9 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged import judged
 from workbench.curves.judged_runs import judged_runs
-from workbench.curves.lr_points import LRPoint, SweepTable, sweep_table
+from workbench.curves.lr_points import LRPoint, SweepTable
 
 
 def run(level, total=200):
@@ -30,7 +31,7 @@ def study(fix_loss=None, lr=1.5):
 ])  # fmt: skip
 def test_harmful_means_that_a_fix_beats_the_loss_at_lr_star(loss, harmful):
     r = study(loss)
-    assert is_harmful(sweep_table(r), judged_runs(r, ["fix"], above=0.75)) is harmful
+    assert is_harmful(judged(r).sweep(), judged_runs(r, ["fix"], above=0.75)) is harmful
 
 
 def test_rows_say_what_was_changed_and_what_came_of_it():

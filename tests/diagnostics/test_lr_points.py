@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.lr_points import objective, paired_difference, sweep_table
-from workbench.curves.trials import read_curves
+from workbench.curves.judged import judged
+from workbench.curves.lr_points import objective, paired_difference
 
 
 def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):
@@ -25,7 +25,7 @@ def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):
 
 def test_objective_is_the_mean_of_the_last_tenth():
     loss = np.random.default_rng(0).standard_normal(200)
-    good, bad = read_curves(record([trial(loss, 0.1), trial([1.0, np.nan], 0.2)], total_steps=200))
+    good, bad = judged(record([trial(loss, 0.1), trial([1.0, np.nan], 0.2)], total_steps=200)).curves
     assert objective(good) == pytest.approx(loss[180:].mean())
     assert objective(bad) == math.inf
 
@@ -34,7 +34,7 @@ def test_pairing_removes_the_noise_that_two_trials_share():
     rng = np.random.default_rng(0)
     shared = rng.standard_normal(1000)
     one = shared + 0.3 + 0.01 * rng.standard_normal(1000)
-    a, b = read_curves(record([trial(one, 0.1), trial(shared, 0.2)], full_batch=False))
+    a, b = judged(record([trial(one, 0.1), trial(shared, 0.2)], full_batch=False)).curves
     mean, se = paired_difference(a, b)
     assert mean == pytest.approx(0.3, abs=0.01)
     assert se < 0.005
@@ -46,7 +46,7 @@ def test_standard_error_of_correlated_noise_is_honest():
     for seed in range(200):
         rng = np.random.default_rng(seed)
         noise = np.convolve(rng.standard_normal(2100), np.ones(8) / 8, mode="same")[:2000]
-        a, b = read_curves(record([trial(noise, 0.1), trial(np.zeros(2000), 0.2)], full_batch=False))
+        a, b = judged(record([trial(noise, 0.1), trial(np.zeros(2000), 0.2)], full_batch=False)).curves
         mean, se = paired_difference(a, b)
         means.append(mean)
         errors.append(se)
@@ -55,14 +55,14 @@ def test_standard_error_of_correlated_noise_is_honest():
 
 def test_full_batches_have_no_error_and_divergence_is_infinite():
     trials = [trial(np.linspace(2, 1, 100), 0.1), trial(np.linspace(2, 0, 100), 0.2), trial([2.0, np.nan], 9.0)]
-    a, b, c = read_curves(record(trials, total_steps=100))
+    a, b, c = judged(record(trials, total_steps=100)).curves
     assert paired_difference(a, b)[1] == 0.0
     assert paired_difference(c, b) == (math.inf, 0.0)
     assert paired_difference(b, c) == (-math.inf, 0.0)
 
 
 def test_table_of_a_noisy_sweep():
-    table = sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.5, 0.04: 0.5001, 0.08: 0.8}, seed_sd=0.2))
+    table = judged(noisy_sweep({0.01: 0.9, 0.02: 0.5, 0.04: 0.5001, 0.08: 0.8}, seed_sd=0.2)).sweep()
     assert [p.lr for p in table.points] == [0.01, 0.02, 0.04, 0.08]
     assert table.points[table.best].lr in (0.02, 0.04)
     assert table.points[0].above_best == pytest.approx(0.4, abs=0.02)  # the seeds' offsets cancel
@@ -73,7 +73,7 @@ def test_table_of_a_noisy_sweep():
 
 def test_the_same_lr_and_seed_twice_counts_once():
     loss = np.linspace(2, 1, 100)
-    table = sweep_table(record([trial(loss, 0.1, stage="baseline"), trial(loss, 0.1), trial(loss, 0.2)]))
+    table = judged(record([trial(loss, 0.1, stage="baseline"), trial(loss, 0.1), trial(loss, 0.2)])).sweep()
     assert [p.trials for p in table.points] == [(0,), (2,)]
 
 
@@ -82,14 +82,14 @@ def test_no_progress_at_any_lr_has_no_best():
     trials = [
         trial(1 + 0.1 * rng.standard_normal(300), lr, columns={"loss_se": np.full(300, 0.1)}) for lr in (0.1, 0.2, 0.4)
     ]
-    assert sweep_table(record(trials, full_batch=False)).best is None
-    assert sweep_table(record([trial([2.0, np.nan], lr) for lr in (1.0, 2.0)], total_steps=50)).best is None
-    assert sweep_table(record([])).best is None
+    assert judged(record(trials, full_batch=False)).sweep().best is None
+    assert judged(record([trial([2.0, np.nan], lr) for lr in (1.0, 2.0)], total_steps=50)).sweep().best is None
+    assert judged(record([])).sweep().best is None
 
 
 def test_huge_losses_do_not_overflow():
     loss = np.geomspace(1.0, 1e300, 100)
-    table = sweep_table(record([trial(loss, 2.0), trial(1 / loss, 0.1)], full_batch=False))
+    table = judged(record([trial(loss, 2.0), trial(1 / loss, 0.1)], full_batch=False)).sweep()
     assert table.points[table.best].lr == 0.1
 
 
@@ -109,7 +109,7 @@ def on_the_floor(seeds):
 
 
 def test_a_start_on_the_noise_floor_shows_nothing():
-    found = [sweep_table(on_the_floor([3 * k, 3 * k + 1, 3 * k + 2])).best for k in range(5)]
+    found = [judged(on_the_floor([3 * k, 3 * k + 1, 3 * k + 2])).sweep().best for k in range(5)]
     assert found == [None] * 5
 
 
@@ -121,5 +121,5 @@ def test_very_noisy_runs_show_their_progress_by_their_lead_over_smaller_lrs():
     for lr, level in ((0.01, 2.2), (0.02, 1.9), (0.04, 1.2)):
         loss = level + (2.3 - level) * np.exp(-np.arange(400) / 30) + 0.05 * rng.standard_normal(400)
         trials.append(trial(loss, lr, columns={"loss_se": start_noise}))
-    table = sweep_table(record(trials, full_batch=False))
+    table = judged(record(trials, full_batch=False)).sweep()
     assert table.points[table.best].lr == 0.04

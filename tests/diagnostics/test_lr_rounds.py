@@ -12,7 +12,7 @@ from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.diagnostics.test_lr_search import Sweep
 from tests.helpers.simulated_curves import EDGE
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.curves.lr_search import refine_round, unstable_bracket
 from workbench.curves.next_lrs import (
     around,
@@ -30,7 +30,7 @@ FALLING, BLOWN = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]
 def edge_table(stable, unstable):
     """Full-batch runs: the first of the stable lrs is the best one, the others end a little higher."""
     trials = [trial(FALLING + 0.1 * (k > 0), lr) for k, lr in enumerate(stable)]
-    return sweep_table(record(trials + [trial(BLOWN, lr) for lr in unstable], total_steps=50))
+    return judged(record(trials + [trial(BLOWN, lr) for lr in unstable], total_steps=50)).sweep()
 
 
 def rounds_to_close(low, high, *, tolerance, lanes, edge):
@@ -110,15 +110,15 @@ def test_without_an_unstable_lr_the_sweep_goes_up_to_its_limit():
 
 
 def test_below_the_grid_it_goes_only_where_the_best_is_at_that_border():
-    low = sweep_table(noisy_sweep({0.01: 0.4, 0.02: 0.6, 0.04: 0.9}))
+    low = judged(noisy_sweep({0.01: 0.4, 0.02: 0.6, 0.04: 0.9})).sweep()
     assert climb_round(low, lowest=1e-9, highest=1.0, lanes=2) == pytest.approx((0.01 / 4, 0.01 / 16))
     assert climb_round(low, lowest=1e-3, highest=1.0, lanes=2) == pytest.approx((0.01 / 4,))
-    inside = sweep_table(noisy_sweep({0.01: 0.6, 0.02: 0.4, 0.04: 0.9}))
+    inside = judged(noisy_sweep({0.01: 0.6, 0.02: 0.4, 0.04: 0.9})).sweep()
     assert climb_round(inside, lowest=1e-9, highest=1.0, lanes=2) == ()
 
 
 def test_where_nothing_was_learned_lower_lrs_come_first_and_then_higher_ones():
-    nothing = sweep_table(record([trial(np.full(50, 2.0), lr) for lr in (0.1, 0.2)], total_steps=50))
+    nothing = judged(record([trial(np.full(50, 2.0), lr) for lr in (0.1, 0.2)], total_steps=50)).sweep()
     assert nothing.best is None
     rates = {"lowest": 0.001, "highest": 10.0, "lanes": 1, "blind_lanes": 2}
     assert climb_round(nothing, **rates) == pytest.approx((0.1 / 4, 0.1 / 16))
@@ -134,7 +134,7 @@ def test_a_window_where_it_learns_is_found_wherever_the_baseline_lies(base, wind
     """The first grid lies from 1 to 64; a baseline far from it leaves a gap, and the answer may lie in there."""
     tried = {base, 1.0, 4.0, 16.0, 64.0}
     while not any(window <= lr <= 5 * window for lr in tried):
-        table = sweep_table(record([trial(np.full(50, 2.0), lr) for lr in sorted(tried)], total_steps=50))
+        table = judged(record([trial(np.full(50, 2.0), lr) for lr in sorted(tried)], total_steps=50)).sweep()
         asked = climb_round(table, lowest=1e-6, highest=1e6, lanes=1, blind_lanes=4)
         assert 0 < len(asked) <= 4
         assert not set(asked) & tried
@@ -150,13 +150,13 @@ def test_a_window_where_it_learns_is_found_wherever_the_baseline_lies(base, wind
     ({0.001: 0.9, 0.04: 0.45, 0.08: 0.9}, (0.02,)),
 ])  # fmt: skip
 def test_gaps_beside_the_best_are_filled_where_they_are_wide_and_the_bowl_is_not_flat(levels, asked):
-    assert fill_round(sweep_table(noisy_sweep(levels)), base=0.01) == pytest.approx(asked)
+    assert fill_round(judged(noisy_sweep(levels)).sweep(), base=0.01) == pytest.approx(asked)
 
 
 def test_what_is_filled_lies_between_its_neighbours_whatever_the_lattice():
     for gap, shift in itertools.product(np.geomspace(2.83, 300, 6), np.geomspace(0.5, 2, 8)):
         best = 0.04 * shift
-        (lr,) = fill_round(sweep_table(noisy_sweep({best / gap: 0.9, best: 0.45, best * 1.5: 0.9})), base=0.01)
+        (lr,) = fill_round(judged(noisy_sweep({best / gap: 0.9, best: 0.45, best * 1.5: 0.9})).sweep(), base=0.01)
         assert best / gap < lr / 1.01
         assert lr < best / 1.4
         assert math.log2(lr / 0.01) == pytest.approx(round(math.log2(lr / 0.01)))
@@ -192,10 +192,10 @@ def test_a_round_of_refinement_cuts_both_gaps(lanes):
 def edge_bowl():
     steps = np.arange(100)
     trials = [trial(level + 9 * np.exp(-steps / 4), lr) for lr, level in {0.5: 1.5, 1.0: 1.0, 2.5: 1.5}.items()]
-    return sweep_table(record(trials, total_steps=100, optimizer="sgd", peak_lr=1.0))
+    return judged(record(trials, total_steps=100, optimizer="sgd", peak_lr=1.0)).sweep()
 
 
 def test_on_minibatches_both_sides_that_are_worse_are_refined_at_once():
-    table = sweep_table(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9}))
+    table = judged(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9})).sweep()
     assert sorted(refine_round(table, lanes=2)) == pytest.approx([0.02, 0.08])
     assert len(refine_round(table, lanes=1)) == 1

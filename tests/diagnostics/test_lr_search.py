@@ -9,7 +9,7 @@ from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.edge_hint import edge_from_growth
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.curves.lr_search import lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next
 
@@ -26,7 +26,7 @@ class Sweep:
         return quadratic(self.rule, lr, TOTAL, memory=self.memory, seed=self.seed)
 
     def table(self):
-        return sweep_table(record(self.trials, optimizer=self.rule, momentum=self.memory, total_steps=TOTAL))
+        return judged(record(self.trials, optimizer=self.rule, momentum=self.memory, total_steps=TOTAL)).sweep()
 
     def run(self, lr):
         self.trials.append(trial(self.curve(lr), lr))
@@ -99,7 +99,7 @@ def test_a_coarse_grid_is_said_to_be_coarse():
     {0.01: 0.9, 0.02: 0.4505, 0.04: 0.45, 0.08: 0.4501, 0.16: 0.9},
 ])  # fmt: skip
 def test_noisy_lr_star_is_the_middle_of_the_ties_and_its_interval_holds_them(levels):
-    table = sweep_table(noisy_sweep(levels))
+    table = judged(noisy_sweep(levels)).sweep()
     best = lr_best(table)
     flat = levels[0.02] < 0.46
     assert best.lr == 0.04
@@ -112,7 +112,9 @@ def test_noisy_lr_star_is_the_middle_of_the_ties_and_its_interval_holds_them(lev
 
 
 def test_the_interval_ends_where_an_lr_is_not_as_good():
-    best = lr_best(sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.4501, 0.04: 0.45, 0.08: 0.6, 0.16: 0.4502, 0.32: 0.9})))
+    best = lr_best(
+        judged(noisy_sweep({0.01: 0.9, 0.02: 0.4501, 0.04: 0.45, 0.08: 0.6, 0.16: 0.4502, 0.32: 0.9})).sweep()
+    )
     assert best.tied == (0.02, 0.04, 0.16)
     assert (best.low, best.lr, best.high) == (pytest.approx(0.02 / np.sqrt(2)), 0.04, pytest.approx(0.04 * np.sqrt(2)))
 
@@ -130,7 +132,7 @@ def test_the_error_of_a_run_that_blew_up_makes_no_tie_and_lr_star_keeps_away_fro
         for lr, (_, g) in zip((0.05, 0.1, 0.2), flat.steps.groupby("trial"), strict=True)
     ]
     trials += [trial(blown_up(level=1e6), lr, columns={"loss_se": np.full(400, 3e4)}) for lr in (0.22, 0.3)]
-    table = sweep_table(record(trials, total_steps=400, full_batch=False))
+    table = judged(record(trials, total_steps=400, full_batch=False)).sweep()
     last = table.points[-1]
     assert last.above_best <= 2 * last.above_best_se, "within its own noise, for this test to mean anything"
     assert [p.unstable for p in table.points] == [False] * 3 + [True] * 2, "an end above the start is no training"
@@ -154,7 +156,7 @@ def test_a_run_that_trains_well_beyond_the_edge_is_no_tie(beyond, own):
     """0.25 is as good as the best, or the best itself, and 0.2278 is unstable: luck."""
     levels = {0.0125: 1.2, 0.025: 0.6, 0.05: 0.3, 0.1: 0.3, 0.2181: 0.3, 0.25: beyond}
     trials = [run(lr, level) for lr, level in levels.items()] + [run(lr, 0.3, blown=True) for lr in (0.2278, 0.5)]
-    table = sweep_table(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3}))
+    table = judged(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3})).sweep()
     assert [p.lr for p in table.points if p.unstable] == [0.2278, 0.5]
     assert (table.points[table.best].lr == 0.25) is (beyond < 0.3)
     bracket, best = unstable_bracket(table), lr_best(table, own=own)
@@ -167,7 +169,7 @@ def test_a_run_that_trains_well_beyond_the_edge_is_no_tie(beyond, own):
 def test_a_large_error_that_blew_nothing_up_makes_no_tie_either():
     """A stable run whose difference to the best is within its own error, as that is larger than anything learned."""
     trials = [run(0.05, 0.6), run(0.1, 0.3), run(0.2, 0.5, wild=1.0)]
-    table = sweep_table(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3}))
+    table = judged(record(trials, total_steps=400, full_batch=False, facts={"chance_loss": 2.3})).sweep()
     last = table.points[-1]
     assert not last.unstable
     assert last.above_best <= 2 * last.above_best_se, "within its own noise, for this test to mean anything"
@@ -180,7 +182,7 @@ def bowl(ratio, *, rise, memory=0.0):
     levels = {1 / ratio: 1 + rise, 1.0: 1.0, ratio: 1 + rise}
     trials = [trial(level + 9 * np.exp(-steps / 4), lr) for lr, level in levels.items()]
     rule = "momentum" if memory else "sgd"
-    return sweep_table(record(trials, total_steps=TOTAL, optimizer=rule, momentum=memory, peak_lr=1.0))
+    return judged(record(trials, total_steps=TOTAL, optimizer=rule, momentum=memory, peak_lr=1.0)).sweep()
 
 
 @pytest.mark.parametrize(("ratio", "dense"), [(1.11, True), (1.13, False), (1.3, False)])
@@ -202,32 +204,32 @@ def test_the_lower_neighbour_is_reported_where_the_grid_is_dense(ratio, lr):
 
 
 def test_noisy_refinement_closes_in_on_clearly_worse_neighbours_only():
-    assert refine_next(sweep_table(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9}))) in (
+    assert refine_next(judged(noisy_sweep({0.01: 0.9, 0.04: 0.45, 0.16: 0.9})).sweep()) in (
         pytest.approx(0.02), pytest.approx(0.08))  # fmt: skip
-    assert refine_next(sweep_table(noisy_sweep({0.01: 0.45, 0.04: 0.45, 0.16: 0.4501}))) is None
-    assert refine_next(sweep_table(noisy_sweep({0.034: 0.9, 0.04: 0.45, 0.047: 0.9}))) is None
+    assert refine_next(judged(noisy_sweep({0.01: 0.45, 0.04: 0.45, 0.16: 0.4501})).sweep()) is None
+    assert refine_next(judged(noisy_sweep({0.034: 0.9, 0.04: 0.45, 0.047: 0.9})).sweep()) is None
 
 
 def test_borders_are_named_and_not_refined():
-    low = sweep_table(noisy_sweep({0.01: 0.4, 0.02: 0.6, 0.04: 0.9}))
+    low = judged(noisy_sweep({0.01: 0.4, 0.02: 0.6, 0.04: 0.9})).sweep()
     assert lr_best(low).border == "low"
     assert refine_next(low) is None
-    assert lr_best(sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.6, 0.04: 0.4}))).border == "high"
+    assert lr_best(judged(noisy_sweep({0.01: 0.9, 0.02: 0.6, 0.04: 0.4})).sweep()).border == "high"
 
 
 def test_outcomes_that_are_not_monotone_are_listed():
     falling, blown = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]
     trials = [trial(falling - 0.5 * (lr == 0.2), lr) for lr in (0.1, 0.2, 0.3, 0.5)]
     trials += [trial(blown, 0.4), trial(blown, 0.6)]
-    bracket = unstable_bracket(sweep_table(record(trials, total_steps=50)))
+    bracket = unstable_bracket(judged(record(trials, total_steps=50)).sweep())
     assert (bracket.lower, bracket.upper, bracket.stable_above) == (0.3, 0.4, (0.5,))
 
 
 def test_nothing_unstable_nothing_bracketed():
-    table = sweep_table(noisy_sweep({0.01: 0.9, 0.02: 0.5}))
+    table = judged(noisy_sweep({0.01: 0.9, 0.02: 0.5})).sweep()
     assert unstable_bracket(table) is None
     assert bisect_next(table) is None
-    empty = sweep_table(record([]))
+    empty = judged(record([])).sweep()
     assert lr_best(empty) is None
     assert refine_next(empty) is None
     assert unstable_bracket(empty) is None

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
+from workbench.curves.judged import judged
 from workbench.curves.replaced import CODES, diagnose_replaced, replaced
-from workbench.curves.trials import read_curves
 from workbench.record.json_values import dumps
 from workbench.topics.recommendation.replaced import constants_of, suspects
 
@@ -31,7 +31,7 @@ def one(*, norms=None, **config):
     r = record(
         [trial(falling(0.1), own.pop("peak_lr", 0.1), stage="baseline", columns=columns, total_steps=STEPS)], **own
     )
-    return read_curves(r)[0], constants_of(r.config)
+    return judged(r).curves[0], constants_of(r.config)
 
 
 def asked(*, noise_scale=None, **config):
@@ -110,7 +110,7 @@ def test_a_memory_of_more_than_a_tenth_of_the_steps_is_long_and_that_of_a_usual_
 ):
     """1 / (1 - 0.975) is 40, and 1 / (1 - 0.94) is 17."""
     r = record([trial(falling(0.1), 0.1, total_steps=steps)], optimizer="momentum", batch_size=50, momentum=momentum)
-    assert [s.field for s in suspects(read_curves(r)[0], constants_of(r.config))] == found
+    assert [s.field for s in suspects(judged(r).curves[0], constants_of(r.config))] == found
 
 
 def test_decay_that_gradients_outweigh_is_no_suspect():

@@ -6,16 +6,17 @@ import pytest
 
 from tests.helpers.simulated_curves import catapult, noisy_decay
 from tests.helpers.simulated_records import EVAL_COLUMNS, evaluations, record, trial
+from workbench.curves.judged import judged
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.trials import judge, read_curves
+from workbench.curves.trials import judge
 
 NO_EVALS = pd.DataFrame(columns=EVAL_COLUMNS)
 AT = 500
 
 
-def judged(loss, **columns):
+def judged_curve(loss, **columns):
     r = record([trial(loss, 0.1, columns=columns)], full_batch="loss_se" not in columns)
-    return judge(read_curves(r), [])[0]
+    return judge(judged(r).curves, [])[0]
 
 
 def spiked(start=AT + 3):
@@ -36,7 +37,7 @@ def norms(shape):
 @pytest.mark.parametrize(("shape", "cause"), [("jump", "data"), ("growth", "curvature"), ("quiet", None)])
 def test_gradient_norm_names_the_cause(shape, cause):
     loss, se = spiked()
-    item = judged(loss, loss_se=se, grad_norm=norms(shape))
+    item = judged_curve(loss, loss_se=se, grad_norm=norms(shape))
     found = rise_cause(item.curve, item.verdict.rises[0])
     assert found["cause"] == cause
     if shape == "jump":  # F1.9: the outlier precedes the jump of the loss
@@ -49,24 +50,24 @@ def test_gradient_norm_names_the_cause(shape, cause):
 def test_schedule_and_optimizer_state():
     loss, se = spiked(AT + 1)
     lr = np.where(np.arange(1000) < AT, 0.1, 4.0)
-    item = judged(loss, loss_se=se, grad_norm=norms("jump"), lr=lr)
+    item = judged_curve(loss, loss_se=se, grad_norm=norms("jump"), lr=lr)
     assert rise_cause(item.curve, item.verdict.rises[0])["cause"] == "schedule"
-    item = judged(loss, loss_se=se, grad_norm=norms("quiet"), update_norm=norms("jump"))
+    item = judged_curve(loss, loss_se=se, grad_norm=norms("quiet"), update_norm=norms("jump"))
     assert rise_cause(item.curve, item.verdict.rises[0])["cause"] == "optimizer_state"
 
 
 def test_without_norms_the_cause_is_unknown():
     loss, se = spiked()
-    item = judged(loss, loss_se=se)
+    item = judged_curve(loss, loss_se=se)
     assert rise_cause(item.curve, item.verdict.rises[0])["cause"] is None
     r = record([trial(loss, 0.1)])
     r.steps = r.steps[["trial", "step", "loss"]]
-    bare = judge(read_curves(r), [])[0]
+    bare = judge(judged(r).curves, [])[0]
     assert rise_cause(bare.curve, item.verdict.rises[0])["cause"] is None
 
 
 def test_only_evaluating_at_every_step_shows_an_early_catapult():
-    item = judged(catapult(3.0, 500, seed=1))
+    item = judged_curve(catapult(3.0, 500, seed=1))
     steps = np.arange(501)
     values = np.append(item.curve.loss, item.curve.loss[-1])
     table = pd.DataFrame(evaluations(0, steps, values))
@@ -92,7 +93,7 @@ def test_confirmation_runs_are_told_apart(shape, expected, step):
         "catapult": catapult(3.0, 1000, seed=1),
     }[shape]
     trials = [trial(fall, 0.1), trial(loss, 0.5, stage="confirm")]
-    curves = read_curves(record(trials, total_steps=1000))
+    curves = judged(record(trials, total_steps=1000)).curves
     peers = curves if shape != "catapult" else curves[1:]
     row = confirmation(judge(curves, peers)[1], lr_star=0.1)
     assert (row["shape"], row["jump_step"], row["times_lr_star"]) == (expected, step, 5.0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.role_view import role_view
-from workbench.curves.trials import full_length, initial_loss, judge, read_curves, study_scale
+from workbench.curves.judged import judged
+from workbench.curves.trials import full_length, initial_loss, judge, study_scale
 from workbench.record.roles import Role
 
 FALLING = np.linspace(2.0, 1.0, 50)
@@ -13,7 +13,7 @@ FALLING = np.linspace(2.0, 1.0, 50)
 
 def test_curves_carry_what_the_record_says():
     r = record([trial(FALLING, 0.1, seed=3), trial([2.0, np.nan], 9.0)], total_steps=50, optimizer="momentum")
-    first, second = read_curves(r)
+    first, second = judged(r).curves
     assert (first.lr, first.seed, first.total_steps, first.full_batch) == (0.1, 3, 50, True)
     assert first.memory == 0.9
     assert first.finished
@@ -28,14 +28,14 @@ def test_curves_carry_what_the_record_says():
 def test_memory_of_each_rule(optimizer, memory):
     r = record([trial(FALLING, 0.1)], momentum=0.7, beta1=0.6)
     r.trials["optimizer"] = optimizer
-    assert read_curves(r)[0].memory == memory
+    assert judged(r).curves[0].memory == memory
 
 
 def test_failed_trials_and_trials_without_rows_are_left_out():
     r = record([trial(FALLING, 0.1, state="failed"), trial(FALLING, 0.2), trial(FALLING, 0.3)])
     r.steps = r.steps[r.steps["trial"] != 2]
-    assert [c.lr for c in read_curves(r)] == [0.2]
-    assert read_curves(record([])) == []
+    assert [c.lr for c in judged(r).curves] == [0.2]
+    assert judged(record([])).curves == []
 
 
 def test_full_length_keeps_one_config():
@@ -51,16 +51,16 @@ def test_full_length_keeps_one_config():
         trial(np.r_[FALLING[:5], np.inf], 0.9, stage="confirm"),
     ]
     r = record(trials, total_steps=50)
-    assert [c.lr for c in full_length(read_curves(r), r.config)] == [0.1, 0.2, 0.3, 0.9]
+    assert [c.lr for c in judged(r).full_length] == [0.1, 0.2, 0.3, 0.9]
 
 
 def test_without_a_matching_baseline_the_longest_trials_count():
     r = record([trial(FALLING, 0.1), trial(FALLING, 0.2), trial(FALLING[:20], 0.3, total_steps=20)], total_steps=50)
-    assert [c.lr for c in full_length(read_curves(r), r.config | {"total_steps": 999})] == [0.1, 0.2]
+    assert [c.lr for c in full_length(judged(r).curves, r.config | {"total_steps": 999})] == [0.1, 0.2]
 
 
 def test_scale_is_the_best_end_at_the_asked_length():
-    curves = read_curves(record([trial(FALLING, 0.1), trial(np.linspace(2, 0, 50), 0.2), trial([2.0, np.inf], 9.0)]))
+    curves = judged(record([trial(FALLING, 0.1), trial(np.linspace(2, 0, 50), 0.2), trial([2.0, np.inf], 9.0)])).curves
     assert study_scale(curves, 50).best_end == pytest.approx(np.median(np.linspace(2, 0, 50)[-5:]))
     assert study_scale(curves, 10).best_end == pytest.approx(np.linspace(2, 0, 50)[9])
     assert study_scale(curves, 51) is None
@@ -69,17 +69,17 @@ def test_scale_is_the_best_end_at_the_asked_length():
 def test_initial_loss_averages_seeds_only_where_they_agree():
     se = np.full(50, 0.1)
     near = [trial(FALLING + d, 0.1, seed=i, columns={"loss_se": se}) for i, d in enumerate((0.0, 0.2))]
-    curves = read_curves(record(near, full_batch=False))
+    curves = judged(record(near, full_batch=False)).curves
     assert initial_loss(curves[0], curves) == pytest.approx(2.1)
     far = [trial(FALLING + d, 0.1, seed=i, columns={"loss_se": se}) for i, d in enumerate((0.0, 20.0))]
-    curves = read_curves(record(far, full_batch=False))
+    curves = judged(record(far, full_batch=False)).curves
     assert initial_loss(curves[0], curves) == 2.0
 
 
 def test_a_study_knows_that_a_run_never_trained():
     stuck = np.full(50, 2.0)
     r = record([trial(FALLING, 0.1), trial(stuck, 0.001), trial(stuck, 5.0)])
-    curves = read_curves(r)
+    curves = judged(r).curves
     slow, fast = judge(curves, curves)[1:]
     assert slow.verdict.high
     assert not slow.is_lasting(lr_star=0.1)  # too small an lr is slow, not unstable
@@ -90,11 +90,11 @@ def test_a_study_knows_that_a_run_never_trained():
 def test_a_trial_of_a_role_that_nobody_knows_is_no_point_of_the_sweep():
     """A study of somebody's own, or of a later version: what its trials are for is not known."""
     r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="mine"), trial(FALLING, 0.3, stage="lr_unstable")])
-    assert [c.lr for c in full_length(read_curves(r))] == [0.1, 0.3]
+    assert [c.lr for c in full_length(judged(r).curves)] == [0.1, 0.3]
 
 
 def test_a_view_says_which_roles_are_points_of_its_sweep():
     r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="lr_range"), trial(FALLING, 0.4, stage="lr_range")])
-    view = role_view(r, Role.LR_RANGE)
-    assert [c.lr for c in full_length(read_curves(view))] == [0.2, 0.4]
+    view = judged(r).role(Role.LR_RANGE)
+    assert [c.lr for c in view.full_length] == [0.2, 0.4]
     assert set(view.trials["stage"]) == {"lr_range"}

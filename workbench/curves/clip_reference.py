@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.curves.clip_threshold import ClipThreshold, arrival, choose_threshold, steady_stretch
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import objective
-from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict
 from workbench.record.roles import SHORT
 
 __all__ = ["ReferenceNorms", "max_grad_norm_of", "norms_of", "reference_norms", "reference_threshold"]
@@ -54,12 +55,11 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
         record: a study, or a single trial.
         skip_frac: see `steady_stretch`.
     """
-    curves = read_curves(record)
-    usable = [c for c in curves if c.stage not in SHORT and "grad_norm" in c.steps]
+    usable = judged(record).verdicts(lambda c: c.stage not in SHORT and "grad_norm" in c.steps)
     if not usable:
         return None
     wanted = [_number(record.facts.get("clipping_reference_lr")), _number(record.config.get("peak_lr"))]
-    item = min(judge(usable, full_length(curves, record.config)), key=lambda found: _preference(found, wanted))
+    item = min(usable, key=lambda found: _preference(found, wanted))
     rises = [(rise.onset_step, rise.back_step) for rise in item.verdict.rises]
     warmup = int(item.curve.config.get("warmup_steps") or 0)
     norms = norms_of(item)

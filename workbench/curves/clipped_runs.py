@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.config import TrainConfig
 from workbench.curves.clip_reference import max_grad_norm_of, norms_of
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import objective
-from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict
 from workbench.record.roles import SHORT
 
 __all__ = ["alternation", "clipped_runs", "fixed_step", "step_scale"]
@@ -53,9 +54,7 @@ def clipped_runs(
             schedule nothing is left to be masked (rule of thumb).
         parked_frac: share of the steps clipped at the end from which the norm counts as parked (rule of thumb, as F4.11).
     """
-    curves = read_curves(record)
-    finished = [c for c in curves if c.stage not in SHORT and c.finished and "grad_norm" in c.steps]
-    items = judge(finished, full_length(curves, record.config))
+    items = judged(record).verdicts(lambda c: c.stage not in SHORT and c.finished and "grad_norm" in c.steps)
     twins = {_key(item.curve.config): item for item in items if max_grad_norm_of(item.curve.config) is None}
     rows = [
         _row(item, twins.get(_key(item.curve.config)), tail_frac, peak_frac, parked_frac)

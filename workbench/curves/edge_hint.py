@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.curves.lr_search import unstable_bracket
-from workbench.curves.trials import RecordLike, read_curves
+from workbench.curves.trials import RecordLike
 
 __all__ = ["edge_from_growth", "growth_edge"]
 
@@ -76,11 +76,11 @@ def growth_edge(record: RecordLike) -> float | None:
     Args:
         record: a sweep whose bracket is still wide.
     """
-    table = sweep_table(record)
+    table = judged(record).sweep()
     bracket = unstable_bracket(table)
     if bracket is None or bracket.lower is None or not table.noise_free:
         return None
-    for curve in read_curves(record):
+    for curve in judged(record).curves:
         if math.isclose(curve.lr, bracket.upper, rel_tol=1e-9) and curve.total_steps == table.total_steps:
             return edge_from_growth(
                 curve.loss,

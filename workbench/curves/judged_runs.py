@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import objective
-from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict
 
 __all__ = ["judged_runs"]
 
@@ -24,9 +25,7 @@ def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0
         stages: of the trials.
         above: only trials whose lr is larger.
     """
-    curves = read_curves(record)
-    wanted = [c for c in curves if c.stage in stages and c.finished and c.lr > above]
-    return [_row(item) for item in judge(wanted, full_length(curves, record.config))]
+    return [_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)]
 
 
 def _row(item: TrialVerdict) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import LRPoint, SweepTable, mean_and_error
-from workbench.curves.trials import RecordLike, TrialCurve, read_curves
+from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Finding, Status
 
 __all__ = ["nothing_clear", "nothing_learns"]
@@ -104,7 +105,7 @@ def _finding(status: Status, summary: str, evidence: dict[str, Any], *, advice: 
 
 
 def _curves(record: RecordLike, point: LRPoint) -> list[TrialCurve]:
-    return [curve for curve in read_curves(record) if curve.trial in point.trials]
+    return [curve for curve in judged(record).curves if curve.trial in point.trials]
 
 
 def _end(curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float) -> _End:

@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 from workbench.curves.chance import ignorance
 from workbench.curves.smoothing import noise_per_step
 from workbench.curves.trials import (
-    RecordLike,
     TrialCurve,
     TrialVerdict,
-    full_length,
     initial_losses,
     judge,
-    read_curves,
 )
 
-__all__ = ["LRPoint", "SweepTable", "mean_and_error", "objective", "paired_difference", "sweep_table"]
+__all__ = ["LRPoint", "SweepTable", "mean_and_error", "objective", "paired_difference", "sweep_of_curves"]
 
 FloatArray = NDArray[np.float64]
 
@@ -182,17 +179,18 @@ def mean_and_error(parts: Sequence[FloatArray], *, blocks: int = 8) -> tuple[flo
     return float(np.mean([np.mean(part) for part in parts])), math.hypot(*errors) / len(errors)
 
 
-def sweep_table(record: RecordLike, *, tail_frac: float = 0.1, blocks: int = 8, noise_sds: float = 4.0) -> SweepTable:
-    """Return the sweep's points: full-length trials of one config, one point a learning rate.
+def sweep_of_curves(
+    full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1, blocks: int = 8, noise_sds: float = 4.0
+) -> SweepTable:
+    """Return the sweep's points, one a learning rate.
 
     Args:
-        record: a study, or a single trial.
+        full_length: finished trials of one config but for the learning rate and the seeds.
         tail_frac: share of the steps that the objective averages.
         blocks: see `paired_difference`.
         noise_sds: standard errors that what was learned must stand out by (rule of thumb).
     """
-    curves = read_curves(record)
-    peers = _first_of_each(full_length(curves, record.config))
+    peers = _first_of_each(full_length)
     verdicts = judge(peers, peers)
     groups = _by_lr(verdicts)
     points = tuple(_point(group, lr_star=None, tail_frac=tail_frac, blocks=blocks) for group in groups)

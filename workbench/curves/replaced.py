@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.curves.chance import ignorance
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import objective, paired_difference
-from workbench.curves.trials import RecordLike, TrialCurve, initial_loss, read_curves
+from workbench.curves.trials import RecordLike, TrialCurve, initial_loss
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows
@@ -82,7 +83,7 @@ def replaced(record: RecordLike) -> dict[str, list[Replaced]]:
         record: a study; its facts may hold "replaced".
     """
     rows = (record.facts.get("replaced") or {}).get("rows", ())
-    curves = {c.trial: c for c in read_curves(record) if c.finished} if rows else {}
+    curves = {c.trial: c for c in judged(record).curves if c.finished} if rows else {}
     found: dict[str, list[Replaced]] = {}
     for row in rows:
         own, other = (curves.get(int(row[name])) for name in ("baseline", "trial"))
@@ -142,9 +143,7 @@ def diagnose_replaced(record: RecordLike) -> Diagnosis:
     else:
         found = replaced(record)
         findings = (_constants(found, facts["constants"]), _decay(found, facts["constants"]))
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 _MEANS = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.curves.lr_points import LRPoint, SweepTable, sweep_table
+from workbench.curves.judged import JudgedStudy
+from workbench.curves.lr_points import LRPoint, SweepTable
 from workbench.curves.lr_search import lr_best, unstable_bracket
-from workbench.curves.role_view import StageView, sweep_of
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import POINTS, Role
@@ -96,7 +96,7 @@ def rules_in(record: RecordLike) -> list[str]:
     return [name for name in dict.fromkeys([own, *there]) if name in there]
 
 
-def rule_view(record: RecordLike, optimizer: str) -> StageView:
+def rule_view(record: RecordLike, optimizer: str) -> JudgedStudy:
     """Return the trials of one rule as a learning-rate sweep of their own.
 
     Args:
@@ -105,7 +105,7 @@ def rule_view(record: RecordLike, optimizer: str) -> StageView:
     """
     table = record.trials
     trials = table[table["optimizer"].astype(str) == optimizer] if len(table) else table
-    return sweep_of(record, trials, config={"optimizer": optimizer}, points=POINTS | {SWEEP})
+    return JudgedStudy(record, trials=trials, config={"optimizer": optimizer}, points=POINTS | {SWEEP})
 
 
 def read_ranges(record: RecordLike, *, trains_frac: float = 0.1, tail_frac: float = 0.1) -> dict[str, RuleRange]:
@@ -120,8 +120,8 @@ def read_ranges(record: RecordLike, *, trains_frac: float = 0.1, tail_frac: floa
     return {name: _range(rule_view(record, name), name, trains_frac, tail_frac) for name in rules_in(record)}
 
 
-def _range(view: StageView, optimizer: str, trains_frac: float, tail_frac: float) -> RuleRange:
-    table = sweep_table(view, tail_frac=tail_frac)
+def _range(view: JudgedStudy, optimizer: str, trains_frac: float, tail_frac: float) -> RuleRange:
+    table = view.sweep(tail_frac=tail_frac)
     best, bracket = lr_best(table), unstable_bracket(table)
     if best is None or table.best is None:
         number = math.nan
@@ -163,7 +163,7 @@ def _top(table: SweepTable) -> float | None:
     return table.points[-1].lr if table.points else None
 
 
-def _first_trial(point: LRPoint, view: StageView) -> int | None:
+def _first_trial(point: LRPoint, view: JudgedStudy) -> int | None:
     """Return the trial of the baseline's own seed, which the search used."""
     first = int(view.config.get("shared_seed") or 0)
     return dict(zip(point.seeds, point.trials, strict=True)).get(first, point.trials[0] if point.trials else None)
@@ -205,7 +205,7 @@ def ends_next(
     return tuple(lr for lr in asked if lowest <= lr <= highest)
 
 
-def _selected(view: StageView, points: Sequence[LRPoint]) -> tuple[float, float] | None:
+def _selected(view: JudgedStudy, points: Sequence[LRPoint]) -> tuple[float, float] | None:
     """Return (lr, selected metric) of the best checkpoint among the lrs that train, under the first seed."""
     first = int(view.config.get("shared_seed") or 0)
     sign, found = _sign(view), []
@@ -219,5 +219,5 @@ def _selected(view: StageView, points: Sequence[LRPoint]) -> tuple[float, float]
     return lr, float(np.float64(sign * value))
 
 
-def _sign(view: StageView) -> float:
+def _sign(view: JudgedStudy) -> float:
     return 1.0 if view.config.get("select_mode", "min") == "min" else -1.0

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import paired_difference
 from workbench.curves.rule_ranges import TWIN, rule_view
 from workbench.curves.same_config import equal, plain_cell
 from workbench.curves.selection import selected_by_seed
-from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict, judge
 
 __all__ = ["TWIN_FIELDS", "Twin", "read_twins"]
 
@@ -94,12 +95,11 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any], fields: Sequenc
 
 
 def _compared(record: RecordLike, own: Mapping[str, Any], twin: Mapping[str, Any], field: str) -> Twin | None:
-    curves = {c.trial: c for c in read_curves(record) if c.finished}
+    curves = {c.trial: c for c in judged(record).curves if c.finished}
     numbers = [int(own["trial"]), int(twin["trial"])]
     if not all(number in curves for number in numbers):
         return None
-    view = rule_view(record, str(own["optimizer"]))
-    peers = full_length(read_curves(view), view.config)
+    peers = rule_view(record, str(own["optimizer"])).full_length
     first, second = judge([curves[n] for n in numbers], peers)
     gain, se = paired_difference(first.curve, second.curve)
     sign = 1.0 if record.config.get("select_mode", "min") == "min" else -1.0

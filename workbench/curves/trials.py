@@ -20,10 +20,10 @@ __all__ = [
     "RecordLike",
     "TrialCurve",
     "TrialVerdict",
+    "curves_of",
     "full_length",
     "judge",
     "memory_field",
-    "read_curves",
     "study_scale",
 ]
 
@@ -139,25 +139,27 @@ def memory_field(optimizer: Any) -> str | None:
     return _MEMORY.get(optimizer) if isinstance(optimizer, str) else None
 
 
-def read_curves(record: RecordLike) -> list[TrialCurve]:
-    """Return every trial that has rows and did not crash, in order of its number."""
-    if not len(record.trials) or not len(record.steps):
+def curves_of(
+    trials: pd.DataFrame, steps: pd.DataFrame, *, chance: float | None, points: Collection[str] = POINTS
+) -> list[TrialCurve]:
+    """Return every trial that has rows and did not crash, in order of its number.
+
+    Args:
+        trials: frame of a record.
+        steps: another.
+        chance: loss of guessing, None where unknown.
+        points: roles whose trials are points of a sweep.
+    """
+    if not len(trials) or not len(steps):
         return []
-    rows = {int(str(number)): frame for number, frame in record.steps.groupby("trial")}
-    points, found = getattr(record, "points", POINTS), []
-    for row in record.trials.to_dict("records"):
-        number = int(row["trial"])
-        if number in rows and row["state"] != "failed":
-            found.append(
-                _curve({str(k): v for k, v in row.items()}, rows[number], record.facts.get("chance_loss"), points)
-            )
+    rows = {int(str(number)): frame for number, frame in steps.groupby("trial")}
+    kept = [row for row in trials.to_dict("records") if int(row["trial"]) in rows and row["state"] != "failed"]
+    found = [_curve({str(k): v for k, v in row.items()}, rows[int(row["trial"])], chance, points) for row in kept]
     return sorted(found, key=lambda c: c.trial)
 
 
 def _curve(row: Mapping[str, Any], steps: pd.DataFrame, chance: float | None, points: Collection[str]) -> TrialCurve:
-    if not steps[
-        "step"
-    ].is_monotonic_increasing:  # a record's are sorted; to sort them again takes longer than all else here
+    if not steps["step"].is_monotonic_increasing:  # a record's are sorted, and sorting takes longer than all else here
         steps = steps.sort_values("step")
     loss = steps["loss"].to_numpy(dtype=np.float64)
     known = "loss_se" in steps.columns

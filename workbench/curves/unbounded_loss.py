@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.curves.trials import RecordLike, read_curves
+from workbench.curves.judged import judged
+from workbench.curves.trials import RecordLike
 
 __all__ = ["DEEP", "bottomless", "is_deep"]
 
@@ -37,7 +38,7 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
         deep: see `DEEP`.
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
-    for curve in read_curves(record):
+    for curve in judged(record).curves:
         known = curve.loss[np.isfinite(curve.loss)]
         if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import (
     MEASUREMENTS,
@@ -49,6 +50,12 @@ class Diagnosis:
     cost: Mapping[str, Any] = field(default_factory=dict)
     recommendation: Mapping[str, Any] | None = None
     path: Path | None = None
+
+    @classmethod
+    def of(cls, record: Audited, findings: Iterable[Finding]) -> Diagnosis:
+        """Return the findings about a record, with its workload, command and folder."""
+        path = getattr(record, "path", None)
+        return cls(findings=tuple(findings), workload=record.workload, command=record.command, path=path)
 
     @property
     def verdict(self) -> Status:

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.adoption import by_faults
 from workbench.curves.clipped_runs import fixed_step
+from workbench.curves.judged import judged
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.not_minimised import judged_without_loss, selects_by_loss
 from workbench.curves.replaced import diagnose_replaced
@@ -351,20 +352,21 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     before = diagnose_preflight(record)
     before = _looked_at(record, before, _BEFORE)
     before += diagnose_input_share(record)
-    after = diagnose_lr_sweep(record) + diagnose_instability(record) + diagnose_periodicity(record)
-    after += diagnose_schedule(record, restarts_planned=is_callable_name(record.config["schedule"]))
+    study = judged(record)
+    after = diagnose_lr_sweep(study) + diagnose_instability(study) + diagnose_periodicity(record)
+    after += diagnose_schedule(study, restarts_planned=is_callable_name(record.config["schedule"]))
     after = _looked_at(record, after + diagnose_checkpoints(record), _AFTER)
-    warmup = diagnose_warmup(record)
+    warmup = diagnose_warmup(study)
     after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
     if "clipping_lr" in record.facts:
-        clipping = diagnose_clipping(record)
+        clipping = diagnose_clipping(study)
         after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
     reason = _nothing_trained(record, before)
     if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
     joined = excused_architecture(before + after)
     joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
-    recommendation = recommend(record, joined)
+    recommendation = recommend(study, joined)
     joined = settled_by_proof(record, joined, recommendation)
     if "evaluation_sample" in record.facts:
         refused = bool((recommendation.get("examples") or {}).get("refused"))

@@ -67,7 +67,7 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
             _norm_after_add(facts, deep=deep, deep_layers=deep_layers),
             _branch_not_zero(facts, deep=deep, growth=growth),
         )
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def architecture_joins(record: RecordLike) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.errors import ConfigError, UsageError
 from workbench.record.read import StudyRecord
@@ -118,7 +118,7 @@ def _made(name: str, make: Variant, depth: int) -> Workload:
 
 def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
     """Return the largest stable lr of a sweep with what bounds it, and its best lr."""
-    table = sweep_table(record)
+    table = judged(record).sweep()
     best, bracket = lr_best(table), unstable_bracket(table)
     found: dict[str, Any] = {"stable_lr": math.nan, "unstable_lr": math.nan, "censored": None}
     if best is None:

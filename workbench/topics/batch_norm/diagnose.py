@@ -63,7 +63,7 @@ def diagnose_batch_norm(
             variance_of_means(facts, devices, missing_share),
             *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift, harm=harm),
         )
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def _of_use(

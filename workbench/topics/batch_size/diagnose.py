@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
+from workbench.curves.judged import judged
 from workbench.curves.trials import RecordLike, memory_field
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis, Finding
@@ -112,6 +113,7 @@ def diagnose_batch_size(
     Returns:
         The codes `batch_size.tuned_directly`, `.retune`, `.equivalence`, `.noise_scale` and `.regularisation`, once each.
     """
+    record = judged(record)
     arms = read_arms(record)
     own = next((a for a in arms if _is_own(a, record.config)), None)
     if own is None or len({arm.batch_size for arm in arms}) < 2:
@@ -128,9 +130,7 @@ def diagnose_batch_size(
         noise_scale_finding(record),
         regularisation_finding(record, arms, false_adoption=false_adoption),
     )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _is_own(arm: BatchArm, config: Mapping[str, Any]) -> bool:

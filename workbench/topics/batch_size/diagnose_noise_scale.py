@@ -21,12 +21,7 @@ def diagnose_noise_scale(record: RecordLike) -> Diagnosis:
     Args:
         record: a study whose facts hold "noise_scale".
     """
-    return Diagnosis(
-        findings=(noise_scale_finding(record),),
-        workload=record.workload,
-        command=record.command,
-        path=getattr(record, "path", None),
-    )
+    return Diagnosis.of(record, [noise_scale_finding(record)])
 
 
 def noise_scale_finding(record: RecordLike) -> Finding:

@@ -57,9 +57,7 @@ def diagnose_checkpoints(
         resume_finding(record.facts.get("resume")),
         selection_finding(record, runs, max_luck_frac=max_luck_frac),
     )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _best_not_last(

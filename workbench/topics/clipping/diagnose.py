@@ -11,10 +11,11 @@ import numpy as np
 from workbench.curves.clip_reference import ReferenceNorms, reference_norms
 from workbench.curves.clip_threshold import ClipThreshold, choose_threshold, ordinal
 from workbench.curves.clipped_runs import clipped_runs
-from workbench.curves.lr_points import objective, sweep_table
+from workbench.curves.judged import judged
+from workbench.curves.lr_points import objective
 from workbench.curves.lr_search import unstable_bracket
 from workbench.curves.replaced import LOST_FRAC, lost_by
-from workbench.curves.trials import RecordLike, read_curves
+from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.clipping.ladder import Rung, is_calm, is_cured, leading, masks, read_ladder
@@ -79,9 +80,10 @@ def diagnose_clipping(
     Returns:
         The codes `clipping.threshold`, `.cures`, `.aggressive`, `.masks_lr` and `.nonfinite`, once each.
     """
+    record = judged(record)
     reference = reference_norms(record, skip_frac=skip_frac)
     rows = clipped_runs(record, parked_frac=parked_frac)
-    bracket = unstable_bracket(sweep_table(record))
+    bracket = unstable_bracket(judged(record).sweep())
     unstable_lr = None if bracket is None else bracket.middle
     lead, why = leading(record, rows, aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)
     study = _Study(
@@ -103,9 +105,7 @@ def diagnose_clipping(
         _masks(study),
         nonfinite_norms(record),
     )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _threshold(study: _Study, drift_ratio: float) -> Finding:
@@ -212,7 +212,7 @@ def _aggressive(study: _Study) -> Finding:
 
 def _slowed(study: _Study, lead: Rung, shown: str, common: Mapping[str, Any]) -> Finding:
     """Say what a clipping that training does not need takes from it; an adaptive rule hardly feels one that is always on."""
-    curves = {c.trial: c for c in read_curves(study.record)}
+    curves = {c.trial: c for c in judged(study.record).curves}
     lost = min(lost_by(study.record, curves[row["trial"]], curves[row["twin"]])[0] for row in lead.rows)
     ends = [float(np.mean([row[name] for row in lead.rows])) for name in ("twin_loss", "loss")]
     told = f"{shown}, and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from workbench.curves.judged import judged
 from workbench.curves.same_config import own_trials
-from workbench.curves.trials import RecordLike, TrialCurve, read_curves
+from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Finding, Status
 from workbench.record.roles import Role
 
@@ -21,7 +22,7 @@ def nonfinite_norms(record: RecordLike) -> Finding:
         record: a study, or a single trial.
     """
     code = "clipping.nonfinite"
-    curves = [c for c in read_curves(record) if "grad_norm" in c.steps]
+    curves = [c for c in judged(record).curves if "grad_norm" in c.steps]
     if not curves:
         return Finding(
             code=code, status="not_measured", clause="F4.6", summary="Not measured: no gradient norm was recorded."

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.curves.judged import judged
 from workbench.curves.judged_runs import judged_runs
-from workbench.curves.lr_points import LRPoint, sweep_table
+from workbench.curves.lr_points import LRPoint
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
@@ -69,9 +70,9 @@ def diagnose_comparison(
         The codes `comparison.low_lr_same`, `.high_lr_lost` and `.warmup_cures`, once each.
     """
     tables = ArmTables(
-        sweep_table(baseline, tail_frac=tail_frac),
-        sweep_table(modified, tail_frac=tail_frac),
-        None if warmed is None else sweep_table(warmed, tail_frac=tail_frac),
+        judged(baseline).sweep(tail_frac=tail_frac),
+        judged(modified).sweep(tail_frac=tail_frac),
+        None if warmed is None else judged(warmed).sweep(tail_frac=tail_frac),
         ArmLimits(
             noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
             min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
@@ -80,9 +81,7 @@ def diagnose_comparison(
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")
     findings = (_low_lr_same(tables), unstable, _warmup_cures(tables, unstable.evidence["holds"], steps))
-    return Diagnosis(
-        findings=findings, workload=modified.workload, command=modified.command, path=getattr(modified, "path", None)
-    )
+    return Diagnosis.of(modified, findings)
 
 
 def _statement(code: str, holds: bool | None, summary: str, *, evidence: dict[str, Any], **more: Any) -> Finding:

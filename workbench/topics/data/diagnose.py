@@ -200,7 +200,7 @@ def diagnose_data(
             _imbalance(facts, class_ratio, _counted(record.facts)),
             worker_rng_finding(facts),
         )  # fmt: skip
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def _counted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -67,7 +67,7 @@ def diagnose_evaluation(
             resolution=resolution,
         ),
     )
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def diagnose_evaluation_cases(

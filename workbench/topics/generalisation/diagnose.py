@@ -108,7 +108,7 @@ def diagnose_generalisation_gap(
         The one code `evaluation.generalisation_gap`.
     """
     found = _finding(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
-    return Diagnosis(findings=(found,), workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, (found,))
 
 
 def _finding(

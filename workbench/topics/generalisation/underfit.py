@@ -33,7 +33,7 @@ def diagnose_underfit(
         The one code `evaluation.underfits`.
     """
     found = _finding(record.facts, least=least, broken=broken, skill=skill, ses=ses)
-    return Diagnosis(findings=(found,), workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, (found,))
 
 
 def _finding(facts: Mapping[str, Any], *, least: float, broken: float, skill: float, ses: float) -> Finding:

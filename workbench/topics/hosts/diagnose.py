@@ -66,7 +66,7 @@ def diagnose_hosts(
             "not_wrapped": not_wrapped(ranks),
         }
         findings = [judged[name] for name in CLAUSE]
-    return Diagnosis(findings=tuple(findings), workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, tuple(findings))
 
 
 def _cores(ranks: Sequence[Mapping[str, Any]]) -> int | None:

@@ -68,7 +68,7 @@ def diagnose_input_pipeline(
             _count(facts),
             _draws(facts),
         )
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def _syncs(facts: Mapping[str, Any], limit: float) -> Finding:

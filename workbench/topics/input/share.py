@@ -39,9 +39,7 @@ def diagnose_input_share(
         least_steps: of a trial, to say anything (rule of thumb).
     """
     found = _finding(record, warn_share, least_wait_s, least_total_s, least_steps)
-    return Diagnosis(
-        findings=(found,), workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, (found,))
 
 
 def _finding(record: RecordLike, limit: float, least_wait_s: float, least_total_s: float, least_steps: int) -> Finding:

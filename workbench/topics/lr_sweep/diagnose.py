@@ -8,9 +8,10 @@ from typing import Any
 
 from workbench.curves.clipped_runs import fixed_step
 from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged import judged
 from workbench.curves.judged_runs import judged_runs
 from workbench.curves.leaves_chance import nothing_clear, nothing_learns
-from workbench.curves.lr_points import LRPoint, SweepTable, objective, sweep_table
+from workbench.curves.lr_points import LRPoint, SweepTable, objective
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next
 from workbench.curves.trials import RecordLike
@@ -18,7 +19,7 @@ from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.lr_sweep.own_lr import own_lr_findings
 
-__all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "sweep_table", "unstable_bracket"]
+__all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "unstable_bracket"]
 
 _CLAUSE = {
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", "lr.too_high": "F2.9", "lr.too_low": "F1.6",
@@ -65,7 +66,8 @@ def diagnose_lr_sweep(
         The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_high`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic` and
         `lr.nothing_learns`, once each.
     """
-    table = sweep_table(record, tail_frac=tail_frac)
+    record = judged(record)
+    table = judged(record).sweep(tail_frac=tail_frac)
     baseline = _number(record.config.get("peak_lr"))
     best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     learning = nothing_learns(record, table)
@@ -94,9 +96,7 @@ def diagnose_lr_sweep(
             _probabilistic(table, best, baseline, edge_ratio),
             learning,
         ]
-    return Diagnosis(
-        findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _number(value: Any) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import Record, baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
@@ -61,7 +61,7 @@ def plot_lr_sweep(
     Args:
         record: a study with trials of the stage "lr_sweep".
         diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge and its bracket.
-            Without it the points are those of `sweep_table`, and neither lr* nor the edge is drawn.
+            Without it the points are those of the sweep, and neither lr* nor the edge is drawn.
         mark: a learning rate to point out.
         ax: where to draw; a new figure by default.
 
@@ -158,7 +158,7 @@ def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
     """The sweep's points in order of lr, from the diagnosis; without one, from the record."""
     found = finding(diagnosis, "lr.best")
     if found is None or "points" not in found.evidence:
-        return [_Point(p.lr, p.loss, p.loss_se, p.unstable) for p in sweep_table(record).points]
+        return [_Point(p.lr, p.loss, p.loss_se, p.unstable) for p in judged(record).sweep().points]
     rows: Sequence[Mapping[str, Any]] = found.evidence["points"]
     points = [
         _Point(number(r.get("lr")), number(r.get("loss")), number(r.get("loss_se")), bool(r.get("unstable")))

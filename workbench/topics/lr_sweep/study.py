@@ -17,10 +17,10 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from workbench.config import TrainConfig
 from workbench.curves.edge_hint import growth_edge
-from workbench.curves.lr_points import SweepTable, sweep_table
+from workbench.curves.judged import judged
+from workbench.curves.lr_points import SweepTable
 from workbench.curves.lr_search import refine_round, unstable_bracket
 from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, on_lattice, raise_round
-from workbench.curves.role_view import role_view
 from workbench.curves.trials import RecordLike
 from workbench.curves.unbounded_loss import bottomless
 from workbench.errors import ConfigError
@@ -181,7 +181,7 @@ class LRSweep(Study):
         start = yield from self._range(partial(ask, steps=short), read, base, limits, coarse)
         if start is None:
             yield ask([(lr, SWEEP_STAGE) for lr in coarse[1:5]])
-            if sweep_table(read()).best is None:
+            if judged(read()).sweep().best is None:
                 return
         else:
             extra = beside(start.near[0]) if beside is not None and start.near else ()
@@ -214,7 +214,7 @@ class LRSweep(Study):
         while asked:
             yield ask([(lr, RANGE_STAGE) for lr in asked])
             record = read()
-            table = sweep_table(role_view(record, RANGE_STAGE))
+            table = judged(record).role(RANGE_STAGE).sweep()
             if bottomless(record) is not None:
                 break
             low, high = limits.of(table)
@@ -246,7 +246,7 @@ class LRSweep(Study):
         refined = 0
         while True:
             record = read()
-            table = sweep_table(record)
+            table = judged(record).sweep()
             if bottomless(record) is not None:  # the higher the lr, the lower the loss
                 return
             if table.noise_free and not near:

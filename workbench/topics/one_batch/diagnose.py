@@ -80,7 +80,7 @@ def diagnose_one_batch(
             fits,
         ]
     found = [replace(f, clause="F2.4" if f.code.startswith(("units", "gradients", "init")) else "F1.1") for f in found]
-    return Diagnosis(findings=tuple(found), workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, tuple(found))
 
 
 def _fits(facts: Facts, least: float) -> Finding:

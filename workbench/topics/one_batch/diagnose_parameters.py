@@ -34,9 +34,7 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
     else:
         total = max(int(facts["numbers"]), 1)
         findings = (_frozen(facts["frozen"], total, small_frac), _unowned(facts["unowned"], facts["outside"], total))
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _frozen(rows: Sequence[Mapping[str, Any]], total: int, small: float) -> Finding:

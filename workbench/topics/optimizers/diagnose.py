@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.curves.judged import judged
 from workbench.curves.rule_ranges import RuleRange, read_ranges
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
@@ -60,6 +61,7 @@ def diagnose_optimizers(
     Returns:
         The codes `optimizers.better`, `.rule_mismatch`, `.stale_second_moment` and `.weight_decay_shrinks`, once each.
     """
+    record = judged(record)
     limits = FindingLimits(
         noise_sds=noise_sds, material_frac=material_frac, gain_frac=gain_frac, false_adoption=false_adoption, wider_decades=wider_decades,
         shrink_ratio=shrink_ratio, stale_ratio=stale_ratio,
@@ -71,9 +73,7 @@ def diagnose_optimizers(
         stale_finding(record, ranges, limits),
         shrinks_finding(record, limits),
     )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from workbench.curves.judged import judged
 from workbench.curves.lr_points import paired_difference
 from workbench.curves.paired_proof import prove
 from workbench.curves.rule_ranges import RuleRange
 from workbench.curves.selection import compare_selected
-from workbench.curves.trials import RecordLike, read_curves
+from workbench.curves.trials import RecordLike
 from workbench.record.read import periodic_rows
 
 __all__ = ["Contest", "contest", "rival", "wider_than"]
@@ -133,7 +134,7 @@ def wider_than(
 
 def _above(record: RecordLike, one: RuleRange, other: RuleRange) -> tuple[float, float]:
     """Return by how much the end loss of one rule at its lr* lies above the other's, and its standard error."""
-    curves = {c.trial: c for c in read_curves(record)}
+    curves = {c.trial: c for c in judged(record).curves}
     if one.trial not in curves or other.trial not in curves:
         return math.inf, 0.0
     mean, se = paired_difference(curves[one.trial], curves[other.trial])

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.curves.classify import Rise
 from workbench.curves.rule_ranges import rule_view, rules_in
-from workbench.curves.trials import RecordLike, TrialVerdict, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike, TrialVerdict, judge
 
 __all__ = ["MEMORY_FIELD", "StaleMoment", "shorter", "stale_moments", "staleness"]
 
@@ -88,7 +88,7 @@ def stale_moments(
         memory = float(view.config[MEMORY_FIELD[name]])
         if 1.0 / (1.0 - memory) < min_memory_steps:
             continue
-        peers = full_length(read_curves(view), view.config)
+        peers = view.full_length
         trials = sorted(judge(peers, peers), key=lambda item: (item.curve.lr, item.curve.seed))
         hits = [hit for item in trials for hit in _stale(item, name, memory, ratio, before_steps)]
         found += hits[:1]

@@ -206,7 +206,7 @@ def diagnose_parameter_server(
                 bound(values, least_work=least_work, balanced=imbalance_limit, min_updates=min_updates), record, gain
             ),
         )
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def _facts(found: Mapping[str, Any], trial: int | None) -> tuple[int, Mapping[str, Any]] | None:

@@ -85,7 +85,7 @@ def diagnose_periodicity(record: RecordLike, *, alpha: float = 0.01, trial: int 
     """
     series = periodic_series(record, alpha=alpha, trial=trial)
     finding = _judge(record, series, alpha)
-    return Diagnosis(findings=(finding,), workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, (finding,))
 
 
 def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Finding:

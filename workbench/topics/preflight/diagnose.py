@@ -66,7 +66,7 @@ def diagnose_preflight(
             _no_update(facts | {"no_update": [n for n in facts["no_update"] if n not in _unowned(record)]}, cut_share),
         )
     findings = tuple(replace(f, clause=_CLAUSE[f.code]) for f in findings)
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def spoilt_splits(facts: Mapping[str, Any]) -> dict[str, int]:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from workbench.config import TrainConfig
-from workbench.curves.trials import TrialCurve, read_curves
+from workbench.curves.judged import judged
+from workbench.curves.trials import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.rounds import Asked, run_round
@@ -143,7 +144,7 @@ def _replaced(session: Session) -> dict[str, Any]:
     config = session.config
     baseline = session.trial(config, stage=Role.BASELINE).number
     record, constants = session.record, _constants(session)
-    curve = next((c for c in read_curves(record) if c.trial == baseline), None)
+    curve = next((c for c in judged(record).curves if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]
     found = [] if curve is None else suspects(curve, constants, noise_scale=max(scales, default=None))
     trials = run_round(session, [Asked(STAGE, _with(config, suspect)) for suspect in found])

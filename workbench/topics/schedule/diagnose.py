@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.trials import RecordLike, TrialCurve, read_curves
+from workbench.curves.judged import judged
+from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis, Finding
 
 __all__ = ["diagnose_schedule", "read_trace"]
@@ -63,7 +64,8 @@ def diagnose_schedule(
     Returns:
         `schedule.discontinuity`, `schedule.restarts` and `schedule.collapse`, once each.
     """
-    curve = _longest(read_curves(record))
+    record = judged(record)
+    curve = _longest(judged(record).curves)
     trace = None if curve is None else read_trace(curve)
     if trace is None or trace[0].size < min_steps:
         reason = (
@@ -90,9 +92,7 @@ def diagnose_schedule(
             else _restarts(climbs, matched, evidence),
             _collapse(trace, curve.total_steps, (collapse_frac, tail_frac), (low_frac, low_share), evidence),
         )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def read_trace(curve: TrialCurve) -> tuple[IntArray, FloatArray] | None:

@@ -9,20 +9,14 @@ from typing import Any, Literal
 
 from workbench.curves.classify import Rise
 from workbench.curves.fix_runs import is_harmful
+from workbench.curves.judged import judged
 from workbench.curves.judged_runs import judged_runs
 from workbench.curves.leaves_chance import nothing_clear
-from workbench.curves.lr_points import SweepTable, sweep_table
+from workbench.curves.lr_points import SweepTable
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.same_config import own_trials
-from workbench.curves.trials import (
-    RecordLike,
-    TrialCurve,
-    TrialVerdict,
-    full_length,
-    judge,
-    read_curves,
-)
+from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows
@@ -163,6 +157,7 @@ def diagnose_instability(
     Returns:
         The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
     """
+    record = judged(record)
     study = _read(
         record,
         curve_thresholds,
@@ -181,9 +176,7 @@ def diagnose_instability(
     else:
         hits = _hits(study)
         findings += [_finding(study, code, hits[code], usual_interval) for code in CODES]
-    return Diagnosis(
-        findings=tuple(findings), workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _read(
@@ -197,18 +190,17 @@ def _read(
 ) -> _Study:
     own = frozenset(own_trials(record))
     curves = [
-        c for c in read_curves(record)
+        c for c in judged(record).curves
         if (c.point or c.stage == Role.PROBE or c.trial in own) and (c.finished or len(c.loss) > 9)
     ]  # fmt: skip
-    peers = full_length(curves, record.config)
-    table = sweep_table(record)
+    table = judged(record).sweep()
     best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
     bracket = None if best is None else unstable_bracket(table)
     fixes = [] if bracket is None else judged_runs(record, ["fix"], above=bracket.middle)
     baseline = record.config.get("peak_lr")
     return _Study(
         record=record,
-        items=judge(curves, peers, **thresholds),
+        items=judge(curves, judged(record).full_length, **thresholds),
         table=table,
         best=best,
         bracket=bracket,

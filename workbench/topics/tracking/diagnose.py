@@ -29,7 +29,7 @@ def diagnose_tracking(record: StudyRecord) -> Diagnosis:
     """
     row = study_row(record.path)
     findings = (_config(row), _trials(record, row), _best_value(record, row), _reproduce(record))
-    return Diagnosis(findings=findings, workload=record.workload, command=record.command, path=record.path)
+    return Diagnosis.of(record, findings)
 
 
 def _config(row: Mapping[str, Any]) -> Finding:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from workbench.config import is_callable_name
+from workbench.curves.judged import judged
 from workbench.curves.replaced import replaced
 from workbench.curves.selection import compare_selected
-from workbench.curves.trials import RecordLike, full_length, read_curves
+from workbench.curves.trials import RecordLike
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.roles import Role
@@ -87,6 +88,7 @@ def diagnose_warmup(
     Returns:
         The codes `warmup.needed`, `.shortest`, `.over_cap`, `.lengthen` and `.insufficient`, once each.
     """
+    record = judged(record)
     study = _read(record, min_multiple)
     findings = (
         _needed(study),
@@ -95,9 +97,7 @@ def diagnose_warmup(
         _lengthen(study, lengthen_frac),
         _insufficient(study, min_multiple),
     )
-    return Diagnosis(
-        findings=findings, workload=record.workload, command=record.command, path=getattr(record, "path", None)
-    )
+    return Diagnosis.of(record, findings)
 
 
 def _read(record: RecordLike, min_multiple: float) -> _Study:
@@ -127,7 +127,7 @@ def _climb(record: RecordLike, *, most: float = 0.5, near: float = 0.95) -> int:
     """
     if not is_callable_name(record.config.get("schedule")):
         return 0
-    curve = next((c for c in read_curves(record) if c.stage == Role.BASELINE), None)
+    curve = next((c for c in judged(record).curves if c.stage == Role.BASELINE), None)
     trace = None if curve is None else read_trace(curve)
     if curve is None or trace is None:
         return 0
@@ -212,7 +212,7 @@ def _compared(study: _Study) -> dict[str, Any] | None:
     record, lr = study.record, study.record.config.get("peak_lr")
     if not isinstance(lr, (int, float)) or "select" not in record.config:
         return None
-    peers = full_length(read_curves(record), record.config)
+    peers = judged(record).full_length
     baseline = [c.trial for c in peers if math.isclose(c.lr, lr, rel_tol=1e-9)]
     candidates = {
         f"lr {search.lr:.4g}, warmup over {one.steps:,} steps": [one.full_trial]

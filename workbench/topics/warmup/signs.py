@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.curves.judged import judged
 from workbench.curves.rise_causes import confirmation
-from workbench.curves.trials import RecordLike, full_length, judge, read_curves
+from workbench.curves.trials import RecordLike
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
@@ -64,8 +65,9 @@ def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[floa
 def _rises(record: RecordLike, lr_star: float | None, far: tuple[float, float]) -> bool | None:
     if lr_star is None:
         return None
-    peers = full_length(read_curves(record), record.config)
+    study = judged(record)
+    peers = {c.trial for c in study.full_length}
     low, high = far[0] * lr_star * (1 - 1e-6), far[1] * lr_star * (1 + 1e-6)
-    runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
-    shapes = [confirmation(item, lr_star=lr_star)["shape"] for item in judge(runs, peers)]
+    runs = study.verdicts(lambda c: c.trial in peers and (c.stage == Role.CONFIRM or low <= c.lr <= high))
+    shapes = [confirmation(item, lr_star=lr_star)["shape"] for item in runs]
     return any(shape == "rise after decline" for shape in shapes) if shapes else None

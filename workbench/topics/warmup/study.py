@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from workbench.config import TrainConfig
-from workbench.curves.lr_points import sweep_table
+from workbench.curves.judged import judged
 from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
@@ -107,7 +107,7 @@ class WarmupStudy(Study):
         session.facts(warmup=noted)
         if noted["stopped"] is None:
             _Tuner(self, session, float(noted["unstable_lr"]), cap, fitting).run()
-            learned = sweep_table(session.record).learned
+            learned = judged(session.record).sweep().learned
             session.facts(warmup=noted | {"stopped": None if learned else "no run without a warmup learned anything"})
 
     def _too_short(self, config: TrainConfig, cap: int) -> str:
@@ -200,7 +200,7 @@ class _Tuner:
         """Run the rounds of one multiple, the first with other trials `beside`; return the shortest length that passes."""
         lr = multiple * self.unstable_lr
         run_round(self.session, [*beside, *(self._asked(NextRun("short", w), lr) for w in self.lengths)])
-        if not sweep_table(self.session.record).learned:
+        if not judged(self.session.record).sweep().learned:
             return None
         asked: set[NextRun] = set()
         while (question := self._next(lr)) is not None and question not in asked and self._affords(question, lr):
@@ -212,7 +212,7 @@ class _Tuner:
     def _largest_multiple(self, failing: float) -> None:
         """Halve the gap, in the logarithm, between 1 and a multiple that no length opens; what is found must pass in full."""
         passing, high = [1.0], failing
-        learned = sweep_table(self.session.record).learned
+        learned = judged(self.session.record).sweep().learned
         for _ in range(self.study.multiple_trials if failing > 1 and learned else 0):
             middle = math.sqrt(passing[-1] * high)
             lr = middle * self.unstable_lr
