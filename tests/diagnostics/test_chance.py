@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.chance import chance_loss, ignorance
-from workbench.curves.classify import classify_curve
+from workbench.curves.classify import chance_loss, classify_curve, ignorance
 from workbench.curves.judged import judged
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.clip_reference import reference_norms, reference_threshold
+from workbench.curves.clipped_runs import reference_norms, reference_threshold
 
 STEPS = 200
 FALLING = 2.3 * np.exp(-np.arange(STEPS) / 40)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.fix_runs import is_harmful
 from workbench.curves.judged import judged
-from workbench.curves.judged_runs import judged_runs
-from workbench.curves.lr_points import LRPoint, SweepTable
+from workbench.curves.judged_runs import is_harmful, judged_runs
+from workbench.curves.sweep import LRPoint, SweepTable
 
 
 def run(level, total=200):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_curves import EDGE, quadratic
-from workbench.curves.edge_hint import edge_from_growth
+from workbench.curves.next_lrs import edge_from_growth
 
 
 @pytest.mark.parametrize(("rule", "memory"), [("sgd", 0.0), ("momentum", 0.5), ("momentum", 0.9), ("nesterov", 0.9), ("adam", 0.9)])  # fmt: skip

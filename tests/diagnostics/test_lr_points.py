@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import objective, paired_difference
+from workbench.curves.sweep import objective, paired_difference
 
 
 def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):

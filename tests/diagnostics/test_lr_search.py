@@ -8,10 +8,9 @@ import pytest
 from tests.diagnostics.test_lr_points import noisy_sweep
 from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.edge_hint import edge_from_growth
 from workbench.curves.judged import judged
 from workbench.curves.lr_search import lr_best, refine_next, unstable_bracket
-from workbench.curves.next_lrs import bisect_next
+from workbench.curves.next_lrs import bisect_next, edge_from_growth
 
 TOTAL = 100
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.curves.rule_ranges import ends_next, read_ranges, rules_in
+from workbench.curves.rules import ends_next, read_ranges, rules_in
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 TOTAL = 200

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.diagnosis import MAX_ROWS, SIGNS, Diagnosis, verdict_table
 from workbench.findings.finding import Finding, Status
-from workbench.findings.table import MAX_ROWS, SIGNS, verdict_table
 
 
 def finding(code: str, status: Status, **given: object) -> Finding:

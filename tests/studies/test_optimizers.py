@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.helpers.workloads import small_workload
 from workbench.config import OPTIMIZERS
-from workbench.curves.rule_ranges import read_ranges
+from workbench.curves.rules import read_ranges
 from workbench.errors import ConfigError, UnknownNameError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord

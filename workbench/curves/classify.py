@@ -12,12 +12,38 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.chance import ignorance
-from workbench.curves.find_rises import Curve, Limits, end_level, find_rises, tail_steps
+from workbench.curves.rises import (
+    Curve,
+    CurveVerdict,
+    Limits,
+    Outcome,
+    Rise,
+    When,
+    end_level,
+    find_rises,
+    tail_steps,
+)
 from workbench.curves.smoothing import MEDIAN_PENALTY, fill_gaps, noise_per_step, smooth
-from workbench.curves.verdict import CurveVerdict, Outcome, Rise, When
 
 __all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
+
+
+def chance_loss(classes: int) -> float:
+    """Return the cross-entropy of guessing uniformly among `classes`: log(classes)."""
+    return math.log(classes)
+
+
+def ignorance(start: float, chance: float | None) -> float:
+    """Return the loss of knowing nothing: that of the initial model, or of guessing where the initial model is worse.
+
+    An untrained model that is confidently wrong starts far above chance; coming down to it takes no learning.
+
+    Args:
+        start: loss before the first update.
+        chance: loss of guessing, None where unknown.
+    """
+    return start if chance is None else min(start, chance)
+
 
 FloatArray = NDArray[np.float64]
 _WORSE: dict[str, int] = {"none": 0, "recovered": 1, "settling": 2, "lasting": 3, "divergent": 4}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.curves.lr_points import SweepTable, sweep_of_curves
+from workbench.curves.sweep import SweepTable, sweep_of_curves
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
 from workbench.record.roles import POINTS, Role
 

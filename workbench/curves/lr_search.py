@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from workbench.curves.lr_points import LRPoint, SweepTable
+from workbench.curves.sweep import LRPoint, SweepTable
 
 __all__ = [
     "BestLR",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.curves.chance import ignorance
+from workbench.curves.classify import ignorance
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import objective, paired_difference
+from workbench.curves.sweep import objective, paired_difference
 from workbench.curves.trials import RecordLike, TrialCurve, initial_loss
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding, Status

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.chance import ignorance
-from workbench.curves.expected_best import FEWEST_TO_SEE_NOISE, wobble
+from workbench.curves.classify import ignorance
+from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, wobble
 from workbench.curves.trials import RecordLike
 from workbench.record.read import periodic_rows
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import paired_difference
-from workbench.curves.rule_ranges import TWIN, rule_view
-from workbench.curves.same_config import equal, plain_cell
+from workbench.curves.judged_runs import equal, plain_cell
+from workbench.curves.rules import TWIN, rule_view
 from workbench.curves.selection import selected_by_seed
+from workbench.curves.sweep import paired_difference
 from workbench.curves.trials import RecordLike, TrialVerdict, judge
 
 __all__ = ["TWIN_FIELDS", "Twin", "read_twins"]

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.chance import ignorance
-from workbench.curves.classify import CurveVerdict, classify_curve
+from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
 from workbench.record.roles import POINTS
 
 __all__ = [

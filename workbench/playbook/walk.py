@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
-from workbench.curves.adoption import by_faults
 from workbench.curves.clipped_runs import fixed_step
 from workbench.curves.judged import judged
+from workbench.curves.losses import judged_without_loss, selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN
-from workbench.curves.not_minimised import judged_without_loss, selects_by_loss
+from workbench.curves.proof import by_faults
 from workbench.curves.replaced import diagnose_replaced
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.findings.diagnosis import Finding
-from workbench.findings.table import SIGNS
+from workbench.findings.diagnosis import SIGNS, Finding
 from workbench.plots.words import four_digits, number_text
 from workbench.record.json_values import to_json
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.curves.paired_proof import p_words
+from workbench.curves.proof import p_words
 from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
 from workbench.plots.words import counted, number_text

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.config import OPTIMIZERS, TrainConfig
-from workbench.curves.rule_forms import Cause, RuleForms, apart
+from workbench.curves.rules import Cause, RuleForms, apart
 from workbench.errors import ConfigError, UsageError
 from workbench.schedules import lr_values
 from workbench.train.update_formulas import RULES, Constants, Memory, Rule

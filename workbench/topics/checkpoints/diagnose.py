@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from workbench.curves.expected_best import FEWEST_TO_SEE_NOISE
-from workbench.curves.selected_runs import SelectedRun, read_runs
+from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.checkpoints.diagnose_resume import resume_finding

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.expected_best import FEWEST_TO_SEE_NOISE
-from workbench.curves.selected_runs import SelectedRun
+from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, SelectedRun
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Finding
 from workbench.record.read import periodic_rows

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.clip_reference import ReferenceNorms, reference_norms
 from workbench.curves.clip_threshold import ClipThreshold, choose_threshold, ordinal
-from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import objective
 from workbench.curves.lr_search import unstable_bracket
 from workbench.curves.replaced import LOST_FRAC, lost_by
+from workbench.curves.sweep import objective
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding

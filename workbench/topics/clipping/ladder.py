@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workbench.curves.clip_reference import max_grad_norm_of
+from workbench.curves.clipped_runs import max_grad_norm_of
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import Role
 

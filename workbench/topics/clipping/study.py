@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from workbench.config import TrainConfig
-from workbench.curves.clip_reference import ReferenceNorms, reference_norms
-from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
 from workbench.curves.judged_runs import judged_runs
 from workbench.errors import ConfigError
 from workbench.record.roles import Role

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from workbench.curves.lr_points import LRPoint, SweepTable
+from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 
 __all__ = ["ArmLimits", "ArmTables", "Arms", "lr_key"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.curves.judged import judged
 from workbench.curves.judged_runs import judged_runs
-from workbench.curves.lr_points import LRPoint
+from workbench.curves.sweep import LRPoint
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding, Status

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.curves.class_counts import class_counts
-from workbench.curves.example_chance import MIN_EXAMPLES
+from workbench.curves.proof import MIN_EXAMPLES
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from workbench.curves.expected_best import expected_maximum
+from workbench.curves.selected_runs import expected_maximum
 from workbench.errors import ConfigError
 
 __all__ = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from workbench.curves.chance import chance_loss, ignorance
+from workbench.curves.classify import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
 

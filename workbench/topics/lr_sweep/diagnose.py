@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.curves.clipped_runs import fixed_step
-from workbench.curves.fix_runs import is_harmful
 from workbench.curves.judged import judged
-from workbench.curves.judged_runs import judged_runs
-from workbench.curves.leaves_chance import nothing_clear, nothing_learns
-from workbench.curves.lr_points import LRPoint, SweepTable, objective
+from workbench.curves.judged_runs import is_harmful, judged_runs
+from workbench.curves.losses import nothing_clear, nothing_learns
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next
+from workbench.curves.sweep import LRPoint, SweepTable, objective
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.chance import ignorance
-from workbench.curves.lr_points import LRPoint, SweepTable
+from workbench.curves.classify import ignorance
+from workbench.curves.judged_runs import trials_with
 from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
-from workbench.curves.same_config import trials_with
 from workbench.curves.selection import selected
+from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows

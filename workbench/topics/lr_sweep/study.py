@@ -16,13 +16,12 @@ from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 from workbench.config import TrainConfig
-from workbench.curves.edge_hint import growth_edge
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import SweepTable
+from workbench.curves.losses import bottomless
 from workbench.curves.lr_search import refine_round, unstable_bracket
-from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, on_lattice, raise_round
+from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, growth_edge, on_lattice, raise_round
+from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike
-from workbench.curves.unbounded_loss import bottomless
 from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.base import Study

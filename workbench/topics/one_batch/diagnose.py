@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trials import RecordLike
-from workbench.curves.unbounded_loss import DEEP, bottomless
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, layer_findings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.curves.judged import judged
-from workbench.curves.rule_ranges import RuleRange, read_ranges
+from workbench.curves.rules import RuleRange, read_ranges
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.optimizers.diagnose_rules import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import is_callable_name
-from workbench.curves.rule_ranges import RuleRange
+from workbench.curves.rules import RuleRange
 from workbench.curves.single_field_pairs import Twin, read_twins
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Finding

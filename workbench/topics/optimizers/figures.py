@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workbench.curves.rule_forms import FloatArray, RuleForms
+from workbench.curves.rules import FloatArray, RuleForms
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import Record, baseline_lr, finding
 from workbench.plots.style import (

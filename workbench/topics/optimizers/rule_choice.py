@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import paired_difference
-from workbench.curves.paired_proof import prove
-from workbench.curves.rule_ranges import RuleRange
+from workbench.curves.proof import prove
+from workbench.curves.rules import RuleRange
 from workbench.curves.selection import compare_selected
+from workbench.curves.sweep import paired_difference
 from workbench.curves.trials import RecordLike
 from workbench.record.read import periodic_rows
 

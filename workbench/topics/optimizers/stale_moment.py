@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.curves.classify import Rise
-from workbench.curves.rule_ranges import rule_view, rules_in
+from workbench.curves.rules import rule_view, rules_in
 from workbench.curves.trials import RecordLike, TrialVerdict, judge
 
 __all__ = ["MEMORY_FIELD", "StaleMoment", "shorter", "stale_moments", "staleness"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.curves.chance import chance_loss
+from workbench.curves.classify import chance_loss
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.data.diagnose_signal import wrong_labels

@@ -7,14 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
-from workbench.curves.adoption import by_examples, by_faults, by_metrics, by_room, by_size, by_spread, by_values
 from workbench.curves.clipped_runs import clipped_runs
-from workbench.curves.example_chance import example_chance
-from workbench.curves.judged_runs import judged_runs
+from workbench.curves.judged_runs import equal, judged_runs, plain_cell, trials_with
+from workbench.curves.losses import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.lr_search import EDGE_MARGIN
-from workbench.curves.not_minimised import judged_without_loss, selects_by_loss, without_loss
-from workbench.curves.paired_proof import LIMIT, prove
-from workbench.curves.same_config import equal, plain_cell, trials_with
+from workbench.curves.proof import (
+    LIMIT,
+    by_examples,
+    by_faults,
+    by_metrics,
+    by_room,
+    by_size,
+    by_spread,
+    by_values,
+    example_chance,
+    prove,
+)
 from workbench.curves.selection import compare_selected, selected
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.config import TrainConfig
-from workbench.curves.paired_proof import prove, worth_more_seeds
+from workbench.curves.proof import prove, worth_more_seeds
 from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.session import Session

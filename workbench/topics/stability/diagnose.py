@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from workbench.curves.classify import Rise
-from workbench.curves.fix_runs import is_harmful
 from workbench.curves.judged import judged
-from workbench.curves.judged_runs import judged_runs
-from workbench.curves.leaves_chance import nothing_clear
-from workbench.curves.lr_points import SweepTable
+from workbench.curves.judged_runs import is_harmful, judged_runs, own_trials
+from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.same_config import own_trials
+from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis, Finding, Status

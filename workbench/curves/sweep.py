@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.chance import ignorance
+from workbench.curves.classify import ignorance
 from workbench.curves.smoothing import noise_per_step
 from workbench.curves.trials import (
     TrialCurve,

@@ -1,19 +1,116 @@
-"""Whether the loss leaves chance at any learning rate; if not, whether there is nothing to learn or the steps were too few (F1.1)."""
+"""What a training loss allows to say: that it never leaves chance (F1.1), has no minimum, or is not to be minimised at all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.lr_points import LRPoint, SweepTable, mean_and_error
+from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
 from workbench.curves.trials import RecordLike, TrialCurve
-from workbench.findings.diagnosis import Finding, Status
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.record.roles import Role
 
 __all__ = ["nothing_clear", "nothing_learns"]
+
+
+_BY_LOSS = {
+    "lr.*", "stability.*", "warmup.*", "schedule.collapse", "clipping.cures", "clipping.masks_lr", "init.loss", "loss.unbounded",
+    "loss.metric_disagrees", "loop.overfit_one_batch", "data.no_signal", "evaluation.generalisation_gap", "batch_size.noise_scale",
+}  # fmt: skip
+"""Codes whose verdict compares losses of one run or of several."""
+_BY_SELECTION = {"checkpoints.*", "evaluation.periodic", "evaluation.bad_proxy", "evaluation.too_small"}
+"""Codes that judge the metric that selection compares."""
+
+
+def without_loss(record: RecordLike) -> bool:
+    """Tell whether a study's workload says that its loss is not to be minimised."""
+    return record.facts.get("minimised") is False
+
+
+def selects_by_loss(record: RecordLike) -> bool:
+    """Tell whether a study selects checkpoints by the loss."""
+    return str(record.config["select"]).endswith("/loss")
+
+
+def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis with what compares losses as "does not apply", where the loss is not to be minimised.
+
+    A loss that becomes NaN stays what it is.
+
+    Args:
+        record: the study; its facts say so.
+        diagnosis: of that study.
+    """
+    if not without_loss(record):
+        return diagnosis
+    moot = _BY_LOSS | (_BY_SELECTION if selects_by_loss(record) else set())
+    trials = record.trials
+    gone = len(trials) and bool(((trials["stage"] == Role.BASELINE) & (trials["state"] == "diverged")).any())
+
+    def judged(finding: Finding) -> Finding:
+        if not moot & {finding.code, f"{finding.code.partition('.')[0]}.*"} or (
+            gone and finding.code == "stability.divergent"
+        ):
+            return finding
+        return replace(finding, **_NOTHING)
+
+    return replace(diagnosis, findings=tuple(judged(finding) for finding in diagnosis.findings))
+
+
+_NOTHING: dict[str, Any] = {
+    "status": "ok",
+    "summary": "Does not apply: the loss is not to be minimised (minimised=False), so that no run is judged by it.",
+    "value": None, "threshold": None, "step": None, "advice": (),
+}  # fmt: skip
+
+
+DEEP = 100.0
+"""A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
+_APART = 3.9
+"""Factor between learning rates whose depths are held against each other, a little under the four of a sweep's grid."""
+
+
+def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
+    """Tell whether a loss lies far deeper below zero than it began from zero.
+
+    Args:
+        lowest: loss that was reached.
+        first: loss of the untrained model.
+        deep: how many times, see `DEEP`.
+    """
+    return lowest < -deep * max(abs(first), 1.0)
+
+
+def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float, float] | None:
+    """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
+
+    A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
+    the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
+    there is rounding, such as that of a cross-entropy of logits beyond 1e15.
+
+    Args:
+        record: a study; without runs there is nothing to see.
+        deep: see `DEEP`.
+    """
+    by_lr: dict[float, tuple[float, float, float]] = {}
+    for curve in judged(record).curves:
+        known = curve.loss[np.isfinite(curve.loss)]
+        if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
+            row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
+            by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
+    ranked = sorted((row, lr) for lr, row in by_lr.items())
+    if len(ranked) < 2:
+        return None
+    (lowest, quarter, first), lr = ranked[0]
+    second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
+    falls_on = lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0)
+    return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None
+
 
 CODE, CLAUSE = "lr.nothing_learns", "F1.1"
 
