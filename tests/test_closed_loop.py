@@ -9,7 +9,7 @@ import pytest
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord, open_record
-from workbench.workloads.digits_mlp import digits_mlp
+from workbench.workloads.sklearn_data import digits_mlp
 
 
 @pytest.fixture(scope="module")

@@ -202,16 +202,16 @@ from workbench.views.live import live_view as live_view
 from workbench.views.studies import studies_panel as studies_panel
 from workbench.views.summary import show_study as show_study
 from workbench.workloads.base import Workload as Workload
-from workbench.workloads.delayed import Delayed as Delayed
-from workbench.workloads.evaluation_sample import draw_sample as draw_sample
-from workbench.workloads.evaluation_sample import sampled_workload as sampled_workload
-from workbench.workloads.helpers import classification as classification
-from workbench.workloads.helpers import language_model as language_model
-from workbench.workloads.helpers import regression as regression
+from workbench.workloads.items import Delayed as Delayed
+from workbench.workloads.items import cache_dataset as cache_dataset
+from workbench.workloads.losses import classification as classification
+from workbench.workloads.losses import language_model as language_model
+from workbench.workloads.losses import regression as regression
 from workbench.workloads.registry import list_workloads as list_workloads
 from workbench.workloads.registry import load_workload as load_workload
-from workbench.workloads.stored import cache_dataset as cache_dataset
-from workbench.workloads.subset import periodic_subset as periodic_subset
+from workbench.workloads.subsets import draw_sample as draw_sample
+from workbench.workloads.subsets import periodic_subset as periodic_subset
+from workbench.workloads.subsets import sampled_workload as sampled_workload
 
 __version__: str
 __all__: list[str]

@@ -23,11 +23,9 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
-from workbench.workloads.deep_residual import deep_residual
-from workbench.workloads.digits_data import digits_data
-from workbench.workloads.digits_resnet import digits_resnet
+from workbench.workloads.analytic import valley
+from workbench.workloads.sklearn_data import deep_residual, digits_data, digits_resnet
 from workbench.workloads.source_text import source_text
-from workbench.workloads.valley import valley
 
 Curves = dict[tuple[str, int], np.ndarray]
 """(arm, seed) -> training loss, shape (steps,)."""
@@ -200,7 +198,7 @@ def online_under_shift() -> Iterator[str]:
             config = workload.config.replace(total_steps=400, shared_seed=seed, per_host_seed=seed)
             trial = wb.Trainer(device="cpu").run(workload, config, out=Path(folder) / "t")
             model = wb.load_trained(workload, trial)
-        inputs, labels = stack(data.test)
+        inputs, labels = stack(data["test_data"])
         rng = np.random.default_rng(seed)
         # Served are more of some digits than others, and darker scans.
         weight = np.exp(rng.normal(size=10))[labels.numpy()]
@@ -208,7 +206,7 @@ def online_under_shift() -> Iterator[str]:
         shifted = inputs[stream] * 0.5 + 0.4 * torch.randn(len(stream), inputs.shape[1], generator=torch.Generator().manual_seed(seed))  # fmt: skip
         right = (answer(model, shifted) == labels[stream]).float()
         truth, online = float(right[300:].mean()), float(right[:300].mean())
-        validation = stack(data.validation)
+        validation = stack(data["validation_data"])
         offline = float((answer(model, validation[0]) == validation[1]).float().mean())
         gaps["offline"].append(abs(offline - truth))
         gaps["online"].append(abs(online - truth))

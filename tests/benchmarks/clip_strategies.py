@@ -27,10 +27,10 @@ from workbench.curves.clip_threshold import choose_threshold
 from workbench.record.read import TrialRecord
 from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import valley
 from workbench.workloads.base import Workload
-from workbench.workloads.digits_mlp import build_model, digits_mlp
+from workbench.workloads.sklearn_data import digits_mlp, mlp as build_model
 from workbench.workloads.source_text import source_text
-from workbench.workloads.valley import valley
 
 STEPS, WARMUP = 600, 60
 Rule = Callable[[int, list[float]], float]

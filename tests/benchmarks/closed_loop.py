@@ -22,7 +22,7 @@ import workbench as wb
 from workbench.errors import RecordError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.workloads.base import Workload
-from workbench.workloads.digits_mlp import digits_mlp
+from workbench.workloads.sklearn_data import digits_mlp
 
 FIRST_FRESH_SEED = 1000
 OPENS = 10.0  # times the baseline's peak lr

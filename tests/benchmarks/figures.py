@@ -20,8 +20,7 @@ import torch
 
 import workbench as wb
 from workbench.topics.comparison.arms import Arms
-from workbench.workloads.deep_residual import deep_residual
-from workbench.workloads.digits_resnet import digits_resnet
+from workbench.workloads.sklearn_data import deep_residual, digits_resnet
 from workbench.workloads.source_text import source_text
 
 

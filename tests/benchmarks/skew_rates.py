@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from workbench.topics.evaluation.skew import skew_tests, worst_skew
-from workbench.workloads.evaluation_sample import How, draw_sample
+from workbench.workloads.subsets import How, draw_sample
 
 LEVELS = (0.01, 0.05, 0.1)
 BIASED, PLANTED = (0.25, 0.5, 1.0), 40

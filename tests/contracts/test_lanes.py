@@ -27,7 +27,7 @@ from workbench.train.loop import FLUSH_STEPS
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import RULES
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification, language_model
+from workbench.workloads.losses import classification, language_model
 from workbench.workloads.source_text import Transformer
 
 WAYS = ("loop", "vmap")

@@ -21,8 +21,8 @@ from workbench.topics.architecture.diagnose import (
     excused_architecture,
 )
 from workbench.workloads.base import Workload
-from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.registry import load_workload
+from workbench.workloads.sklearn_data import deep_residual
 
 CODES = ("no_residual", "no_norm", "norm_after_add", "branch_not_zero")
 

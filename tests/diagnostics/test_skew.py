@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 
 from workbench.errors import DataError, UsageError
 from workbench.topics.evaluation.skew import class_test, feature_tests, metric_test, skew_tests, worst_skew
-from workbench.workloads.evaluation_sample import draw_sample
+from workbench.workloads.subsets import draw_sample
 
 BUNCH = load_breast_cancer()
 ROWS, LABELS = BUNCH.data[:, :6], BUNCH.target

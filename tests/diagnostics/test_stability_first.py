@@ -11,7 +11,7 @@ from tests.helpers.workloads import small_workload
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.stability import diagnose_first as stability_first
 from workbench.topics.stability.diagnose_first import check_stability
-from workbench.workloads.quadratic import quadratic
+from workbench.workloads.analytic import quadratic
 
 KINDS = ("early", "early_recovers", "mid", "divergent", "spike")
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 FEATURES, CLASSES, EXAMPLES, BATCH = 16, 4, 32, 8
 

@@ -17,10 +17,10 @@ from workbench.errors import ConfigError, UsageError
 from workbench.record.read import open_record
 from workbench.topics.architecture.diagnose import architecture_depths, diagnose_architecture
 from workbench.topics.architecture.study import VARIANTS, ArchitectureStudy
+from workbench.workloads.analytic import half_squared_length
 from workbench.workloads.base import Workload
-from workbench.workloads.deep_residual import deep_residual
-from workbench.workloads.quadratic import half_squared_length
 from workbench.workloads.registry import load_workload
+from workbench.workloads.sklearn_data import deep_residual
 
 
 class Chain(nn.Module):

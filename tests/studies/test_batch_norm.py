@@ -23,7 +23,7 @@ from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm
 from workbench.topics.batch_norm.study import BatchNormStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 CLASSES, APART = 4, 5.0
 

@@ -17,7 +17,7 @@ from workbench.topics.lr_sweep.rounds import measure_chance
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification, language_model, regression
+from workbench.workloads.losses import classification, language_model, regression
 
 CPU = torch.device("cpu")
 Y = torch.tensor([0] * 30 + [1] * 20 + [2] * 10)

@@ -25,9 +25,8 @@ from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import Quadratic, eigenvalues, quadratic
-from workbench.workloads.valley import valley
 
 
 def run(workload: Workload, out: Path, **settings: Any) -> tuple[StudyRecord, Diagnosis]:

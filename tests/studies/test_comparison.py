@@ -20,8 +20,8 @@ from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
-from workbench.workloads.deep_residual import deep_residual
-from workbench.workloads.valley import valley
+from workbench.workloads.analytic import valley
+from workbench.workloads.sklearn_data import deep_residual
 
 STEPS, STEEPNESS, GENTLE = 400, 201.0, 2.0
 EDGE = 2 / STEEPNESS

@@ -13,7 +13,7 @@ import torch
 from tests.helpers.workloads import small_net, small_workload
 from workbench.topics.lr_sweep.critical_lr import CriticalLR, measure_critical_lr
 from workbench.train.lane_stack import build_model
-from workbench.workloads.quadratic import eigenvalues, quadratic
+from workbench.workloads.analytic import eigenvalues, quadratic
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
 from workbench.train.distributed.data_parallel import evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 Evaluate = Callable[..., Any]
 CPU = torch.device("cpu")

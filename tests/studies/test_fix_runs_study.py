@@ -26,8 +26,8 @@ from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import quadratic
 
 STEEP, SLOW, SLOW_CURVATURE, STEPS = 4.0, 50.0, 0.01, 200
 LRS = {True: (0.07, 0.14, 0.28, 0.31), False: (0.5, 1.0, 1.9, 2.1)}

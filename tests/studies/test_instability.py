@@ -22,10 +22,9 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.checkpoint import load_model
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import Quadratic, catapult, eigenvalues, half_squared_length, quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.catapult import catapult
-from workbench.workloads.digits_data import digits_data
-from workbench.workloads.quadratic import Quadratic, eigenvalues, half_squared_length, quadratic
+from workbench.workloads.sklearn_data import digits_data
 
 CPU = torch.device("cpu")
 SEEDS = range(5)
@@ -173,7 +172,7 @@ def sharpness(model: nn.Module, data: TensorDataset, iterations: int = 40) -> fl
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_training_at_the_edge_of_stability_is_healthy(tmp_path: Path, seed: int) -> None:
     """Full-batch tanh network: the sharpness climbs to 2 / lr and stays, the loss ripples and keeps falling."""
-    lr, split = 0.15, digits_data(flat=True).train
+    lr, split = 0.15, digits_data(flat=True)["train_data"]
     x, y = split.tensors
     data = TensorDataset(x[:400], nn.functional.one_hot(y[:400], 10).float())
     workload = Workload(

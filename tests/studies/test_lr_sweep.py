@@ -30,8 +30,8 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import eigenvalues, quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import eigenvalues, quadratic
 
 CPU = torch.device("cpu")
 ROOT = str(Path(__file__).parents[2])

@@ -28,7 +28,7 @@ from workbench.topics.one_batch.modes import find_modes
 from workbench.topics.preflight.collect import collect_preflight
 from workbench.topics.preflight.diagnose import diagnose_preflight
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification, language_model, regression
+from workbench.workloads.losses import classification, language_model, regression
 from workbench.workloads.registry import load_workload
 
 CPU = torch.device("cpu")

@@ -24,8 +24,8 @@ from workbench.topics.optimizers.diagnose import CODES, diagnose_optimizers
 from workbench.topics.optimizers.study import OptimizersStudy
 from workbench.train.hooks.norms import Norms
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import quadratic
 
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "adamw": 38.0}
 """Largest stable lr * curvature (Cohen et al. 2021, 2022), momentum and beta1 0.9; adam's with a frozen preconditioner."""

@@ -21,7 +21,7 @@ from workbench.topics.data.collect import collect_data
 from workbench.topics.preflight.collect import _not_finite, collect_preflight
 from workbench.topics.preflight.diagnose import diagnose_preflight, spoilt_splits
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,8 @@ from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import catapult, quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.catapult import catapult
-from workbench.workloads.quadratic import quadratic
 
 Calls = list[list[float]]
 

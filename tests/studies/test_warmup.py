@@ -23,9 +23,8 @@ from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
 from workbench.topics.warmup.search import cap_steps
 from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.trainer import Trainer
+from workbench.workloads.analytic import Valley, quadratic, valley
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import quadratic
-from workbench.workloads.valley import Valley, valley
 
 STEEPNESS = 201.0
 EDGE = 2 / STEEPNESS

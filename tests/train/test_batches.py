@@ -20,7 +20,7 @@ from workbench.train.batches import eval_batches, to_device, train_batches
 from workbench.train.distributed.data_parallel import evaluate_shard
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
-from workbench.workloads.subset import periodic_subset
+from workbench.workloads.subsets import periodic_subset
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.train.evaluation import evaluate
 from workbench.train.example_values import example_values, float_tensors
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 CPU = torch.device("cpu")
 X, Y = torch.randn(23, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(23) % 3

@@ -23,7 +23,7 @@ from workbench.train.offline import evaluate_offline
 from workbench.train.replay import serve_requests
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.subset import periodic_subset
+from workbench.workloads.subsets import periodic_subset
 
 
 @pytest.fixture(scope="module")

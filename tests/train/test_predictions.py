@@ -19,9 +19,8 @@ from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import classification, language_model
-from workbench.workloads.predictions import MAX_VALUES, label_of, prediction_of
-from workbench.workloads.subset import periodic_subset
+from workbench.workloads.losses import MAX_VALUES, classification, label_of, language_model, prediction_of
+from workbench.workloads.subsets import periodic_subset
 
 CLASSES = 4
 

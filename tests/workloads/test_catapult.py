@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
+from workbench.workloads.analytic import Catapult, catapult
 from workbench.workloads.base import Workload
-from workbench.workloads.catapult import Catapult, catapult
 
 
 def recursion(*, lr: float, width: int, curvature: float, output: float, steps: int) -> list[tuple[float, float]]:

@@ -19,7 +19,7 @@ from workbench.workloads.checks import (
     check_weights,
     scan_targets,
 )
-from workbench.workloads.helpers import classification
+from workbench.workloads.losses import classification
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4)
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from workbench.errors import UsageError
-from workbench.workloads.deep_residual import deep_residual
 from workbench.workloads.registry import load_workload
+from workbench.workloads.sklearn_data import deep_residual
 
 PLACEMENTS = ("none", "branch", "after_add", "pre")
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from workbench.workloads.digits_resnet import Block, WideResNet, digits_resnet, digits_resnet_stride1
+from workbench.workloads.sklearn_data import WideBlock, WideResNet, digits_resnet, digits_resnet_stride1
 
 
 def test_the_variant_differs_in_one_stride_and_what_follows_from_it() -> None:
@@ -27,7 +27,7 @@ def test_names_tell_them_apart() -> None:
 
 @pytest.mark.parametrize(("stride", "side"), [(1, 8), (2, 4)])
 def test_a_block_adds_its_input(stride: int, side: int) -> None:
-    block = Block(4, 8, stride=stride)
+    block = WideBlock(4, 8, stride=stride)
     torch.nn.init.zeros_(block.conv2.weight)
     x = torch.randn(2, 4, 8, 8)
     assert block(x).shape == (2, 8, side, side)
@@ -35,7 +35,7 @@ def test_a_block_adds_its_input(stride: int, side: int) -> None:
 
 
 def test_a_block_of_equal_shapes_is_the_identity_when_its_branch_is_zero() -> None:
-    block = Block(4, 4, stride=1)
+    block = WideBlock(4, 4, stride=1)
     torch.nn.init.zeros_(block.conv2.weight)
     x = torch.randn(2, 4, 8, 8)
     assert torch.equal(block(x), x)

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
-from workbench.workloads.evaluation_sample import draw_sample, sample_id, sampled_workload
+from workbench.workloads.subsets import draw_sample, sample_id, sampled_workload
 
 LABELS = np.repeat([0, 1, 2], [140, 55, 5])
 DATA = TensorDataset(torch.arange(200.0))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.workloads.helpers import classification, language_model, regression
+from workbench.workloads.losses import classification, language_model, regression
 
 FIELDS: dict[str, Any] = {
     "name": "mine",

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from workbench.errors import DataError
-from workbench.workloads.item_access import IndexedDataset
+from workbench.workloads.items import IndexedDataset
 
 
 class Broken(Dataset[int]):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
+from workbench.workloads.analytic import eigenvalues, quadratic
 from workbench.workloads.base import Workload
-from workbench.workloads.quadratic import eigenvalues, quadratic
 
 
 def mean_loss(workload: Workload, theta: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from workbench.config import TrainConfig
-from workbench.workloads.helpers import regression
+from workbench.workloads.losses import regression
 
 DATA = TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1))
 
@@ -88,7 +88,7 @@ def test_a_module_in_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     (folder / "package_of_workloads" / "one.py").write_text(GOOD)
     monkeypatch.delitem(sys.modules, "package_of_workloads", raising=False)
     assert load_workload("package_of_workloads.one:workload").name == "mine"
-    assert load_workload("workbench.workloads.digits_mlp:digits_mlp").name == "digits_mlp"
+    assert load_workload("workbench.workloads.sklearn_data:digits_mlp").name == "digits_mlp"
 
 
 @pytest.mark.parametrize(

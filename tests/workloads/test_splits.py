@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from workbench.workloads.splits import stratified_split
+from workbench.workloads.subsets import stratified_split
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -13,9 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import ConfigError, DataError, UsageError
-from workbench.workloads.delayed import Delayed
-from workbench.workloads.stored import StoredDataset, cache_dataset
-from workbench.workloads.tensor_leaves import content_hash, leaf_bytes, leaves
+from workbench.workloads.items import Delayed, StoredDataset, cache_dataset, content_hash, leaf_bytes, leaves
 
 
 class Listed:

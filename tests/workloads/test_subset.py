@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import UsageError
-from workbench.workloads.subset import example_ids, periodic_subset, subset_of, whole
+from workbench.workloads.subsets import example_ids, periodic_subset, subset_of, whole
 
 
 class Items(Dataset[Any]):

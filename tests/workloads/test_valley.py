@@ -9,8 +9,8 @@ import torch
 
 from workbench.errors import UsageError
 from workbench.schedules import lr_values, prepend_warmup
+from workbench.workloads.analytic import Valley, valley
 from workbench.workloads.base import Workload
-from workbench.workloads.valley import Valley, valley
 
 
 def descend(workload: Workload, lrs: list[float], *, seed: int = 0) -> list[float]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.zoo import nets, tables
 from tests.zoo.recipe import Recipe, Stream
 from workbench import TrainConfig
-from workbench.workloads.valley import loss_itself
+from workbench.workloads.analytic import loss_itself
 
 BASES: dict[str, Callable[[], Recipe]] = {}
 

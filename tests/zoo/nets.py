@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.workloads.valley import Valley
+from workbench.workloads.analytic import Valley
 
 
 def mlp(*sizes: int, act: type[nn.Module] = nn.ReLU, squeeze: bool = False, dropout: float = 0.0) -> nn.Sequential:

@@ -69,7 +69,7 @@ from workbench.train.offline import evaluate_checkpoints
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
-from workbench.workloads.subset import subset_of
+from workbench.workloads.subsets import subset_of
 
 __all__ = ["diagnose", "diagnose_record"]
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from workbench.config import TrainConfig
 from workbench.errors import DataError
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import (
+from workbench.workloads.items import (
     CountedStream,
     HostShare,
     IndexedDataset,

@@ -22,7 +22,7 @@ from workbench.train.evaluation import values_each
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import IndexedDataset, in_its_own_order
+from workbench.workloads.items import IndexedDataset, in_its_own_order
 
 __all__ = ["Dependence", "Items", "batch_dependence", "evaluation_batch", "first_items"]
 

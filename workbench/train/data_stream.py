@@ -14,7 +14,7 @@ from workbench.train.batches import train_batches
 from workbench.train.gradients import MicroBatches
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import plain_tensors
+from workbench.workloads.items import plain_tensors
 
 __all__ = ["DataStream"]
 

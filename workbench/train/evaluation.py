@@ -19,7 +19,7 @@ from workbench.train.rng import isolated_rng
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
-from workbench.workloads.predictions import label_of, prediction_of
+from workbench.workloads.losses import label_of, prediction_of
 
 __all__ = [
     "Evaluation",

@@ -54,7 +54,7 @@ from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import make_updater
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
-from workbench.workloads.subset import subset_of
+from workbench.workloads.subsets import subset_of
 
 __all__ = ["LaneRun"]
 

@@ -15,7 +15,7 @@ from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.device import resolve_device
 from workbench.train.evaluation import Evaluation, evaluate
 from workbench.workloads.base import Workload
-from workbench.workloads.subset import whole
+from workbench.workloads.subsets import whole
 
 __all__ = ["add_rows", "evaluate_checkpoints", "evaluate_offline"]
 

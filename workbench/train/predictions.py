@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.errors import ConfigError, UsageError
 from workbench.workloads.base import Workload
-from workbench.workloads.subset import example_ids
+from workbench.workloads.subsets import example_ids
 
 __all__ = ["TrackedExamples", "check_track", "tracked_examples"]
 

@@ -20,8 +20,8 @@ from workbench.train.artifacts import best_checkpoint, load_trained, trained_wit
 from workbench.train.evaluation import Evaluation, values_each, weighted_means
 from workbench.train.offline import add_rows
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
-from workbench.workloads.subset import whole
+from workbench.workloads.items import in_its_own_order
+from workbench.workloads.subsets import whole
 
 __all__ = ["serve_requests"]
 

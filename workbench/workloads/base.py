@@ -75,14 +75,11 @@ class Workload:
         """Check every field that can be checked without building a model or loading an item."""
         if not isinstance(self.name, str) or not self.name.strip():
             raise WorkloadError(f"name={self.name!r} must be a non-empty string, for example 'digits_cnn'.")
-        for name in ("build_model", "loss", "forward"):
-            _callable(self, name)
-        for name in ("weights", "collate"):
-            if getattr(self, name) is not None:
-                _callable(self, name)
-        _check_metrics(self.name, self.metrics)
+        for name in ("build_model", "loss", "forward", "weights", "collate"):
+            self._check_callable(name)
+        self._check_metrics()
         for split in SPLITS:
-            _check_dataset(self, split)
+            self._check_dataset(split)
         if not isinstance(self.config, TrainConfig):
             raise WorkloadError(
                 f"workload {self.name!r}: config must be a TrainConfig, not {_kind(self.config)}. Write "
@@ -96,18 +93,56 @@ class Workload:
                 "0 loads data in the training process."
             )
 
+    def _check_callable(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None and name in ("weights", "collate"):
+            return
+        if not callable(value):
+            raise WorkloadError(f"workload {self.name!r}: {name} must be callable, not {_kind(value)}.")
+        if name == "build_model" and hasattr(value, "parameters") and not isinstance(value, type):
+            raise WorkloadError(
+                f"workload {self.name!r}: build_model is a model ({type(value).__name__}), but must be a function that "
+                "returns a fresh one, because every trial starts from its own. Write build_model=lambda: Net()."
+            )
+
+    def _check_metrics(self) -> None:
+        known: object = self.metrics
+        if not isinstance(known, Mapping):
+            raise WorkloadError(
+                f"workload {self.name!r}: metrics must map names to functions of (outputs, batch), not {_kind(known)}."
+            )
+        for name, metric in known.items():
+            if not isinstance(name, str) or not name or "/" in name or name == "loss":
+                raise WorkloadError(
+                    f"workload {self.name!r}: metric name {name!r} must be a non-empty string without '/' and not 'loss'."
+                )
+            if not callable(metric):
+                raise WorkloadError(f"workload {self.name!r}: metric {name!r} must be callable, not {_kind(metric)}.")
+
+    def _check_dataset(self, split: str) -> None:
+        data = getattr(self, f"{split}_data")
+        if data is None and split == "test":
+            return
+        if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+            raise WorkloadError(
+                f"workload {self.name!r}: {split}_data must be a dataset with __len__ and __getitem__, not {_kind(data)}."
+            )
+        if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+            raise WorkloadError(
+                f"workload {self.name!r}: {split}_data is a DataLoader; give its dataset instead, because the trainer "
+                f"shuffles and batches itself: {split}_data=loader.dataset, collate=loader.collate_fn."
+            )
+
     @property
     def splits(self) -> dict[str, Any]:
         """The datasets that are there, by split name: train, validation and, where given, test."""
-        named = {split: getattr(self, f"{split}_data") for split in SPLITS}
-        return {split: data for split, data in named.items() if data is not None}
+        return {s: data for s in SPLITS if (data := getattr(self, f"{s}_data")) is not None}
 
     def data(self, split: str) -> Any:
         """Return the dataset of `split`; a split that is not there is an `UnknownNameError`."""
-        splits = self.splits
-        if split not in splits:
-            raise UnknownNameError(f"workload {self.name!r} has no split {split!r}.{nearest(split, splits)}")
-        return splits[split]
+        if split not in self.splits:
+            raise UnknownNameError(f"workload {self.name!r} has no split {split!r}.{nearest(split, self.splits)}")
+        return self.splits[split]
 
     def replace(self, **changes: Any) -> Workload:
         """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one.
@@ -125,47 +160,6 @@ class Workload:
 
 def _kind(value: object) -> str:
     return f"{type(value).__name__} ({str(value)[:60]})"
-
-
-def _callable(workload: Workload, name: str) -> None:
-    value = getattr(workload, name)
-    if not callable(value):
-        raise WorkloadError(f"workload {workload.name!r}: {name} must be callable, not {_kind(value)}.")
-    if name == "build_model" and hasattr(value, "parameters") and not isinstance(value, type):
-        raise WorkloadError(
-            f"workload {workload.name!r}: build_model is a model ({type(value).__name__}), but must be a function that "
-            "returns a fresh one, because every trial starts from its own. Write build_model=lambda: Net()."
-        )
-
-
-def _check_metrics(workload: str, metrics: object) -> None:
-    if not isinstance(metrics, Mapping):
-        raise WorkloadError(
-            f"workload {workload!r}: metrics must map names to functions of (outputs, batch), not {_kind(metrics)}."
-        )
-    for name, metric in metrics.items():
-        if not isinstance(name, str) or not name or "/" in name or name == "loss":
-            raise WorkloadError(
-                f"workload {workload!r}: metric name {name!r} must be a non-empty string without '/' and not 'loss'."
-            )
-        if not callable(metric):
-            raise WorkloadError(f"workload {workload!r}: metric {name!r} must be callable, not {_kind(metric)}.")
-
-
-def _check_dataset(workload: Workload, split: str) -> None:
-    data = getattr(workload, f"{split}_data")
-    if data is None and split == "test":
-        return
-    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
-        raise WorkloadError(
-            f"workload {workload.name!r}: {split}_data must be a dataset with __len__ and __getitem__, "
-            f"not {_kind(data)}."
-        )
-    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
-        raise WorkloadError(
-            f"workload {workload.name!r}: {split}_data is a DataLoader; give its dataset instead, because the trainer "
-            f"shuffles and batches itself: {split}_data=loader.dataset, collate=loader.collate_fn."
-        )
 
 
 def _expect_sequence(batch: Any, instead: str) -> None:

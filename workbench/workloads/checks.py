@@ -30,12 +30,7 @@ LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision
 
 
 def chosen_config(workload: object, config: object) -> TrainConfig:
-    """Return what to train with: `config`, or the workload's own where it is None.
-
-    Raises:
-        UsageError: the workload is none.
-        ConfigError: `config` is no `TrainConfig`.
-    """
+    """Return what to train with: `config`, or the workload's own where it is None; a `UsageError` where either is something else."""
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
@@ -55,7 +50,15 @@ def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
     Raises:
         DataError: a split is empty or has no length, or the training split is smaller than one batch.
     """
-    sizes = {split: _size(workload, split, data) for split, data in workload.splits.items()}
+    sizes = {}
+    for split, data in workload.splits.items():
+        try:
+            sizes[split] = len(data)
+        except (TypeError, NotImplementedError) as error:
+            raise DataError(
+                f"workload {workload.name!r}: {split}_data ({type(data).__name__}) has no length, so an epoch has no end. "
+                "Give the dataset a __len__ with the number of examples it yields, or make it map-style."
+            ) from error
     for split, size in sizes.items():
         if size == 0:
             raise DataError(
@@ -92,11 +95,7 @@ def check_selection(workload: Workload, config: TrainConfig) -> None:
 
 
 def check_model(model: object) -> None:
-    """Check that `model` is a module with something to train.
-
-    Raises:
-        WorkloadError: it is no `nn.Module`, has no parameters, or all are frozen or not yet initialised.
-    """
+    """Raise a `WorkloadError` where `model` is no module, has no parameters, or all are frozen or one is not yet initialised."""
     if not isinstance(model, nn.Module):
         raise WorkloadError(
             f"build_model returned {type(model).__name__}, but must return a torch.nn.Module. Write "
@@ -122,11 +121,7 @@ def check_model(model: object) -> None:
 
 
 def check_fresh(first: nn.Module, second: nn.Module) -> None:
-    """Check that two calls of `build_model` gave two models that share no parameter.
-
-    Raises:
-        WorkloadError: they share one, so a second trial would go on where the first one ended.
-    """
+    """Raise a `WorkloadError` where two models of `build_model` share a parameter: a second trial would go on where the first ended."""
     seen = {id(parameter) for parameter in first.parameters()}
     shared = [name for name, parameter in second.named_parameters() if id(parameter) in seen]
     if shared:
@@ -214,16 +209,6 @@ def scan_targets(
             )
         counts[label] += 1
     return counts
-
-
-def _size(workload: Workload, split: str, data: Any) -> int:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError) as error:
-        raise DataError(
-            f"workload {workload.name!r}: {split}_data ({type(data).__name__}) has no length, so an epoch has no end. "
-            "Give the dataset a __len__ with the number of examples it yields, or make it map-style."
-        ) from error
 
 
 def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool) -> str:

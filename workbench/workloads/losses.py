@@ -1,21 +1,23 @@
-"""Losses and metrics per example, shape (batch,): what the helpers put into a `Workload`.
+"""Losses, metrics, labels and predictions example by example, and the three kinds of workload that are made of them.
 
-They run under `torch.func.vmap` and never ask the device for a value, except to explain an error.
+Losses and metrics have shape (batch,), run under `torch.func.vmap`, and ask the device for a value only to explain an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, Required, TypedDict, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.config import TrainConfig
 from workbench.errors import TargetError, WorkloadError
-from workbench.workloads.base import second_of_batch
+from workbench.workloads.base import Workload, second_of_batch
 
 __all__ = [
+    "MAX_VALUES",
     "AbsoluteError",
     "Accuracy",
     "CrossEntropy",
@@ -24,12 +26,18 @@ __all__ = [
     "TokenCount",
     "TokenCrossEntropy",
     "classes_of",
+    "classification",
     "forward_tokens",
+    "label_of",
+    "language_model",
     "next_tokens",
+    "prediction_of",
+    "regression",
 ]
 
 Targets = Callable[[Any], Tensor]
 NOT_A_CLASS = -(2**31)  # nothing is ignored: torch's default would pass over every target of -100 in silence
+MAX_VALUES = 4096  # rule of thumb: an example whose output has more values than this is no table's business
 
 
 def forward_tokens(model: Callable[[Any], Any], batch: Any) -> Any:
@@ -45,7 +53,7 @@ def next_tokens(batch: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy of logits (batch, classes) against integer classes (batch,)."""
+    """Cross-entropy of logits (batch, classes) against integer classes (batch,), in nats."""
 
     targets: Targets = second_of_batch
 
@@ -73,7 +81,7 @@ class SquaredError:
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         """Return squared target units per example, shape (batch,)."""
-        return _per_example((outputs - _same_shape(outputs, self.targets(batch))).square())
+        return _per_example(_difference(outputs, self.targets(batch)).square())
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class AbsoluteError:
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         """Return target units per example, shape (batch,)."""
-        return _per_example((outputs - _same_shape(outputs, self.targets(batch))).abs())
+        return _per_example(_difference(outputs, self.targets(batch)).abs())
 
 
 @dataclass(frozen=True)
@@ -101,13 +109,13 @@ class TokenCount:
 
 @dataclass(frozen=True)
 class TokenCrossEntropy:
-    """Cross-entropy of logits (batch, length, vocabulary), the mean over an example's counted tokens."""
+    """Cross-entropy of logits (batch, length, vocabulary), in nats, the mean over an example's counted tokens; 0 without any."""
 
     targets: Targets = next_tokens
     ignore_index: int | None = None
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Return nats per token for each example, shape (batch,); 0 where no token counts."""
+        """Return nats per token for each example, shape (batch,)."""
         targets = _token_targets(outputs, self.targets(batch))
         ignored = NOT_A_CLASS if self.ignore_index is None else self.ignore_index
         losses = _cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignored).view(targets.shape)
@@ -116,15 +124,24 @@ class TokenCrossEntropy:
 
 @dataclass(frozen=True)
 class TokenAccuracy:
-    """Share of an example's counted tokens whose largest logit is the target's."""
+    """Share, in [0, 1], of an example's counted tokens whose largest logit is the target's."""
 
     targets: Targets = next_tokens
     ignore_index: int | None = None
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Return a share in [0, 1] per example, shape (batch,)."""
+        """Return a share per example, shape (batch,)."""
         targets = _token_targets(outputs, self.targets(batch))
         return _token_mean((outputs.argmax(-1) == targets).float(), targets, self.ignore_index)
+
+
+def classes_of(loss: object, outputs: object) -> int | None:
+    """Return among how many classes a cross-entropy chooses, given the model's outputs; None for any other loss."""
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        return None
+    if isinstance(loss, TokenCrossEntropy):
+        return int(outputs.shape[-1])
+    return int(outputs.shape[1]) if isinstance(loss, CrossEntropy) else None
 
 
 def _per_example(values: Tensor) -> Tensor:
@@ -138,21 +155,19 @@ def _token_mean(values: Tensor, targets: Tensor, ignore_index: int | None) -> Te
     return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
-def _same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
-    if not isinstance(outputs, Tensor):
-        raise WorkloadError(_not_a_tensor(outputs))
+def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
+    _check_tensor(outputs)
     if outputs.shape != targets.shape:
         raise WorkloadError(
             f"outputs of shape {tuple(outputs.shape)} against targets of shape {tuple(targets.shape)}: they must "
             "be equal, because broadcasting would compare every output with every target. For (batch, 1) against "
             "(batch,) end the model with .squeeze(-1), or give targets=lambda batch: batch[1].unsqueeze(-1)."
         )
-    return targets
+    return outputs - targets
 
 
 def _token_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    if not isinstance(outputs, Tensor):
-        raise WorkloadError(_not_a_tensor(outputs))
+    _check_tensor(outputs)
     if outputs.dim() != 3 or outputs.shape[:2] != targets.shape:
         raise WorkloadError(
             f"outputs of shape {tuple(outputs.shape)} against targets of shape {tuple(targets.shape)}: a language "
@@ -162,23 +177,8 @@ def _token_targets(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets
 
 
-def classes_of(loss: object, outputs: object) -> int | None:
-    """Return among how many classes a cross-entropy chooses; None for any other loss.
-
-    Args:
-        loss: of a workload.
-        outputs: what the model returned for a batch.
-    """
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return None
-    if isinstance(loss, TokenCrossEntropy):
-        return int(outputs.shape[-1])
-    return int(outputs.shape[1]) if isinstance(loss, CrossEntropy) else None
-
-
 def _cross_entropy(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-    if not isinstance(outputs, Tensor):
-        raise WorkloadError(_not_a_tensor(outputs))
+    _check_tensor(outputs)
     if not targets.is_floating_point():
         targets = targets.long()
         if outputs.dim() == 2 and outputs.shape[:1] == targets.shape:
@@ -208,8 +208,118 @@ def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Excepti
     )
 
 
-def _not_a_tensor(outputs: object) -> str:
-    return (
-        f"the model returned {type(outputs).__name__}, but the loss needs a tensor. Pick it in forward, for example "
-        "forward=lambda model, batch: model(batch[0]).logits."
+def _check_tensor(outputs: object) -> None:
+    if not isinstance(outputs, Tensor):
+        raise WorkloadError(
+            f"the model returned {type(outputs).__name__}, but the loss needs a tensor. Pick it in forward, for example "
+            "forward=lambda model, batch: model(batch[0]).logits."
+        )
+
+
+def label_of(loss: object, batch: Any, examples: int, *, place: int = 1) -> Tensor | None:
+    """Return the labels of a batch, shape (examples, ...); None where nobody can tell what they are.
+
+    Args:
+        loss: of the workload; those of `classification(...)` and its kind know their targets. For any other loss it is
+            the part of the batch at `place`.
+        batch: as collated.
+        examples: in the batch.
+        place: of the target in a batch of several parts.
+    """
+    targets, found = getattr(loss, "targets", None), None
+    if callable(targets):
+        found = targets(batch)
+    elif isinstance(batch, Sequence) and len(batch) > place:
+        found = batch[place]
+    if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != examples:
+        return None
+    return found if found.shape[1:].numel() <= MAX_VALUES else None
+
+
+def prediction_of(
+    outputs: Any, labels: Tensor | None, examples: int, rows: Sequence[int] | None = None
+) -> Tensor | None:
+    """Return the prediction for each example, shape (rows, ...); None where the outputs are no tensor of examples (P2.12).
+
+    Integer labels ask for a class: the largest output along the axis that the labels do not have, the last one where two
+    would do. Everything else is the output itself, without a last axis of one that the labels do not have.
+
+    Args:
+        outputs: what forward returned.
+        labels: of all examples of the batch, None where unknown.
+        examples: in the batch.
+        rows: of the examples to look at; None is all.
+    """
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or outputs.shape[0] != examples:
+        return None
+    found = outputs if rows is None else outputs[rows]
+    if labels is not None and outputs.dim() == labels.dim() + 1:
+        axis = -1 if outputs.shape[:-1] == labels.shape else 1 if outputs.shape[2:] == labels.shape[1:] else None
+        if axis is not None and outputs.shape[axis] == 1:
+            found = found.squeeze(axis)
+        elif axis is not None and not labels.is_floating_point():
+            found = found.argmax(axis)
+    return found if found.shape[1:].numel() <= MAX_VALUES else None
+
+
+class WorkloadFields(TypedDict, total=False):
+    """The fields of a `Workload` that the person fills in; loss and metrics come from its kind."""
+
+    name: Required[str]
+    build_model: Required[Callable[[], nn.Module]]
+    train_data: Required[Any]
+    validation_data: Required[Any]
+    config: Required[TrainConfig]
+    test_data: NotRequired[Any]
+    weights: NotRequired[Callable[[Any], Tensor] | None]
+    forward: NotRequired[Callable[[Any, Any], Any]]
+    collate: NotRequired[Callable[[list[Any]], Any] | None]
+    num_workers: NotRequired[int]
+    minimised: NotRequired[bool]
+
+
+def classification(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: Unpack[WorkloadFields]) -> Workload:
+    """Return a workload with cross-entropy and accuracy.
+
+    Args:
+        targets: `batch -> (batch,)` integer classes; the default is `batch[1]`.
+        **fields: every other field of `Workload`; outputs are logits of shape (batch, classes).
+    """
+    return Workload(loss=CrossEntropy(targets), metrics={"accuracy": Accuracy(targets)}, **fields)
+
+
+def regression(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: Unpack[WorkloadFields]) -> Workload:
+    """Return a workload with squared error and absolute error, means over what an example has.
+
+    Args:
+        targets: `batch -> tensor` of exactly the outputs' shape; the default is `batch[1]`.
+        **fields: every other field of `Workload`; outputs have shape (batch,) or (batch, ...).
+    """
+    return Workload(loss=SquaredError(targets), metrics={"absolute_error": AbsoluteError(targets)}, **fields)
+
+
+def language_model(
+    *,
+    targets: Callable[[Any], Tensor] = next_tokens,
+    ignore_index: int | None = -100,
+    **fields: Unpack[WorkloadFields],
+) -> Workload:
+    """Return a workload with next-token cross-entropy and token accuracy.
+
+    An example's loss is the mean over its counted tokens, and its weight is how many there are, so every mean is a mean
+    over tokens, however they are padded.
+
+    Args:
+        targets: `batch -> (batch, length)`; the default takes `(inputs, targets)` or a tensor of tokens, whose next
+            token is then the target.
+        ignore_index: the target that marks padding; None when there is none, and every example then weighs the same.
+        **fields: every other field of `Workload`; outputs are logits of shape (batch, length, vocabulary).
+    """
+    fields.setdefault("forward", forward_tokens)
+    if ignore_index is not None:
+        fields.setdefault("weights", TokenCount(targets, ignore_index))
+    return Workload(
+        loss=TokenCrossEntropy(targets, ignore_index),
+        metrics={"token_accuracy": TokenAccuracy(targets, ignore_index)},
+        **fields,
     )

@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,24 +19,24 @@ __all__ = ["call_on", "file_modules", "list_workloads", "load_named", "load_work
 
 _FILE_MODULE = "_workload_"
 
-_BUNDLED: dict[str, tuple[str, str]] = {
-    "digits_mlp": ("digits_mlp:digits_mlp", "64-32-32-10 ReLU network on 8x8 digits, batch 64"),
-    "digits_cnn": ("digits_cnn:digits_cnn", "two convolutions with batch norm on 8x8 digits, batch 64"),
-    "digits_resnet": ("digits_resnet:digits_resnet", "wide residual network on 8x8 digits, the baseline of F1.3"),
+_BUNDLED = {
+    "digits_mlp": ("sklearn_data", "64-32-32-10 ReLU network on 8x8 digits, batch 64"),
+    "digits_cnn": ("sklearn_data", "two convolutions with batch norm on 8x8 digits, batch 64"),
+    "digits_resnet": ("sklearn_data", "wide residual network on 8x8 digits, the baseline of F1.3"),
     "digits_resnet_stride1": (
-        "digits_resnet:digits_resnet_stride1",
+        "sklearn_data",
         "the same with one block's stride changed from 2 to 1, the modification of F1.3",
     ),
-    "deep_residual": ("deep_residual:deep_residual", "12 residual blocks without a norm on 8x8 digits, batch 64"),
-    "source_text": ("source_text:source_text", "byte-level transformer on the source of Python's standard library"),
+    "deep_residual": ("sklearn_data", "12 residual blocks without a norm on 8x8 digits, batch 64"),
+    "source_text": ("source_text", "byte-level transformer on the source of Python's standard library"),
     "source_text_post_norm": (
-        "source_text:source_text_post_norm",
+        "source_text",
         "12 layers of it with the norms after the additions: early unstable with Adam unless the lr warms up",
     ),
-    "breast_cancer": ("breast_cancer:breast_cancer", "30-32-2 network on an imbalanced table of 569 rows"),
-    "quadratic": ("quadratic:quadratic", "quadratic with known curvature: the largest stable lr is exact"),
-    "catapult": ("catapult:catapult", "two-layer linear network whose early instability and recovery are known"),
-    "valley": ("valley:valley", "steep at the start, flat at the end: how short a warmup may be is known"),
+    "breast_cancer": ("sklearn_data", "30-32-2 network on an imbalanced table of 569 rows"),
+    "quadratic": ("analytic", "quadratic with known curvature: the largest stable lr is exact"),
+    "catapult": ("analytic", "two-layer linear network whose early instability and recovery are known"),
+    "valley": ("analytic", "steep at the start, flat at the end: how short a warmup may be is known"),
 }
 
 
@@ -57,8 +56,20 @@ def load_workload(name: str) -> Workload:
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause, or gave something else.
     """
-    found: Workload = _find(name, _as_workload)
-    return found.replace(source=name)
+
+    def made(value: Any, full: str) -> Workload:
+        called = ""
+        if callable(value):
+            value, called = _called(value, full, "a Workload"), "() returned"
+        if not isinstance(value, Workload):
+            raise WorkloadError(
+                f"{full}{called or ' is'} {type(value).__name__}, but must be a Workload or a function without arguments "
+                "that returns one."
+            )
+        return value.replace(source=name)
+
+    found: Workload = _find(name, made)
+    return found
 
 
 def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) -> Any:
@@ -74,7 +85,6 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
         UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
         WorkloadError: the module or the function raised, with that error as the cause.
     """
-
     from torch.utils.data import DataLoader
 
     def made(value: Any, full: str) -> Any:
@@ -87,14 +97,9 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
 
 
 def find_file(source: str, *, cwd: Path | None = None) -> Path:
-    """Return the path of a workload's file: from the current folder, or from `notebooks/`, so that a notebook and a command say it alike.
+    """Return the path of a workload's file, from the folder `cwd` or from `notebooks/`, so that a notebook and a command say it alike.
 
-    Args:
-        source: the path as it was given.
-        cwd: the folder to look from; None is the current one.
-
-    Returns:
-        The first of the places where the file is; the path as it was given where it is nowhere.
+    Where it is in neither, that is the path as it was given.
     """
     given, here = Path(source), Path() if cwd is None else cwd
     around = [here, here / "notebooks", *([here / ".."] if here.resolve().name == "notebooks" else [])]
@@ -106,15 +111,26 @@ def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, othe
     if ":" not in name:
         if name not in _BUNDLED:
             raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name(name)}")
-        name = f"workbench.workloads.{_BUNDLED[name][0]}"
+        name = f"workbench.workloads.{_BUNDLED[name][0]}:{name}"
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name(name)}")
     is_file = source.endswith(".py")
     path = find_file(source)
-    with _importable(path.resolve().parent if is_file else Path.cwd()):
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    sys.path.insert(0, folder)
+    try:
         module = _import_file(path, anew=anew) if is_file else _import_module(source)
-        return made(_attribute(module, attribute, source, others), name)
+        if not hasattr(module, attribute):
+            there = [key for key, value in vars(module).items() if _may_be_asked_for(key, value, module, others)]
+            hint = (
+                nearest(attribute, there) if there else " It holds no workload, and no function that could return one."
+            )
+            raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
+        return made(getattr(module, attribute), name)
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def call_on(workload: object, expression: str) -> str | None:
@@ -137,17 +153,6 @@ def _how_to_name(name: str) -> str:
     if name.endswith(".py"):
         return f" For a file of your own add the attribute: {name}:workload."
     return " Your own is path/to/file.py:attribute or package.module:attribute."
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    entry = str(folder)
-    sys.path.insert(0, entry)
-    try:
-        yield
-    finally:
-        if entry in sys.path:
-            sys.path.remove(entry)
 
 
 def _import_module(source: str) -> ModuleType:
@@ -197,33 +202,10 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-def _attribute(module: ModuleType, attribute: str, source: str, others: tuple[type, ...]) -> Any:
-    if not hasattr(module, attribute):
-        there = [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and (isinstance(value, others) or _may_be(value, module))
-        ]
-        hint = nearest(attribute, there) if there else " It holds no workload, and no function that could return one."
-        raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
-    return getattr(module, attribute)
-
-
-def _may_be(value: Any, module: ModuleType) -> bool:
-    """Whether a name of a module may be asked for: a workload, or a function of the module's own."""
-    return isinstance(value, Workload) or (isinstance(value, FunctionType) and value.__module__ == module.__name__)
-
-
-def _as_workload(value: Any, name: str) -> Workload:
-    called = ""
-    if callable(value):
-        value, called = _called(value, name, "a Workload"), "() returned"
-    if not isinstance(value, Workload):
-        raise WorkloadError(
-            f"{name}{called or ' is'} {type(value).__name__}, but must be a Workload or a function without arguments "
-            "that returns one."
-        )
-    return value
+def _may_be_asked_for(name: str, value: Any, module: ModuleType, others: tuple[type, ...]) -> bool:
+    """Whether a name of a module is a workload, a function of the module's own, or one of `others`."""
+    own_function = isinstance(value, FunctionType) and value.__module__ == module.__name__
+    return not name.startswith("_") and (own_function or isinstance(value, (Workload, *others)))
 
 
 def _called(value: Callable[[], Any], name: str, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""`source_text`: a byte-level transformer on the source of Python's standard library."""
+"""`source_text`: a byte-level transformer on the source of Python's standard library, before or after its norms."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from torch.utils.data import TensorDataset
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UsageError, nearest
 from workbench.workloads.base import Workload
-from workbench.workloads.helpers import language_model
+from workbench.workloads.losses import language_model
 
-__all__ = ["Attention", "Block", "Transformer", "source_text", "source_text_post_norm", "text_hash"]
-
+__all__ = ["Transformer", "source_text", "source_text_post_norm", "text_hash"]
 
 MAX_BYTES = 2_000_000
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
@@ -48,21 +47,21 @@ def source_data(*, length: int = 64, max_bytes: int = MAX_BYTES) -> SourceText:
         DataError: the standard library's source is not there.
     """
     files = _read_files(max_bytes)
-    parts = [b"".join(text for i, text in enumerate(files) if _split(i) == split) for split in range(3)]
-    train, validation, test = (_windows(part, length) for part in parts)
     digest = hashlib.sha256(b"".join(files)).hexdigest()
-    for split in (train, validation, test):
+    splits: list[TensorDataset] = []
+    for places in (range(EVERY - 2), (EVERY - 2,), (EVERY - 1,)):
+        text = b"".join(text for i, text in enumerate(files) if i % EVERY in places)
+        count = (len(text) - 1) // length
+        tokens = torch.from_numpy(np.frombuffer(text, dtype=np.uint8)[: count * length + 1].astype(np.int64))
+        split = TensorDataset(tokens[:-1].view(count, length), tokens[1:].view(count, length))
         setattr(split, "sha256", digest)  # noqa: B010 - the record keeps the hash of a dataset that knows its own
-    return SourceText(train, validation, test, digest)
+        splits.append(split)
+    return SourceText(splits[0], splits[1], splits[2], digest)
 
 
 def text_hash() -> str:
     """Return the SHA-256 of the text, in hexadecimal: it differs from one version of Python to the next."""
     return source_data().sha256
-
-
-def _split(index: int) -> int:
-    return {EVERY - 2: 1, EVERY - 1: 2}.get(index % EVERY, 0)
 
 
 def _read_files(max_bytes: int) -> list[bytes]:
@@ -82,12 +81,6 @@ def _read_files(max_bytes: int) -> list[bytes]:
             f"three splits need at least {EVERY}. Raise max_bytes, install Python with its source, or take another workload."
         )
     return files
-
-
-def _windows(text: bytes, length: int) -> TensorDataset:
-    count = (len(text) - 1) // length
-    tokens = torch.from_numpy(np.frombuffer(text, dtype=np.uint8)[: count * length + 1].astype(np.int64))
-    return TensorDataset(tokens[:-1].view(count, length), tokens[1:].view(count, length))
 
 
 Placement = Literal["pre", "after_add"]

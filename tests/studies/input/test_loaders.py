@@ -21,7 +21,7 @@ from workbench.topics.input.loaders import batches_of, closed, timed_loader
 from workbench.topics.input.storage import STORAGES, compare_storage
 from workbench.topics.input.trace import LOADING, STEP
 from workbench.topics.input.variants import Dropping, null_transform
-from workbench.workloads.tensor_leaves import content_hash
+from workbench.workloads.items import content_hash
 
 DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
 

@@ -15,7 +15,7 @@ from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DatasetRecipe
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
 from workbench.parameter_server.workers.worker import WorkerIterator
-from workbench.workloads.item_access import IndexedDataset, plain_tensors
+from workbench.workloads.items import IndexedDataset, plain_tensors
 
 __all__ = ["Batching", "IndexedBatches", "Shards", "Stream"]
 

@@ -20,7 +20,7 @@ from workbench.parameter_server.data.datasets import DatasetRecipe, as_dataset_r
 from workbench.parameter_server.data.distributed_dataset import DistributedDataset
 from workbench.parameter_server.data.input_context import DatasetCreator, InputContext, takes_context
 from workbench.train.batches import train_order
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["SHARDS_PER_WORKER", "Feed", "as_data", "evaluation_feed", "training_feed"]
 

@@ -40,7 +40,7 @@ from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
 from workbench.workloads.base import Workload
-from workbench.workloads.subset import subset_of
+from workbench.workloads.subsets import subset_of
 
 __all__ = ["PlacedRun"]
 

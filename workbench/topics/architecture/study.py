@@ -18,7 +18,7 @@ from workbench.studies.session import Session
 from workbench.topics.architecture.collect import collect_architecture
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.workloads.base import Workload
-from workbench.workloads.deep_residual import deep_residual
+from workbench.workloads.sklearn_data import deep_residual
 
 __all__ = ["VARIANTS", "ArchitectureStudy", "Variant"]
 

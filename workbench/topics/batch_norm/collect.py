@@ -42,7 +42,7 @@ from workbench.train.forward import autocast
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload, first_of_batch
-from workbench.workloads.evaluation_sample import draw_sample
+from workbench.workloads.subsets import draw_sample
 
 __all__ = [
     "BatchNormAudit",

@@ -26,7 +26,7 @@ from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import evaluate
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["BatchSizeStudy", "collect_noise_scale"]
 

@@ -19,7 +19,7 @@ from workbench.topics.checkpoints.resume import Trace, difference
 from workbench.train.hooks.base import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["collect_resume"]
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["Paired", "paired"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from workbench.topics.data.hashing import Numbers
-from workbench.workloads.item_access import IndexedDataset, plain_tensors
+from workbench.workloads.items import IndexedDataset, plain_tensors
 
 __all__ = ["Rows", "as_objects", "fetch_rows", "read_rows", "split_item"]
 

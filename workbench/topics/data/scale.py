@@ -19,8 +19,8 @@ from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
 from workbench.train.lane_stack import build_model
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
-from workbench.workloads.predictions import label_of
+from workbench.workloads.items import in_its_own_order
+from workbench.workloads.losses import label_of
 
 __all__ = ["codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "model_scale"]
 

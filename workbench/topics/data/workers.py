@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from workbench.topics.data.hashing import exact_hashes
 from workbench.topics.data.rows import fetch_rows
 from workbench.train.rng import isolated_rng
-from workbench.workloads.item_access import IndexedDataset
+from workbench.workloads.items import IndexedDataset
 
 __all__ = ["probe_workers"]
 

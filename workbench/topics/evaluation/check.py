@@ -21,7 +21,7 @@ from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["check_evaluation", "collect_cases", "collect_own_evaluation"]
 

@@ -16,7 +16,7 @@ from workbench.train.forward import autocast, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
-from workbench.workloads.evaluation_sample import draw_sample
+from workbench.workloads.subsets import draw_sample
 
 __all__ = ["measure_evaluation"]
 

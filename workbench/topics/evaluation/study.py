@@ -16,7 +16,7 @@ from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.memory import memory_per_example
 from workbench.train.hooks.pause import Pause
 from workbench.train.offline import evaluate_checkpoints
-from workbench.workloads.subset import check_examples, periodic_subset, subset_of
+from workbench.workloads.subsets import check_examples, periodic_subset, subset_of
 
 __all__ = ["EvaluationStudy"]
 

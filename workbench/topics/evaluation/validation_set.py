@@ -28,10 +28,9 @@ from workbench.train.example_values import ExampleValues, example_values
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.evaluation_sample import draw_sample
-from workbench.workloads.item_access import plain_tensors
+from workbench.workloads.items import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy
-from workbench.workloads.subset import SubsetOf, subset_of, whole
+from workbench.workloads.subsets import SubsetOf, draw_sample, subset_of, whole
 
 __all__ = ["class_facts", "collect_validation_set", "pair_facts", "sample_facts", "selected_model"]
 

@@ -22,9 +22,8 @@ from workbench.train.evaluation import values_each
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order
-from workbench.workloads.losses import CrossEntropy, SquaredError
-from workbench.workloads.predictions import label_of, prediction_of
+from workbench.workloads.items import in_its_own_order
+from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of
 
 __all__ = ["collect_generalisation"]
 

@@ -26,8 +26,7 @@ from workbench.topics.input.syncs import StaleFetches, count_syncs
 from workbench.topics.input.variants import cached_items, drain, draws_alike, items_repeat, null_transform, spec_loader
 from workbench.topics.input.workers import stream_epochs, worker_draws
 from workbench.train.rng import isolated_rng
-from workbench.workloads.item_access import IndexedDataset
-from workbench.workloads.tensor_leaves import leaf_bytes, leaves
+from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
 
 __all__ = ["Budget", "Stepping", "collect_input"]
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from workbench.errors import DataError
 from workbench.topics.input.timed import TimedCollate, TimedDataset, TimedStream
-from workbench.workloads.item_access import item_error
+from workbench.workloads.items import item_error
 
 __all__ = ["batches_of", "closed", "is_stream", "reads_all", "timed_loader", "torch_loader"]
 

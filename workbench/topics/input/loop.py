@@ -11,7 +11,7 @@ from typing import Any
 from workbench.topics.input.clock import Spent, now, queued_s
 from workbench.topics.input.loaders import batches_of
 from workbench.topics.input.timed import TimedBatch
-from workbench.workloads.tensor_leaves import fresh_containers
+from workbench.workloads.items import fresh_containers
 
 __all__ = ["Device", "Loop", "Step", "run_cached", "run_loop"]
 

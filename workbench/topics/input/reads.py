@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from workbench.workloads.tensor_leaves import leaf_bytes, leaves
+from workbench.workloads.items import leaf_bytes, leaves
 
 __all__ = ["observe_reads"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench.errors import ConfigError
-from workbench.workloads.stored import item_arrays
+from workbench.workloads.items import item_arrays
 
 __all__ = ["STORAGES", "compare_storage"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from workbench.topics.input.loop import Step
-from workbench.workloads.tensor_leaves import fresh_containers, leaves
+from workbench.workloads.items import fresh_containers, leaves
 
 __all__ = ["StaleFetches", "count_syncs"]
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from workbench.topics.input.clock import Spent, now
-from workbench.workloads.item_access import CountedStream, IndexedDataset
+from workbench.workloads.items import CountedStream, IndexedDataset
 
 __all__ = ["TimedBatch", "TimedCollate", "TimedDataset", "TimedStream"]
 

@@ -15,7 +15,7 @@ from workbench.topics.data.order import untouched
 from workbench.topics.input.described import dataset_length
 from workbench.topics.input.loaders import closed, is_stream, timed_loader
 from workbench.topics.input.loop import Device, run_loop
-from workbench.workloads.tensor_leaves import content_hash, without
+from workbench.workloads.items import content_hash, without
 
 __all__ = [
     "CachedItems",

@@ -13,7 +13,7 @@ from workbench.topics.data.workers import probe_workers
 from workbench.topics.input.loaders import closed, is_stream
 from workbench.topics.input.loop import Device, run_loop
 from workbench.topics.input.variants import spec_loader
-from workbench.workloads.tensor_leaves import example_hashes
+from workbench.workloads.items import example_hashes
 
 __all__ = ["stream_epochs", "worker_draws"]
 

@@ -19,7 +19,7 @@ from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order, plain_tensors
+from workbench.workloads.items import in_its_own_order, plain_tensors
 
 __all__ = ["collect_workload_input", "training_loader", "training_step"]
 

@@ -24,8 +24,7 @@ from workbench.train.update_rules import make_updater
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
-from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
-from workbench.workloads.predictions import label_of
+from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of, label_of
 
 __all__ = ["collect_preflight"]
 

@@ -27,7 +27,7 @@ from workbench.train.evaluation import Evaluation, values_each
 from workbench.train.gradients import LaneLoss
 from workbench.train.predictions import SPLIT, TrackedExamples
 from workbench.workloads.base import Workload
-from workbench.workloads.item_access import in_its_own_order, plain_tensors
+from workbench.workloads.items import in_its_own_order, plain_tensors
 
 __all__ = ["average_gradients", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room"]
 

@@ -23,7 +23,7 @@ from workbench.train.traced.program import CallResult, LaneProgram
 from workbench.train.traced.step import lane_tensors
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
-from workbench.workloads.predictions import label_of
+from workbench.workloads.losses import label_of
 
 __all__ = ["evaluate_lanes"]
 

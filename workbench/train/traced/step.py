@@ -15,7 +15,7 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.traced.batch import BatchLayout
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
-from workbench.workloads.predictions import label_of, prediction_of
+from workbench.workloads.losses import label_of, prediction_of
 
 __all__ = ["LaneStep", "LaneTensors", "Objective", "lane_tensors"]
 

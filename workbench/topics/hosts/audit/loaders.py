@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from workbench.topics.hosts.audit.hashing import hash_of, row_hashes
 from workbench.topics.hosts.audit.patches import Patches
 from workbench.topics.hosts.audit.state import State
-from workbench.workloads.item_access import IndexedDataset
+from workbench.workloads.items import IndexedDataset
 
 __all__ = ["LoaderWatch"]
 

@@ -14,7 +14,7 @@ from workbench.topics.hosts.audit.loaders import LoaderWatch
 from workbench.topics.hosts.audit.patches import Patches
 from workbench.topics.hosts.audit.state import State, looked_at
 from workbench.topics.hosts.audit.updates import UpdateWatch
-from workbench.workloads.item_access import in_its_own_order
+from workbench.workloads.items import in_its_own_order
 
 __all__ = ["TrainerWatch"]
 
