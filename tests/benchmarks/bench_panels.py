@@ -21,13 +21,13 @@ import torch
 from timing import machine, median, ratio
 
 import workbench as wb
-from tests.diagnostics.test_warmup import GOOD, full, short
-from tests.diagnostics.test_warmup import study as warmups
 from tests.helpers.records import one_trial
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
 from tests.helpers.simulated_records import record, trial
+from tests.topics.test_warmup import GOOD, full, short
+from tests.topics.test_warmup import study as warmups
 
 MOVES = 20
 STEPS = 1000

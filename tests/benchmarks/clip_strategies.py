@@ -29,7 +29,8 @@ from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer
 from workbench.workloads.analytic import valley
 from workbench.workloads.base import Workload
-from workbench.workloads.sklearn_data import digits_mlp, mlp as build_model
+from workbench.workloads.sklearn_data import digits_mlp
+from workbench.workloads.sklearn_data import mlp as build_model
 from workbench.workloads.source_text import source_text
 
 STEPS, WARMUP = 600, 60

@@ -15,7 +15,7 @@ PANELS = {
         "import numpy as np\nfrom tests.helpers.records import one_trial\n"
         "wb.clipping_panel(one_trial(np.random.default_rng(0).lognormal(size=400)))"
     ),
-    "warmup": "from tests.diagnostics.test_warmup import GOOD, study as warmups\nwb.warmup_panel(warmups(*GOOD))",
+    "warmup": "from tests.topics.test_warmup import GOOD, study as warmups\nwb.warmup_panel(warmups(*GOOD))",
     "batch_norm": (
         "from tests.helpers.simulated_norms import study as norms\n"
         "wb.batch_norm_panel(norms({8: [0.6, 0.7], 32: [0.5, 0.45], 64: [0.5, 0.4], None: [0.5, 0.5]}))"

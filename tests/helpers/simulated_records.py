@@ -79,3 +79,16 @@ def evaluations(number, steps, values, *, split="train", metric="loss"):
     fixed = {"trial": number, "split": split, "setting": "periodic", "metric": metric, "num_examples": 100}
     pairs = zip(steps, values, strict=True)
     return [{**fixed, "step": int(s), "value": float(v), "num_correct": np.nan, "seconds": 0.0} for s, v in pairs]
+
+
+def noisy_sweep(levels, *, seeds=3, total=400, sd=0.1, seed_sd=0.0):
+    """Runs that fall from 2.3 to `levels[lr]`; runs of one seed share the noise of their batches."""
+    trials = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        batch_noise, offset = sd * rng.standard_normal(total), seed_sd * rng.standard_normal()
+        for lr, level in levels.items():
+            loss = level + offset + (2.3 - level) * np.exp(-np.arange(total) / 30) + batch_noise
+            loss = loss + 0.01 * rng.standard_normal(total)
+            trials.append(trial(loss, lr, seed=seed, columns={"loss_se": np.full(total, sd)}))
+    return record(trials, total_steps=total, full_batch=False)

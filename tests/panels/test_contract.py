@@ -16,8 +16,6 @@ import pytest
 from IPython.display import Image as Still
 
 import workbench as wb
-from tests.diagnostics.test_warmup import GOOD
-from tests.diagnostics.test_warmup import study as warmups
 from tests.helpers.evaluations import predicted
 from tests.helpers.panels import pixels, said
 from tests.helpers.records import empty, one_trial, study
@@ -25,6 +23,8 @@ from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
 from tests.notebooks.guard import BANNED
+from tests.topics.test_warmup import GOOD
+from tests.topics.test_warmup import study as warmups
 from workbench.errors import UsageError
 from workbench.panels.answers import Answer, Slider
 from workbench.panels.controls import controls_panel

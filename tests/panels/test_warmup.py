@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnostics.test_warmup import GOOD, full, short, study
 from tests.helpers.panels import said
+from tests.topics.test_warmup import GOOD, full, short, study
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.panel import warmup_panel
 

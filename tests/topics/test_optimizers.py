@@ -1,4 +1,4 @@
-"""What a record of several update rules says, and what it leaves open."""
+"""Update rules held against each other: forms, memory, decay, ranges and fresh seeds; and the figures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
+import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.record.json_values import dumps
-from workbench.topics.optimizers.diagnose import CODES, better_rule, diagnose_optimizers
+from workbench.topics.optimizers.diagnose import CODES
+from workbench.topics.optimizers.stale_moment import stale_moments, staleness
 
 TOTAL = 400
+
+
 T = np.arange(TOTAL)
+
+
 BLOWN = np.r_[2.0, 9.0, np.inf]
+
+
 STEADY = np.full(TOTAL, 0.1)
 
 
@@ -34,6 +46,8 @@ def bad(name, lr, stage="optimizers"):
 
 
 MOMENTUM = [bad("momentum", 0.01, "lr_sweep"), *rule("momentum", (0.1, 0.2), unstable=0.4, stage="lr_sweep")]
+
+
 ADAM = [bad("adam", 0.001), *rule("adam", (0.01, 0.02), unstable=0.04)]
 
 
@@ -60,7 +74,7 @@ def statuses(diagnosis):
     study(trial(falling(), 0.1), optimizer=print),
 ])  # fmt: skip
 def test_every_code_once_and_valid_json(r):
-    diagnosis = diagnose_optimizers(r)
+    diagnosis = wb.diagnose_optimizers(r)
     assert tuple(f.code for f in diagnosis) == CODES
     assert all(f.clause for f in diagnosis)
     assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
@@ -68,11 +82,11 @@ def test_every_code_once_and_valid_json(r):
 
 
 def test_equal_rules_raise_no_alarm():
-    diagnosis = diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
+    diagnosis = wb.diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
     assert statuses(diagnosis) == {
         "better": "ok", "rule_mismatch": "ok", "stale_second_moment": "ok", "weight_decay_shrinks": "ok",
     }  # fmt: skip
-    assert better_rule(study(*MOMENTUM, *ADAM)) is None
+    assert wb.better_rule(study(*MOMENTUM, *ADAM)) is None
 
 
 SEEDS, FRESH = (1, 2, 3), "optimizers_seeds"
@@ -89,58 +103,48 @@ def contested(own, theirs):
 
 def test_a_rule_that_wins_under_fresh_seeds_is_better():
     r = contested([0.50, 0.52, 0.48], [0.31, 0.30, 0.29])
-    finding = diagnose_optimizers(r)["optimizers.better"]
+    finding = wb.diagnose_optimizers(r)["optimizers.better"]
     assert finding.status == "warn"
     assert finding.value == pytest.approx(0.2)
     assert finding.evidence["contest"]["fresh_seeds"] == 3
-    assert better_rule(r) == {"optimizer": "adam", "peak_lr": 0.01}
+    assert wb.better_rule(r) == {"optimizer": "adam", "peak_lr": 0.01}
     assert "config.replace(optimizer='adam', peak_lr=0.01)" in finding.advice[0]
 
 
 def test_a_rule_that_won_by_the_luck_of_one_seed_is_not():
-    finding = diagnose_optimizers(contested([0.50, 0.30, 0.45], [0.40, 0.55, 0.35]))["optimizers.better"]
+    finding = wb.diagnose_optimizers(contested([0.50, 0.30, 0.45], [0.40, 0.55, 0.35]))["optimizers.better"]
     assert finding.status == "ok"
     assert "chance alone" in finding.summary
     assert finding.evidence["change"] is None
 
 
-def test_fresh_seeds_do_not_change_what_was_chosen():
-    """Bad luck under a fresh seed would raise the mean loss of its lr, and another lr would be chosen that has no fresh seeds."""
-    tried = [*MOMENTUM, *ADAM]
-    values = [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0]
-    unlucky = [s for k in SEEDS for s in rule("adam", (0.01,), seed=k, stage=FRESH, level=1.9)]
-    before, after = (study(*tried, *more, evals=checkpoints(range(8), values)) for more in ((), unlucky))
-    rows = [diagnose_optimizers(r)["optimizers.better"].evidence["ranges"] for r in (before, after)]
-    assert rows[0] == rows[1]
-
-
 def test_one_pair_of_runs_decides_by_its_noise_and_says_so():
     r = study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0]))
-    found = diagnose_optimizers(r)["optimizers.better"]
+    found = wb.diagnose_optimizers(r)["optimizers.better"]
     assert (found.status, found.evidence["contest"]["fresh_seeds"]) == ("warn", 0)
     assert "one run each" in found.summary
     noisy = [
         row | {"value": row["value"] + 0.3 * (-1) ** (row["step"] // 100)} for row in checkpoints(range(8), [0.5] * 8)
     ]
     close = [row | {"value": row["value"] - 0.05 * (row["trial"] == 5)} for row in noisy]
-    finding = diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=close))["optimizers.better"]
+    finding = wb.diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=close))["optimizers.better"]
     assert finding.status == "ok"
     assert "which one seed cannot tell from chance" in finding.summary
 
 
 def test_a_gain_that_rounding_decides_about_does_not_count():
     r = contested([0.5, 0.5, 0.5], [0.4999, 0.4999, 0.4999])
-    found = diagnose_optimizers(r)["optimizers.better"]
+    found = wb.diagnose_optimizers(r)["optimizers.better"]
     assert found.status == "ok"
     assert "too small to matter" in found.summary
-    assert diagnose_optimizers(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
+    assert wb.diagnose_optimizers(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
 
 
 WIDE = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0)]
 
 
 def test_a_wider_range_alone_is_told_and_no_alarm():
-    finding = diagnose_optimizers(study(*MOMENTUM, *WIDE))["optimizers.better"]
+    finding = wb.diagnose_optimizers(study(*MOMENTUM, *WIDE))["optimizers.better"]
     assert finding.status == "ok"
     # adam trains over 1,000 times at least, momentum over less than 40
     assert "at least 25 times as wide" in finding.summary
@@ -149,10 +153,10 @@ def test_a_wider_range_alone_is_told_and_no_alarm():
 
 def test_where_the_baselines_own_lr_does_not_train_a_wider_rule_is_a_cure():
     r = study(*MOMENTUM, *WIDE, peak_lr=0.4)
-    finding = diagnose_optimizers(r)["optimizers.better"]
+    finding = wb.diagnose_optimizers(r)["optimizers.better"]
     assert finding.status == "warn"
     assert "does not train at the baseline's lr 0.4" in finding.summary
-    assert better_rule(r)["optimizer"] == "adam"
+    assert wb.better_rule(r)["optimizer"] == "adam"
 
 
 @pytest.mark.parametrize(("more", "why"), [
@@ -164,14 +168,16 @@ def test_what_is_not_certainly_wider_is_not_called_so(more, why):
     level = more.pop("level", 0.0)
     if more.pop("last", None):
         own = MOMENTUM[1:3]  # nobody knows how far momentum goes
-        found = diagnose_optimizers(study(*own, *WIDE))["optimizers.better"]
+        found = wb.diagnose_optimizers(study(*own, *WIDE))["optimizers.better"]
     else:
         wide = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0, level=level)]
-        found = diagnose_optimizers(study(*MOMENTUM, *wide), **more)["optimizers.better"]
+        found = wb.diagnose_optimizers(study(*MOMENTUM, *wide), **more)["optimizers.better"]
     assert found.evidence["wider"] == [], why
 
 
 FORMS = {"optimizers": {"forms": {"adam": {"first_step": 3, "first_ratio": 1.7, "causes": [{"name": "place of eps"}]}}}}
+
+
 OWN_ADAM = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), unstable=0.04, stage="lr_sweep")]
 
 
@@ -189,7 +195,7 @@ def twin(loss, lr=0.01, **changed):
 ])  # fmt: skip
 def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, said):
     r = study(*OWN_ADAM, twin(loss, rules="playbook"), optimizer="adam", peak_lr=0.01, facts=FORMS)
-    finding = diagnose_optimizers(r)["optimizers.rule_mismatch"]
+    finding = wb.diagnose_optimizers(r)["optimizers.rule_mismatch"]
     assert (finding.status, finding.value) == (status, 1.7)
     assert said in finding.summary
     if status == "warn":
@@ -197,20 +203,12 @@ def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, sa
         assert "rules='torch'" in finding.advice[0]
 
 
-def test_a_mismatch_of_another_rule_is_told_but_is_not_the_baselines():
-    r = study(*MOMENTUM, *ADAM, twin(falling(0.5), rules="playbook"))
-    finding = diagnose_optimizers(r)["optimizers.rule_mismatch"]
-    assert finding.status == "ok"
-    assert "it matters for adam" in finding.summary
-
-
-def test_without_a_run_in_the_other_form_nothing_is_claimed():
-    found = diagnose_optimizers(study(*OWN_ADAM, optimizer="adam", peak_lr=0.01))["optimizers.rule_mismatch"]
-    assert found.status == "not_measured"
-
-
 AT = 200
+
+
 JUMP = {"columns": {"grad_norm": np.where(T == AT, 10.0, 0.1)}}
+
+
 SPIKE = np.r_[falling()[: AT + 1], np.full(60, 1.9), falling()[AT + 61 :]]
 
 
@@ -222,7 +220,7 @@ def spiked(after=None, lr=0.01, **more):
 
 
 def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
-    finding = diagnose_optimizers(spiked(falling()))["optimizers.stale_second_moment"]
+    finding = wb.diagnose_optimizers(spiked(falling()))["optimizers.stale_second_moment"]
     assert (finding.status, finding.step) == ("warn", AT)
     assert finding.value == pytest.approx(finding.evidence["hits"][0]["ratio"])
     assert finding.value > finding.threshold
@@ -234,7 +232,7 @@ def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
     (SPIKE, "ok", "the cause is another"), (None, "not_measured", "no run with a shorter memory"),
 ])  # fmt: skip
 def test_a_rise_of_another_cause_is_not(after, status, said):
-    finding = diagnose_optimizers(spiked(after))["optimizers.stale_second_moment"]
+    finding = wb.diagnose_optimizers(spiked(after))["optimizers.stale_second_moment"]
     assert finding.status == status
     assert said in finding.summary
 
@@ -243,31 +241,9 @@ def test_a_rise_above_all_that_trains_harms_nobody():
     late = np.r_[falling()[: AT + 1], np.full(TOTAL - AT - 1, 3.0)]
     tried = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), stage="lr_sweep")]
     tried += [trial(late, 0.04, optimizer="adam", **JUMP), twin(falling(), 0.04, beta2=0.99)]
-    finding = diagnose_optimizers(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
+    finding = wb.diagnose_optimizers(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
     assert finding.status == "ok"
     assert "above every learning rate that trains" in finding.summary
-
-
-def test_a_rise_of_a_rule_that_the_baseline_does_not_use_harms_nobody():
-    theirs = [t | {"stage": "optimizers" if t["stage"] == "lr_sweep" else t["stage"]} for t in _trials(falling())]
-    finding = diagnose_optimizers(study(*MOMENTUM, *theirs))["optimizers.stale_second_moment"]
-    assert finding.status == "ok"
-    assert "not the baseline's rule" in finding.summary
-
-
-def _trials(after):
-    tried = [bad("adam", 0.001), *rule("adam", (0.02,), unstable=0.04)]
-    return [*tried, trial(SPIKE, 0.01, stage="optimizers", optimizer="adam", **JUMP), twin(after, 0.01, beta2=0.99)]
-
-
-@pytest.mark.parametrize(("drop", "said"), [(True, "no gradient norm"), (False, "no rule with a second moment")])
-def test_what_cannot_be_seen_is_not_measured(drop, said):
-    r = spiked(falling()) if drop else study(*MOMENTUM)
-    if drop:
-        r.steps["grad_norm"] = np.nan
-    finding = diagnose_optimizers(r)["optimizers.stale_second_moment"]
-    assert finding.status == "not_measured"
-    assert said in finding.summary
 
 
 def decaying(loss_without, norm, *, evals=()):
@@ -288,7 +264,7 @@ def decaying(loss_without, norm, *, evals=()):
     (0.8, falling(), "ok", "0.8 times as large"),
 ])  # fmt: skip
 def test_weight_decay_is_held_against_the_same_run_without(norm, loss, status, said):
-    finding = diagnose_optimizers(decaying(loss, norm))["optimizers.weight_decay_shrinks"]
+    finding = wb.diagnose_optimizers(decaying(loss, norm))["optimizers.weight_decay_shrinks"]
     assert (finding.status, finding.value) == (status, pytest.approx(norm))
     assert said in finding.summary
     (pair,) = finding.evidence["pairs"]
@@ -298,26 +274,123 @@ def test_weight_decay_is_held_against_the_same_run_without(norm, loss, status, s
 def test_the_selected_checkpoint_decides_what_decay_costs():
     """A regulariser may raise the training loss for good reason."""
     rows = checkpoints((0, 2), (0.4, 0.9))
-    assert diagnose_optimizers(decaying(falling(), 0.2, evals=rows))["optimizers.weight_decay_shrinks"].status == "ok"
+    assert (
+        wb.diagnose_optimizers(decaying(falling(), 0.2, evals=rows))["optimizers.weight_decay_shrinks"].status == "ok"
+    )
     worse = checkpoints((0, 2), (0.9, 0.4))
     assert (
-        diagnose_optimizers(decaying(falling(0.3), 0.2, evals=worse))["optimizers.weight_decay_shrinks"].status
+        wb.diagnose_optimizers(decaying(falling(0.3), 0.2, evals=worse))["optimizers.weight_decay_shrinks"].status
         == "warn"
     )
 
 
-def test_without_a_twin_or_norms_decay_is_not_measured():
-    r = decaying(falling(), np.nan)
-    assert diagnose_optimizers(r)["optimizers.weight_decay_shrinks"].status == "not_measured"
-    alone = study(*MOMENTUM, weight_decay=0.1)
-    assert diagnose_optimizers(alone)["optimizers.weight_decay_shrinks"].status == "not_measured"
+STALE_TOTAL, STALE_AT = 600, 300
 
 
-def test_the_scale_of_the_loss_changes_nothing():
-    plain, scaled = (study(*MOMENTUM, *WIDE, twin(falling(0.5), rules="playbook")) for _ in range(2))
-    scaled.steps["loss"] = 1e4 * scaled.steps["loss"] - 1000
-    assert statuses(diagnose_optimizers(plain)) == statuses(diagnose_optimizers(scaled))
-    assert (
-        diagnose_optimizers(plain)["optimizers.better"].summary
-        == diagnose_optimizers(scaled)["optimizers.better"].summary
+NORMS = np.where(np.arange(STALE_TOTAL) == STALE_AT, 10.0, 0.1)
+
+
+FALLING = 0.1 + 1.9 * np.exp(-np.arange(STALE_TOTAL) / 40)
+
+
+STALE_SPIKE = np.r_[FALLING[: STALE_AT + 1], np.full(60, 1.9), FALLING[STALE_AT + 61 :]]
+
+
+@pytest.mark.parametrize("memory", [0.9, 0.999])
+def test_it_is_the_length_of_adams_step_without_momentum(memory):
+    rng = np.random.default_rng(0)
+    norms = np.exp(rng.standard_normal(100))
+    theta = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer, lengths = torch.optim.Adam([theta], lr=1.0, betas=(0.0, memory), eps=0.0), []
+    for norm in norms:
+        before, theta.grad = float(theta.detach()), torch.full_like(theta, norm)
+        optimizer.step()
+        lengths.append(abs(float(theta.detach()) - before))
+    assert staleness(norms, memory) == pytest.approx(lengths, rel=1e-9)
+
+
+def stale_study(loss, norms, **more):
+    own = [trial(FALLING, lr, columns={"grad_norm": np.full(STALE_TOTAL, 0.1)}) for lr in (0.1, 0.2)]
+    theirs = {"stage": "optimizers", "optimizer": "adam", "columns": {"grad_norm": norms}} | more
+    healthy = trial(FALLING, 0.001, **{**theirs, "columns": {"grad_norm": np.full(STALE_TOTAL, 0.1)}})
+    return record(
+        [*own, healthy, trial(loss, 0.01, **theirs), trial(loss, 0.02, **theirs)], total_steps=STALE_TOTAL, peak_lr=0.1
     )
+
+
+def test_the_planted_rise_is_found_at_its_smallest_lr():
+    (hit,) = stale_moments(stale_study(STALE_SPIKE, NORMS))
+    assert (hit.trial.curve.lr, hit.trial.curve.trial, hit.field, hit.memory) == (0.01, 3, "beta2", 0.999)
+    assert hit.step == STALE_AT
+    assert abs(hit.rise.onset_step - STALE_AT) <= 1
+    assert hit.ratio == pytest.approx(staleness(NORMS, 0.999)[STALE_AT])
+
+
+@pytest.mark.parametrize(("loss", "norms", "more"), [
+    (FALLING, NORMS, {}),
+    (STALE_SPIKE, np.full(STALE_TOTAL, 0.1), {}),
+    (STALE_SPIKE, np.roll(NORMS, 100), {}),
+    (STALE_SPIKE, np.roll(NORMS, -50), {}),
+    (STALE_SPIKE, np.full(STALE_TOTAL, np.nan), {}),
+    (STALE_SPIKE, NORMS, {"optimizer": "nesterov"}),
+    (STALE_SPIKE, NORMS, {"optimizer": "rmsprop"}),
+    (np.full(STALE_TOTAL, np.nan), NORMS, {}),
+    (STALE_SPIKE[:5], NORMS[:5], {}),
+], ids=["no rise", "steady", "later", "long before", "no norms", "no second moment", "short memory", "nan", "short"])  # fmt: skip
+def test_it_is_silent_otherwise(loss, norms, more):
+    assert stale_moments(stale_study(loss, norms, **more)) == []
+
+
+FIGURE_T = np.arange(200)
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def figure_falling(level):
+    return level + (2.0 - level) * np.exp(-FIGURE_T / 5)
+
+
+def figure_study(*more):
+    own = [
+        trial(figure_falling(1.0), 0.01),
+        trial(figure_falling(0.0), 0.1),
+        trial(figure_falling(0.05), 0.3),
+        trial(BLOWN, 1.0),
+    ]
+    other = {"stage": "optimizers", "optimizer": "adam"}
+    adam = [trial(figure_falling(level), lr, **other) for lr, level in ((0.001, 0.0), (0.1, 0.1), (1.0, 0.9))]
+    adam.append(trial(BLOWN, 4.0, **other))
+    return record([*own, *adam, *more], total_steps=200, peak_lr=0.2, optimizer="sgd")
+
+
+def bars(ax: Axes, place: int) -> list[tuple[float, float, str]]:
+    """Ends and colour of the bars of one row, the widest first."""
+    found = [p for p in ax.patches if isinstance(p, Rectangle) and p.get_y() < place < p.get_y() + p.get_height()]
+    found.sort(key=lambda p: -p.get_height())
+    return [(p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in found]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_each_rule_has_a_bar_from_the_smallest_lr_that_trains_to_the_largest(told: bool) -> None:
+    r = figure_study()
+    ax = wb.plot_optimizers(r, wb.diagnose_optimizers(r) if told else None, ax=blank())
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["sgd", "adam"]
+    ((low, high, _),) = bars(ax, 0)
+    assert (low, high) == pytest.approx((0.1, 0.3))
+    wide, thin = bars(ax, 1)
+    assert wide[:2] == pytest.approx((0.001, 0.1))
+    assert thin[:2] == pytest.approx((0.1, 1.0)), "stable, and learns too little"
+
+
+def test_the_lines_are_the_differences() -> None:
+    config = wb.TrainConfig(peak_lr=0.1, total_steps=50, batch_size=1, optimizer="nadam", warmup_steps=5)
+    forms = wb.explain_rule(config)
+    ax = wb.plot_rule_forms(forms, ax=blank())
+    drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in ax.lines}
+    assert drawn["both forms as they are"][1:] == pytest.approx(forms.apart[1:])
+    assert np.isnan(drawn["both forms as they are"][0]), "at lr 0 nothing differs"
+    for cause in forms.causes:
+        shown = np.isfinite(drawn[f"{cause.name} alone"])
+        assert drawn[f"{cause.name} alone"][shown] == pytest.approx(cause.apart[shown])

@@ -1,4 +1,4 @@
-"""The sweep against exact truths: where quadratics become unstable, and which learning rate trains them best."""
+"""The learning-rate sweep end to end: against exact edges, interrupted, in rounds, and from the scale of the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +15,36 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset
 
+import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.errors import ConfigError, RecordError, UsageError
-from workbench.findings.diagnosis import Diagnosis
-from workbench.playbook.walk import diagnose
-from workbench.record.read import StudyRecord, open_record
-from workbench.record.write import StudyWriter
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.study import LRSweep
-from workbench.topics.stability.diagnose import diagnose_instability
-from workbench.topics.stability.study import InstabilityStudy
-from workbench.train.hooks.base import Hook, Step
+from workbench.record.read import open_record
+from workbench.studies.session import Session, open_session
+from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
+from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.train.lane_stack import build_model
-from workbench.train.trainer import Trainer
 from workbench.workloads.analytic import eigenvalues, quadratic
-from workbench.workloads.base import Workload
 
 CPU = torch.device("cpu")
+
+
 ROOT = str(Path(__file__).parents[2])
+
+
 Floats = NDArray[np.float64]
+
+
 SCALES = (1e-2, 1.0, 1e4)
+
+
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "nadam": 3.8 / (0.1 * 2.8)}
 """Largest stable lr * curvature (Cohen et al. 2021, 2022; NAdam by the Jury conditions), momentum and beta1 0.9."""
+
+
 FAST = {("sgd", 1e4), ("momentum", 1e-2), ("nesterov", 1.0), ("adam", 1.0)}
 
 
-def workload_of(optimizer: Any, scale: float) -> Workload:
+def workload_of(optimizer: Any, scale: float) -> wb.Workload:
     """The set-ups in which the edge of each rule shows within the run's own length.
 
     adam and nadam: eps far above every gradient, so that the preconditioner is frozen; the bias correction is over
@@ -57,18 +59,18 @@ def workload_of(optimizer: Any, scale: float) -> Workload:
     return workload.replace(config=workload.config.replace(**changes))
 
 
-def edge_of(workload: Workload, scale: float) -> float:
+def edge_of(workload: wb.Workload, scale: float) -> float:
     name = str(workload.config.optimizer)
     return EDGE[name] * (workload.config.eps if name in ("adam", "nadam") else 1.0) / scale
 
 
-def sweep(workload: Workload, out: Path, **settings: Any) -> tuple[StudyRecord, Diagnosis]:
+def sweep(workload: wb.Workload, out: Path, **settings: Any) -> tuple[wb.StudyRecord, wb.Diagnosis]:
     config = workload.config.replace(eval_every_steps=workload.config.total_steps)
-    record = LRSweep(**settings).run(workload.replace(config=config), Trainer(device="cpu"), out=out)
-    return record, diagnose_lr_sweep(record)
+    record = wb.LRSweep(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
+    return record, wb.diagnose_lr_sweep(record)
 
 
-def simulated(workload: Workload, scale: float, lrs: Floats) -> Floats:
+def simulated(workload: wb.Workload, scale: float, lrs: Floats) -> Floats:
     """Mean loss of the last tenth of the steps at each lr, shape (lrs,): the rules written out in NumPy."""
     config, curvature = workload.config, eigenvalues(loss_scale=scale).numpy()
     theta = np.repeat(build_model(workload, config, CPU).theta.detach().numpy()[None], len(lrs), axis=0)
@@ -114,7 +116,7 @@ def test_lr_unstable_and_lr_best_on_a_quadratic(tmp_path: Path, optimizer: str, 
     assert record.steps["loss"].iloc[0] == pytest.approx(simulated_start(workload, scale))
 
 
-def exact_best(workload: Workload, scale: float) -> float:
+def exact_best(workload: wb.Workload, scale: float) -> float:
     """The argmin of the closed form: 1/2 sum_i lambda_i theta_i^2 (1 - eta lambda_i)^(2k), averaged over the tail."""
     curvature = eigenvalues(loss_scale=scale).numpy()
     start = 0.5 * curvature * build_model(workload, workload.config, CPU).theta.detach().numpy() ** 2
@@ -125,44 +127,9 @@ def exact_best(workload: Workload, scale: float) -> float:
     return float(lrs[int(np.argmin(tail))])
 
 
-def simulated_start(workload: Workload, scale: float) -> float:
+def simulated_start(workload: wb.Workload, scale: float) -> float:
     theta = build_model(workload, workload.config, CPU).theta.detach().numpy()
     return float(0.5 * (eigenvalues(loss_scale=scale).numpy() * theta**2).sum())
-
-
-def test_the_two_oracles_agree() -> None:
-    workload = workload_of("sgd", 1.0)
-    lrs = np.linspace(0.5, 1.0, 2001) * 2.0
-    assert lrs[int(np.argmin(simulated(workload, 1.0, lrs)))] == pytest.approx(exact_best(workload, 1.0), rel=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("nesterov", marks=pytest.mark.slow)])
-def test_another_seed_and_another_scale_give_the_same_verdict(tmp_path: Path, optimizer: Any) -> None:
-    small = {"dimension": 10, "condition": 10.0, "total_steps": 100, "optimizer": optimizer}
-    found = []
-    for scale, seed in ((1.0, 0), (1e4, 0), (1.0, 7)):
-        workload = quadratic(loss_scale=scale, **small)
-        workload = workload.replace(config=workload.config.replace(shared_seed=seed))
-        _, diagnosis = sweep(workload, tmp_path / f"{scale:g}-{seed}")
-        values = [diagnosis[code].value for code in ("lr.unstable", "lr.best")]
-        found.append([f.status for f in diagnosis] + [v * scale for v in values if v is not None])
-    statuses = [row[:-2] for row in found]
-    assert statuses[1:] == statuses[:-1]
-    assert found[1][-2:] == pytest.approx(found[0][-2:], rel=0.02)
-    assert found[2][-2] == pytest.approx(found[0][-2], rel=0.05)
-
-
-def test_every_example_twice_gives_the_same_verdict(tmp_path: Path) -> None:
-    found = []
-    for times in (1, 2):
-        base = small_workload(config={"batch_size": 48 * times, "total_steps": 120, "optimizer": "sgd"})
-        x, y = base.train_data.tensors
-        workload = base.replace(train_data=TensorDataset(x.repeat(times, 1), y.repeat(times)))
-        record, diagnosis = sweep(workload, tmp_path / str(times), lrs=(0.02, 0.1, 0.5, 2.5, 12.5))
-        instability = diagnose_instability(record)
-        found.append([(f.code, f.status, f.step) for f in (*diagnosis, *instability)])
-        found[-1] += [f.value and float(f"{f.value:.6g}") for f in diagnosis]
-    assert found[0] == found[1]
 
 
 def test_given_lrs_are_exactly_the_trials(tmp_path: Path) -> None:
@@ -192,22 +159,15 @@ def test_seeds_share_their_batches_at_every_lr(tmp_path: Path) -> None:
 
 def test_steps_shorten_the_trials(tmp_path: Path) -> None:
     workload = small_workload(config={"warmup_steps": 8, "eval_every_steps": 10})
-    record = LRSweep(lrs=(0.01,), steps=20).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
+    record = wb.LRSweep(lrs=(0.01,), steps=20).run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
     row = record.trials.iloc[0]
     assert (row["total_steps"], row["warmup_steps"], row["eval_every_steps"]) == (20, 4, 5)
-
-
-def test_a_workload_that_no_lr_trains_ends_with_not_measured(tmp_path: Path) -> None:
-    workload = small_workload(loss=lambda outputs, batch: 0 * outputs.squeeze(-1) + batch[1] ** 2)
-    record, diagnosis = sweep(workload, tmp_path / "s")
-    assert {f.status for f in diagnosis} == {"not_measured"}
-    assert len(record.trials) < 60, "the search ends"
 
 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from tests.studies.test_lr_sweep import SWEEP, killed_workload
+from tests.topics.test_lr_sweep_study import SWEEP, killed_workload
 from workbench.train.hooks.base import Hook
 from workbench.train.trainer import Trainer
 counted = [0]
@@ -220,20 +180,20 @@ SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[Dies()]), out=sys.argv
 """
 
 
-SWEEP = LRSweep(full_batch_refinements=4)
+SWEEP = wb.LRSweep(full_batch_refinements=4)
 
 
-def killed_workload() -> Workload:
+def killed_workload() -> wb.Workload:
     return quadratic(dimension=4, condition=4.0, total_steps=50, optimizer="nesterov")
 
 
-def spent(record: StudyRecord) -> dict[int, bytes]:
+def spent(record: wb.StudyRecord) -> dict[int, bytes]:
     return {int(p.parent.name): p.read_bytes() for p in record.path.glob("trials/*/events.jsonl")}
 
 
 @pytest.mark.parametrize("signal_name", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, signal_name: str) -> None:
-    whole = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "whole")
+    whole = SWEEP.run(killed_workload(), wb.Trainer(device="cpu"), out=tmp_path / "whole")
     total = int(whole.trials["steps_run"].sum())
     ended: dict[int, bytes] = {}
     for share in (0.5, 0.3):
@@ -242,7 +202,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
         assert done.returncode == (-signal.SIGKILL if signal_name == "SIGKILL" else 1), done.stderr
         assert signal_name == "SIGKILL" or "everything is saved" in done.stderr
         now = open_record(tmp_path / "s")
-        assert isinstance(now, StudyRecord)
+        assert isinstance(now, wb.StudyRecord)
         states = now.trials.set_index("trial")["state"]
         assert set(states) <= {"complete", "diverged", "stopped"}
         hit = sum(states == "stopped")  # also after SIGKILL: nobody writes any more
@@ -250,20 +210,11 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
         assert all(spent(now)[n] == events for n, events in ended.items()), "no finished trial is trained again"
         ended = {n: events for n, events in spent(now).items() if states[n] in ("complete", "diverged")}
         assert len(ended) > 1
-    again = SWEEP.run(killed_workload(), Trainer(device="cpu"), out=tmp_path / "s")
+    again = SWEEP.run(killed_workload(), wb.Trainer(device="cpu"), out=tmp_path / "s")
     assert all(spent(again)[n] == events for n, events in ended.items())
     columns = ["trial", "step", "loss", "lr", "grad_norm"]
     assert again.steps[columns].equals(whole.steps[columns])
-    assert [f.to_dict() for f in diagnose_lr_sweep(again)] == [f.to_dict() for f in diagnose_lr_sweep(whole)]
-
-
-class Counts(Hook):
-    """Counts the updates that are really made."""
-
-    steps = 0
-
-    def on_step(self, step: Step) -> None:
-        self.steps += len(step.trials)
+    assert [f.to_dict() for f in wb.diagnose_lr_sweep(again)] == [f.to_dict() for f in wb.diagnose_lr_sweep(whole)]
 
 
 @pytest.mark.parametrize("total_steps", [400, 2000])
@@ -273,27 +224,18 @@ def test_a_loss_without_a_minimum_is_not_followed_upwards(tmp_path: Path, total_
         loss=lambda outputs, batch: -outputs.squeeze(-1) * batch[1], metrics={}, build_model=lambda: torch.nn.Linear(3, 1),
         config={"total_steps": total_steps, "batch_size": 16},
     )  # fmt: skip
-    record = LRSweep().run(workload, out=tmp_path / "s")
+    record = wb.LRSweep().run(workload, out=tmp_path / "s")
     assert record.trials["peak_lr"].max() < 1e4
     assert len(record.trials) < 16
 
 
-def test_the_same_call_again_trains_nothing(tmp_path: Path) -> None:
-    counts = Counts()
-    first = SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[counts]), out=tmp_path / "s")
-    events, trained = spent(first), counts.steps
-    assert trained == first.trials["steps_run"].sum(), "the hook sees every step, for this test to mean anything"
-    again = SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[counts]), out=tmp_path / "s")
-    assert counts.steps == trained
-    assert spent(again) == events
-    assert again.steps.equals(first.steps)
-
-
 LONG = 320
-SHORT = LRSweep(short_frac=0.0625, min_short_steps=20, refinements=0, full_batch_refinements=0)
 
 
-def first_critical_lr(workload: Workload) -> float:
+SHORT = wb.LRSweep(short_frac=0.0625, min_short_steps=20, refinements=0, full_batch_refinements=0)
+
+
+def first_critical_lr(workload: wb.Workload) -> float:
     """The lr at which one step of gradient descent on a quadratic changes nothing: 2 g'g / g'Hg."""
     curvature = eigenvalues(dimension=4, condition=4.0).numpy()
     gradient = curvature * build_model(workload, workload.config, CPU).theta.detach().numpy()
@@ -329,70 +271,12 @@ def test_the_coarse_grid_is_six_short_runs_around_the_critical_lr(tmp_path: Path
     )
 
 
-def blown(record: StudyRecord, number: int) -> bool:
+def blown(record: wb.StudyRecord, number: int) -> bool:
     return record.trial(number).steps["loss"].iloc[-1] > record.trial(number).steps["loss"].iloc[0]
 
 
-def settings_of(study: LRSweep) -> dict[str, Any]:
+def settings_of(study: wb.LRSweep) -> dict[str, Any]:
     return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
-
-
-@pytest.mark.parametrize(("steps", "short"), [(LONG, 20), (240, 20), (160, 20), (159, None)])
-def test_a_short_run_is_a_sixteenth_and_no_shorter_than_the_least(
-    tmp_path: Path, steps: int, short: int | None
-) -> None:
-    """Where the least, 20 here, is more than an eighth of the run, the coarse grid of four lrs is at full length."""
-    workload = quadratic(dimension=4, condition=4.0, total_steps=steps, peak_lr=0.1)
-    record, _ = sweep(workload, tmp_path / "s", **settings_of(SHORT))
-    if short is not None:
-        assert set(record.trials["total_steps"][record.trials["stage"] == "lr_range"]) == {short}
-        return
-    assert "lr_range" not in set(record.trials["stage"])
-    assert set(record.trials["total_steps"]) == {steps}
-    top = round(math.log(4 * first_critical_lr(workload) / 0.1, 4))
-    assert record.trials["peak_lr"].iloc[:4].tolist() == pytest.approx([0.1 * 4.0 ** (top - k) for k in range(4)])
-
-
-@pytest.mark.parametrize("steps", [60, LONG])
-def test_the_baseline_is_a_point_of_the_sweep_and_is_not_trained_again(tmp_path: Path, steps: int) -> None:
-    """With and without short runs; 1.0 is on the lattice and next to the best of this quadratic."""
-    workload = quadratic(dimension=4, condition=4.0, total_steps=steps, peak_lr=1.0)
-    nothing = InstabilityStudy(probe_steps=1, confirm_multiples=(), fixes=())
-    diagnosis = diagnose(
-        workload,
-        tmp_path / "s",
-        trainer=Trainer(device="cpu"),
-        sweep=SHORT,
-        instability=nothing,
-        command="c",
-        proof_seeds=1,
-    )
-    record = open_record(tmp_path / "s")
-    assert isinstance(record, StudyRecord)
-    same = record.trials[(record.trials["peak_lr"] - 1.0).abs() < 1e-9]
-    same = same[same["total_steps"] == steps]
-    assert same["stage"].tolist() == ["baseline"]
-    (point,) = [p for p in diagnosis["lr.best"].evidence["points"] if p["lr"] == pytest.approx(1.0)]
-    assert point["trials"] == [0]
-    swept = record.trials["stage"].isin(["baseline", "lr_sweep"])
-    tried = np.log2(record.trials["peak_lr"][swept].to_numpy())
-    assert tried == pytest.approx(np.round(tried), abs=1e-9), "1.0 is one of a grid by factors of 2"
-    if steps == LONG:
-        assert (record.trials["stage"] == "lr_range").sum() >= 4
-
-
-def test_other_settings_in_the_same_folder_are_an_error(tmp_path: Path) -> None:
-    workload = small_workload()
-    LRSweep(lrs=(0.01,)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
-    with pytest.raises(RecordError, match=r"holds another study \(lrs: there \[0\.01\], here \[0\.02\]\)"):
-        LRSweep(lrs=(0.02,)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
-    with pytest.raises(RecordError, match="total_steps: there 40, here 30"):
-        LRSweep(lrs=(0.01,), steps=30).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
-
-
-def test_a_workload_that_fails_in_the_first_trial_names_its_error(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="not finite at step 0"):
-        LRSweep(lrs=(0.1,)).run(small_workload(loss=lambda o, b: o.squeeze(-1) * math.nan), out=tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -420,35 +304,138 @@ def test_a_workload_that_fails_in_the_first_trial_names_its_error(tmp_path: Path
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        LRSweep(**changes)
+    with pytest.raises(wb.ConfigError, match=said):
+        wb.LRSweep(**changes)
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda out: LRSweep().run("digits_mlp", out=out), r"workload must be a Workload, not str \(digits_mlp\)"),
-        (lambda out: LRSweep().run(small_workload(), executor="slurm", out=out), "executor='slurm' is not known"),
-        (lambda out: LRSweep(steps=0).run(small_workload(), out=out), "steps=0 must be an integer of at least 1"),
-        (lambda out: LRSweep().run(small_workload(), out=out, note=" "), "note='' is empty"),
+        (lambda out: wb.LRSweep().run("digits_mlp", out=out), r"workload must be a Workload, not str \(digits_mlp\)"),
+        (lambda out: wb.LRSweep().run(small_workload(), executor="slurm", out=out), "executor='slurm' is not known"),
+        (lambda out: wb.LRSweep(steps=0).run(small_workload(), out=out), "steps=0 must be an integer of at least 1"),
+        (lambda out: wb.LRSweep().run(small_workload(), out=out, note=" "), "note='' is empty"),
     ],
 )
 def test_wrong_calls_leave_nothing_behind(tmp_path: Path, call: Callable[[Path], Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(wb.UsageError, match=said):
         call(tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
-def test_a_study_holds_its_folder_while_it_runs(tmp_path: Path) -> None:
+Calls = list[list[float]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The lrs asked for, call by call."""
+    seen: Calls = []
+    real = Session.trials
+
+    def noted(session: Session, configs: Sequence[wb.TrainConfig], *, stage: str) -> list[wb.TrialRecord]:
+        seen.append([config.peak_lr for config in configs])
+        return real(session, configs, stage=stage)
+
+    monkeypatch.setattr(Session, "trials", noted)
+    return seen
+
+
+def run(study: Any, workload: wb.Workload, out: Path) -> wb.StudyRecord:
+    record = study.run(workload, wb.Trainer(device="cpu"), out=out)
+    assert isinstance(record, wb.StudyRecord)
+    return record
+
+
+def test_a_round_is_in_order_and_the_same_trial_is_run_once(tmp_path: Path, calls: Calls) -> None:
     workload = small_workload()
-    LRSweep(lrs=(0.01,)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
-    stored = open_record(tmp_path / "s")
-    assert isinstance(stored, StudyRecord)
-    writer = StudyWriter.open(
-        tmp_path / "s", kind="lr_sweep", workload="small", config=stored.config, settings=stored.study["settings"]
-    )
-    try:
-        with pytest.raises(RecordError, match="another process is writing"):
-            LRSweep(lrs=(0.01,)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
-    finally:
-        writer.close()
+    first, second, third = (workload.config.replace(peak_lr=lr) for lr in (0.1, 0.2, 0.3))
+    asked = [Asked("a", second), Asked("b", first), Asked("b", second), Asked("a", third)]
+    with open_session(
+        workload, stem="round", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
+    ) as session:
+        records = run_round(session, asked)
+        assert [r.config["peak_lr"] for r in records] == [0.2, 0.1, 0.2, 0.3]
+        assert records[0].number == records[2].number
+        stages = session.record.trials.set_index("peak_lr")["stage"].to_dict()
+        assert stages == {0.2: "a", 0.1: "b", 0.3: "a"}, "what it was asked for first"
+        assert run_round(session, []) == []
+    assert calls == [[0.2, 0.1, 0.3]], "one call, whatever the stages"
+
+
+def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing(tmp_path: Path) -> None:
+    workload = small_workload()
+    good, bad = workload.config.replace(peak_lr=0.1), workload.config.replace(peak_lr=0.2, batch_size=1000)
+    with (
+        open_session(
+            workload, stem="round", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
+        ) as session,
+        pytest.raises(wb.DataError, match="batch_size=1000") as raised,
+    ):
+        run_round(session, [Asked("a", good), Asked("b", bad)])
+    assert "configs[1] (peak_lr=0.2)" in str(raised.value)
+    assert not (tmp_path / "s" / "trials").exists()
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+def test_the_number_of_lanes_changes_the_rounds_and_not_the_answer(tmp_path: Path, calls: Calls, lanes: int) -> None:
+    workload = quadratic(dimension=10, condition=10.0, total_steps=100)
+    diagnosis = wb.diagnose_lr_sweep(run(wb.LRSweep(lanes=lanes, full_batch_refinements=40), workload, tmp_path / "s"))
+    assert diagnosis["lr.unstable"].value == pytest.approx(2.0, rel=0.05)
+    assert diagnosis["lr.unstable"].evidence["ratio"] <= 1.05 * (1 + 1e-9)
+    best = diagnosis["lr.best"]
+    assert best.evidence["needs_refinement"] is False
+    assert best.value is not None
+    assert 1.6 < best.value < 2.0
+    assert max(len(call) for call in calls) <= max(4, lanes), "4 is the coarse grid"
+    assert len(calls) <= {1: 24, 2: 14, 4: 9, 8: 7}[lanes]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_within_ten_percent_of_the_parabola(optimizer: Any, scale: float, seed: int) -> None:
+    """Along u the loss of a quadratic is a parabola that is back at its start at 2 (g.u) / (u.H.u)."""
+    workload = quadratic(optimizer=optimizer, loss_scale=scale)
+    config = workload.config.replace(shared_seed=seed)
+    found = measure_critical_lr(workload, config, CPU)
+    curvature = eigenvalues(loss_scale=scale).numpy()
+    gradient = curvature * build_model(workload, config, CPU).theta.detach().numpy()
+    update = gradient / (np.abs(gradient) + config.eps) if optimizer == "adam" else gradient
+    update = (1.9 if optimizer == "nesterov" else 1.0) * update
+    exact = 2 * (gradient @ update) / (update @ (curvature * update))
+    assert found.value == pytest.approx(exact, rel=0.1)
+    assert found.below <= exact <= found.above
+    assert found.forwards < 20
+
+
+def test_random_state_is_put_back_also_after_an_error() -> None:
+    calls = []
+
+    def breaks(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        calls.append(torch.rand(1))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return (outputs.squeeze(-1) - batch[1]) ** 2
+
+    before = torch.get_rng_state()
+    workload = small_workload(loss=breaks)
+    with pytest.raises(KeyboardInterrupt):
+        measure_critical_lr(workload, workload.config, CPU)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_linear_loss_has_no_critical_lr() -> None:
+    def linear(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return outputs.flatten(1).sum(1)
+
+    workload = small_workload(build_model=lambda: torch.nn.Linear(3, 1), loss=linear)
+    found = measure_critical_lr(workload, workload.config, CPU)
+    assert found.value is None
+    assert math.isinf(found.above)
+    assert found.forwards < 40
+
+
+def test_accumulated_micro_batches_give_the_same() -> None:
+    whole, parts = (small_workload(config={"accumulate_steps": k}) for k in (1, 4))
+    values = [measure_critical_lr(w, w.config, CPU).value for w in (whole, parts)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)

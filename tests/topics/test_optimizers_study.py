@@ -1,4 +1,4 @@
-"""The study of update rules on workloads whose edges, spikes and shrinking are formulas."""
+"""The study of update rules end to end: edges of a quadratic, fresh seeds, forms, memories and decay by training them."""
 
 from __future__ import annotations
 
@@ -11,35 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.workloads import small_workload
-from workbench.config import OPTIMIZERS
+import workbench as wb
 from workbench.curves.rules import read_ranges
-from workbench.errors import ConfigError, UnknownNameError
-from workbench.findings.diagnosis import Diagnosis
-from workbench.record.read import StudyRecord
-from workbench.studies.session import Session, open_session
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.study import LRSweep
-from workbench.topics.optimizers.diagnose import CODES, diagnose_optimizers
-from workbench.topics.optimizers.study import OptimizersStudy
-from workbench.train.hooks.norms import Norms
-from workbench.train.trainer import Trainer
+from workbench.studies.session import Session
 from workbench.workloads.analytic import quadratic
-from workbench.workloads.base import Workload
 
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "adamw": 38.0}
 """Largest stable lr * curvature (Cohen et al. 2021, 2022), momentum and beta1 0.9; adam's with a frozen preconditioner."""
 
 
 def run(
-    workload: Workload, out: Path, trainer: Trainer | None = None, **settings: Any
-) -> tuple[Diagnosis, StudyRecord]:
+    workload: wb.Workload, out: Path, trainer: wb.Trainer | None = None, **settings: Any
+) -> tuple[wb.Diagnosis, wb.StudyRecord]:
     config = workload.config.replace(eval_every_steps=workload.config.total_steps)
-    record = OptimizersStudy(**settings).run(workload.replace(config=config), trainer or Trainer(device="cpu"), out=out)
-    return diagnose_optimizers(record), record
+    record = wb.OptimizersStudy(**settings).run(
+        workload.replace(config=config), trainer or wb.Trainer(device="cpu"), out=out
+    )
+    return wb.diagnose_optimizers(record), record
 
 
-def count(record: StudyRecord, **fields: Any) -> int:
+def count(record: wb.StudyRecord, **fields: Any) -> int:
     rows = record.trials
     for name, value in fields.items():
         rows = rows[rows[name] == value]
@@ -48,7 +39,7 @@ def count(record: StudyRecord, **fields: Any) -> int:
 
 def test_the_edges_of_a_quadratic_side_by_side(tmp_path: Path) -> None:
     workload = quadratic(dimension=10, condition=10.0, optimizer="momentum", total_steps=100)
-    sweep = LRSweep(tolerance=0.1, refinements=0, full_batch_refinements=0)
+    sweep = wb.LRSweep(tolerance=0.1, refinements=0, full_batch_refinements=0)
     _, record = run(workload, tmp_path / "s", optimizers=("sgd", "nesterov"), seeds=1, sweep=sweep)
     ranges = read_ranges(record)
     assert list(ranges) == ["momentum", "sgd", "nesterov"], "the baseline's rule first, asked for or not"
@@ -59,64 +50,8 @@ def test_the_edges_of_a_quadratic_side_by_side(tmp_path: Path) -> None:
         assert found.trains_from is not None
         assert found.fails_below is not None
         assert found.trains_from <= 2.0 * found.fails_below * (1 + 1e-9)
-    own = diagnose_lr_sweep(record)["lr.unstable"]
+    own = wb.diagnose_lr_sweep(record)["lr.unstable"]
     assert own.value == pytest.approx(3.8, rel=0.1), "the baseline's rule is a sweep that the other diagnoses read"
-
-
-@pytest.mark.slow
-def test_the_edges_of_adam_where_its_preconditioner_is_frozen(tmp_path: Path) -> None:
-    """eps far above every gradient, beta2 0.5, and 100 warmup steps that outlast the bias correction."""
-    eps = 1e4
-    workload = quadratic(dimension=10, condition=10.0, optimizer="adam", peak_lr=0.01 * eps, total_steps=300)
-    config = workload.config.replace(eps=eps, beta2=0.5, warmup_steps=100)
-    _, record = run(workload.replace(config=config), tmp_path / "s", optimizers=("adam", "adamw"), seeds=1)
-    for name, found in read_ranges(record).items():
-        assert found.stable is not None
-        assert found.unstable is not None
-        assert found.stable <= EDGE[name] * eps <= found.unstable <= 1.11 * found.stable
-
-
-@pytest.mark.parametrize("name", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
-def test_the_smallest_lr_that_trains_follows_from_the_budget(tmp_path: Path, name: Any) -> None:
-    """One mode: the loss is (1 - lr)^2t of its start, and an lr trains where a tenth of it or less is left at the end."""
-    workload = quadratic(dimension=1, condition=1.0, optimizer=name, total_steps=100)
-    _, record = run(workload, tmp_path / "s", optimizers=(name,), seeds=1)
-    found = read_ranges(record)[name]
-    theta, velocity = np.ones(4000), np.zeros(4000)
-    lrs, tail = np.geomspace(1e-4, 1, 4000), np.zeros(4000)
-    for step in range(100):
-        tail += (step >= 90) * theta**2 / 10
-        velocity = (0.9 if name == "momentum" else 0.0) * velocity + theta
-        theta = theta - lrs * velocity
-    exact = lrs[np.flatnonzero(tail <= 0.1)[0]]
-    assert found.fails_below is not None
-    assert found.trains_from is not None
-    assert found.fails_below < exact <= found.trains_from
-
-
-def test_all_seven_rules_of_a_round_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[set[str]] = []
-    real = Session.trials
-
-    def noted(session: Session, configs: Any, *, stage: str) -> Any:
-        calls.append({str(config.optimizer) for config in configs})
-        return real(session, configs, stage=stage)
-
-    monkeypatch.setattr(Session, "trials", noted)
-    diagnosis, record = run(quadratic(total_steps=40), tmp_path / "s", lrs=(0.01, 0.1), seeds=1)
-    assert calls[0] == set(OPTIMIZERS)
-    assert calls[1:] == [{"rmsprop", "adam", "nadam", "adamw"}], "then the other form of those that have two"
-    assert {name: len(found.points) for name, found in read_ranges(record).items()} == {
-        name: 3 if name == "sgd" else 2 for name in OPTIMIZERS
-    }, "the baseline at its own lr besides"
-    assert tuple(f.code for f in diagnosis) == CODES
-    assert sorted(record.facts["optimizers"]["forms"]) == ["adam", "adamw", "nadam", "rmsprop"]
-
-
-def test_a_mapping_gives_each_rule_its_own_lrs(tmp_path: Path) -> None:
-    lrs = {"sgd": (0.5, 1.0), "adam": (0.01, 0.02, 0.04)}
-    _, record = run(quadratic(total_steps=40), tmp_path / "s", optimizers=("sgd", "adam"), lrs=lrs, seeds=1)
-    assert {name: tuple(p.lr for p in found.points) for name, found in read_ranges(record).items()} == lrs
 
 
 def test_the_best_other_rule_meets_the_baselines_under_fresh_seeds(tmp_path: Path) -> None:
@@ -172,7 +107,7 @@ class Pulled(nn.Module):
         return loss.expand(len(batch))
 
 
-def pulled(at: int, lr: float) -> Workload:
+def pulled(at: int, lr: float) -> wb.Workload:
     workload = quadratic(optimizer="adam", peak_lr=lr, total_steps=600)
     config = workload.config.replace(beta2=0.99)
     return workload.replace(build_model=lambda: Pulled(at), loss=lambda outputs, batch: outputs, config=config)
@@ -232,44 +167,8 @@ def test_weight_decay_shrinks_by_what_the_formula_says(tmp_path: Path, decay: fl
         assert pair["selected_gain"] == pytest.approx(0.5 * 4 * (decay / (1 + decay)) ** 2, rel=0.05)
 
 
-def test_the_trainer_of_a_session_is_given_back(tmp_path: Path) -> None:
-    workload = quadratic(total_steps=40)
-    workload = workload.replace(config=workload.config.replace(weight_decay=0.1))
-    with open_session(workload, stem="walk", settings={}, trainer=Trainer(device="cpu"), out=tmp_path / "s") as session:
-        before = session.trainer
-        OptimizersStudy(optimizers=("sgd",), lrs=(0.1,), seeds=1).extend(session)
-        assert session.trainer is before
-        assert not any(isinstance(hook, Norms) for hook in before.hooks)
-        assert session.record.steps["param_norm"].notna().any()
-
-
-def test_what_a_sweep_knows_of_the_baselines_rule_is_not_trained_again(tmp_path: Path) -> None:
-    workload = quadratic(dimension=4, condition=4.0, total_steps=60)
-    workload = workload.replace(config=workload.config.replace(eval_every_steps=60))
-    sweep = LRSweep(tolerance=0.1, refinements=0, full_batch_refinements=2)
-    with open_session(workload, stem="walk", settings={}, trainer=Trainer(device="cpu"), out=tmp_path / "s") as session:
-        sweep.extend(session)
-        before = diagnose_lr_sweep(session.record)["lr.unstable"].value
-        known = len(session.record.trials)
-        OptimizersStudy(optimizers=("sgd",), sweep=sweep, seeds=1).extend(session)
-        record = session.record
-        added = record.trials["peak_lr"][known:]
-        assert (added < 1.9).all(), "the edge is bracketed already"
-        assert len(added) <= 2 + 3, "two more refinements, and the lower end"
-        assert diagnose_lr_sweep(record)["lr.unstable"].value == before
-
-
-def test_an_optimizer_of_ones_own_is_the_first_rule(tmp_path: Path) -> None:
-    workload = quadratic(total_steps=40)
-    workload = workload.replace(config=workload.config.replace(optimizer=torch.optim.Adagrad, peak_lr=0.5))
-    diagnosis, record = run(workload, tmp_path / "s", optimizers=("sgd",), lrs=(0.1, 0.5), seeds=1)
-    assert [name.partition("#")[0].rpartition(":")[2] for name in read_ranges(record)] == ["Adagrad", "sgd"]
-    assert diagnosis["optimizers.rule_mismatch"].status == "not_measured"
-    assert "of your own" in diagnosis["optimizers.rule_mismatch"].summary
-
-
 def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = LRSweep(tolerance=0.5, refinements=0, full_batch_refinements=0)
+    sweep = wb.LRSweep(tolerance=0.5, refinements=0, full_batch_refinements=0)
     workload, settings = (
         quadratic(dimension=4, total_steps=30),
         {"optimizers": ("sgd", "momentum"), "seeds": 2, "sweep": sweep},
@@ -294,13 +193,6 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     assert again.facts["optimizers"] == whole.facts["optimizers"]
 
 
-def test_a_flat_place_shows_nothing(tmp_path: Path) -> None:
-    flat = small_workload(loss=lambda outputs, batch: 0.0 * outputs.flatten(1).sum(1) + 2.3)
-    diagnosis, _ = run(flat, tmp_path / "s", optimizers=("sgd", "adam"), lrs=(0.01, 0.1), seeds=2)
-    assert diagnosis["optimizers.better"].status == "not_measured"
-    assert not {f.status for f in diagnosis} & {"warn", "fail"}
-
-
 @pytest.mark.parametrize(("given", "said"), [
     ({"optimizers": ()}, "must be a list of rules"),
     ({"optimizers": "adam"}, "must be a list of rules"),
@@ -308,22 +200,12 @@ def test_a_flat_place_shows_nothing(tmp_path: Path) -> None:
     ({"seeds": True}, "seeds=True"),
     ({"end_ratio": 1.0}, "end_ratio=1.0 must be a finite number above 1"),
     ({"memory_factor": math.inf}, "memory_factor=inf"),
-    ({"sweep": LRSweep(steps=10)}, "give lrs=... and steps=... to the study"),
+    ({"sweep": wb.LRSweep(steps=10)}, "give lrs=... and steps=... to the study"),
     ({"lrs": (0.1, -1.0)}, "finite and above 0"),
     ({"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
     ({"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "lrs has no learning rates for sgd"),
     ({"lrs": {"adam": (0.1,), "sgd": (1.0,)}, "optimizers": ("adam",)}, "'sgd', which is not one of"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused_early(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        OptimizersStudy(**given)
-
-
-def test_an_unknown_rule_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="'adm' is no update rule.*adam"):
-        OptimizersStudy(optimizers=("adm",))
-
-
-def test_the_baselines_rule_needs_lrs_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no learning rates for sgd, the workload's own optimizer"):
-        run(quadratic(total_steps=40), tmp_path / "s", optimizers=("adam",), lrs={"adam": (0.1,)})
+    with pytest.raises(wb.ConfigError, match=said):
+        wb.OptimizersStudy(**given)

@@ -1,17 +1,26 @@
-"""What a record of warmups says: the shortest, what it asks of the budget, and what was not looked for."""
+"""Which warmup is the shortest that trains, what that asks of the run, and how it is searched for."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.record.json_values import dumps
-from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
+from workbench.topics.warmup.choice import warmup_choice
+from workbench.topics.warmup.diagnose import CODES
+from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 UNSTABLE = 0.1
+
+
 BLOWN = np.r_[2.3, 50.0, np.inf]
 
 
@@ -48,7 +57,7 @@ GOOD = (short(10, passes=False), short(20, passes=True), full(20, passes=True, t
     study(facts={"stopped": "neither sign"}), study(trial(np.full(30, np.nan), 1.0, stage="warmup", warmup_steps=10, total_steps=30)),
 ])  # fmt: skip
 def test_every_code_once_and_valid_json(r):
-    diagnosis = diagnose_warmup(r)
+    diagnosis = wb.diagnose_warmup(r)
     assert tuple(f.code for f in diagnosis) == CODES
     assert all(f.clause for f in diagnosis)
     assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
@@ -56,7 +65,7 @@ def test_every_code_once_and_valid_json(r):
 
 
 def test_the_shortest_with_its_bracket():
-    finding = diagnose_warmup(study(*GOOD, dropped=[1000]))["warmup.shortest"]
+    finding = wb.diagnose_warmup(study(*GOOD, dropped=[1000]))["warmup.shortest"]
     assert (finding.status, finding.value, finding.unit) == ("ok", 20.0, "steps")
     assert (finding.evidence["passes"], finding.evidence["fails"], finding.evidence["full_trial"]) == (20, 10, 4)
     assert (finding.evidence["lr"], finding.evidence["multiple"]) == pytest.approx((1.0, 10.0))
@@ -65,26 +74,11 @@ def test_the_shortest_with_its_bracket():
     assert "not tried: 1,000 steps" in finding.summary
 
 
-def test_without_a_run_of_the_full_budget_nothing_is_claimed():
-    diagnosis = diagnose_warmup(study(*GOOD[:2]))
-    assert set(statuses(diagnosis).values()) == {"not_measured"}
-    assert "full budget" in diagnosis["warmup.shortest"].summary
-
-
 def test_a_later_blow_up_takes_a_length_out():
     tried = [short(10, passes=False), short(20, passes=True), short(80, passes=True)]
     r = study(*tried, full(20, passes=False, total=1000), full(80, passes=True, total=1000))
-    finding = diagnose_warmup(r)["warmup.shortest"]
+    finding = wb.diagnose_warmup(r)["warmup.shortest"]
     assert (finding.value, finding.evidence["fails"]) == (80.0, 20)
-
-
-def test_each_multiple_has_its_table_and_ten_times_is_reported():
-    tried = [short(40, passes=False, multiple=100), short(90, passes=True, multiple=100)]
-    r = study(*GOOD, *tried, full(90, passes=True, total=1000, multiple=100))
-    diagnosis = diagnose_warmup(r)
-    rounds = diagnosis["warmup.shortest"].evidence["rounds"]
-    assert [(round(t["multiple"]), t["shortest"], t["next_shorter"]) for t in rounds] == [(10, 20, 10), (100, 90, 40)]
-    assert diagnosis["warmup.shortest"].value == 20.0
 
 
 def test_below_ten_times_there_is_a_warning():
@@ -94,30 +88,30 @@ def test_below_ten_times_there_is_a_warning():
         short(100, passes=True, multiple=4),
         full(100, passes=True, total=1000, multiple=4),
     ]
-    diagnosis = diagnose_warmup(study(*tried))
+    diagnosis = wb.diagnose_warmup(study(*tried))
     finding = diagnosis["warmup.insufficient"]
     assert (finding.status, finding.threshold) == ("warn", 10.0)
     assert finding.value == pytest.approx(4.0)
     assert finding.advice
     assert diagnosis["warmup.shortest"].value == 100.0
-    assert diagnose_warmup(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
+    assert wb.diagnose_warmup(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
 
 
 def test_where_the_cap_fails_warmup_is_no_cure():
-    diagnosis = diagnose_warmup(study(short(10, passes=False), short(100, passes=False), dropped=[1000, 10_000]))
+    diagnosis = wb.diagnose_warmup(study(short(10, passes=False), short(100, passes=False), dropped=[1000, 10_000]))
     assert statuses(diagnosis) == {
         "needed": "not_measured", "shortest": "not_measured", "over_cap": "not_measured", "lengthen": "not_measured",
         "insufficient": "warn",
     }  # fmt: skip
     assert "not tried: 1,000, 10,000 steps" in diagnosis["warmup.shortest"].summary
-    assert diagnose_warmup(study(short(10, passes=False)))["warmup.insufficient"].status == "not_measured", "yet"
+    assert wb.diagnose_warmup(study(short(10, passes=False)))["warmup.insufficient"].status == "not_measured", "yet"
 
 
 @pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
 def test_above_five_percent_the_run_has_to_grow(steps, status):
     """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000."""
     r = study(short(steps, passes=True), full(steps, passes=True, total=10_000), total=10_000)
-    finding = diagnose_warmup(r)["warmup.lengthen"]
+    finding = wb.diagnose_warmup(r)["warmup.lengthen"]
     assert (finding.status, finding.value) == (status, steps / 10_000)
     assert finding.evidence["proposed_total_steps"] == 10_000 + steps
     if steps == 1000:
@@ -128,9 +122,9 @@ def test_above_five_percent_the_run_has_to_grow(steps, status):
 @pytest.mark.parametrize(("steps", "status"), [(99, "ok"), (100, "ok"), (101, "warn")])
 def test_the_cap_refers_to_the_baselines_steps(steps, status):
     r = study(short(steps, passes=True), full(steps, passes=True, total=1000), cap=300)
-    finding = diagnose_warmup(r)["warmup.over_cap"]
+    finding = wb.diagnose_warmup(r)["warmup.over_cap"]
     assert (finding.status, finding.value) == (status, steps / 1000)
-    assert diagnose_warmup(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
+    assert wb.diagnose_warmup(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
 
 
 def test_a_warmup_that_the_baseline_has_already_counts():
@@ -141,10 +135,10 @@ def test_a_warmup_that_the_baseline_has_already_counts():
         trial(falling(1030), 1.0, stage="warmup_full", warmup_steps=60, total_steps=1030),
     ]
     facts = {"warmup": {"unstable_lr": UNSTABLE, "cap": 70}}
-    diagnosis = diagnose_warmup(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
+    diagnosis = wb.diagnose_warmup(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
     assert diagnosis["warmup.shortest"].value == 30.0, "what is prepended"
     assert diagnosis["warmup.over_cap"].value == pytest.approx(0.06), "the ramp as a whole"
-    alone = diagnose_warmup(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
+    alone = wb.diagnose_warmup(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
     assert (alone.status, alone.value) == ("warn", 0.3)
 
 
@@ -155,18 +149,26 @@ def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
     rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
     rows += evaluations(5, [0, 400, 600, 1080], [2.3, 0.25, 0.21, 0.1], split="validation")
     longer = full(80, passes=True, total=1000)
-    better = diagnose_warmup(study(*GOOD, longer, evals=rows))["warmup.shortest"]
+    better = wb.diagnose_warmup(study(*GOOD, longer, evals=rows))["warmup.shortest"]
     assert better.value == 20.0
     assert "warmup over 80 steps" in better.evidence["comparison"]["candidate"], "the shortest is not always the best"
-    found = diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
+    found = wb.diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
     assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)
     assert (found["recommended"]["best_step"], found["recommended"]["validation/loss"]) == (600, 0.2)
 
 
 TOTAL = 400
+
+
 AT_EDGE = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.8), (0.4, 0.5))]
+
+
 FAR = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.5), (0.4, 0.8), (0.8, 1.0))]
+
+
 JUMP = np.r_[falling(200), np.full(200, 9.0)]
+
+
 STUCK = np.r_[2.3, 60.0, np.full(TOTAL - 2, 2.4)]
 
 
@@ -187,29 +189,10 @@ def signed(trials, edge, confirm):
     (record(FAR, total_steps=TOTAL), "not_measured", "lacks the sweep and the runs"),
 ], ids=["edge", "rise", "both", "neither", "a rise in the sweep", "steady in the sweep", "no confirmation", "too coarse", "no unstable lr"])  # fmt: skip
 def test_a_warmup_is_called_for_by_two_signs(r, status, said):
-    finding = diagnose_warmup(r)["warmup.needed"]
+    finding = wb.diagnose_warmup(r)["warmup.needed"]
     assert finding.status == status
     assert said in finding.summary
     assert bool(finding.advice) == (status == "warn")
-
-
-def test_an_lr_that_trains_without_one_needs_none():
-    r = study(short(10, passes=True), full(0, passes=True, total=1000))
-    diagnosis = diagnose_warmup(r)
-    assert diagnosis["warmup.shortest"].value == 0.0
-    assert diagnosis["warmup.needed"].status == "ok"
-    assert (diagnosis["warmup.lengthen"].status, diagnosis["warmup.over_cap"].status) == ("ok", "ok")
-
-
-def test_a_reason_to_stop_is_told_by_every_finding_that_needs_a_length():
-    diagnosis = diagnose_warmup(study(*GOOD, facts={"stopped": "no run learned anything"}))
-    assert all("no run learned anything" in diagnosis[code].summary for code in CODES[1:])
-
-
-def test_the_scale_of_the_loss_changes_nothing():
-    plain, scaled = study(*GOOD), study(*GOOD)
-    scaled.steps["loss"] = 1e4 * scaled.steps["loss"] - 1000
-    assert statuses(diagnose_warmup(plain)) == statuses(diagnose_warmup(scaled))
 
 
 def own_warmup(share, *, lost):
@@ -228,7 +211,7 @@ def own_warmup(share, *, lost):
     ("share", "lost", "status"), [(0.25, 0.0, "ok"), (0.25, 0.3, "warn"), (0.9, 0.0, "warn"), (0.9, 0.3, "warn")]
 )
 def test_what_the_baselines_own_warmup_costs_decides_unless_it_is_most_of_the_run(share, lost, status):
-    assert diagnose_warmup(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
+    assert wb.diagnose_warmup(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
 
 
 @pytest.mark.parametrize(("rise", "status"), [(1.0, "warn"), (0.3, "ok")])
@@ -237,4 +220,158 @@ def test_a_schedule_that_rises_all_the_way_is_a_warmup(rise, status):
     lr = 0.02 * np.minimum(np.arange(200) / (200 * rise), 1.0)
     r = record([trial(falling(200), 0.02, stage="baseline", columns={"lr": lr})], total_steps=200, peak_lr=0.02)
     r.config["schedule"] = "mine:ramp#00000000"
-    assert diagnose_warmup(r)["warmup.over_cap"].status == status
+    assert wb.diagnose_warmup(r)["warmup.over_cap"].status == status
+
+
+@pytest.mark.parametrize(
+    ("steps", "lr", "nearest"), [(0, 1.0, (10, 1.0)), (19, 1.0, (20, 1.0)), (500, 3.0, (40, 2.0)), (0, 0.5, (10, 1.0))]
+)
+def test_the_nearest_is_by_ratio_of_the_lr_and_then_by_length(
+    steps: int, lr: float, nearest: tuple[int, float]
+) -> None:
+    made = study(*GOOD, short(40, passes=True, multiple=20.0))
+    found = warmup_choice(made, wb.diagnose_warmup(made), steps=steps, lr=lr).nearest
+    assert found is not None
+    assert (found.steps, found.lr) == nearest
+
+
+def searched(lengths: dict[int, tuple[bool | None, bool | None]]) -> WarmupSearch:
+    found = [Length(steps=s, short=short, full=full) for s, (short, full) in sorted(lengths.items())]
+    return WarmupSearch(lr=1.0, multiple=10.0, lengths=tuple(found))
+
+
+def played(*, short_from: int, full_from: int, listed: Sequence[int], cap: int) -> tuple[WarmupSearch, list[NextRun]]:
+    """Answer every question: short trials pass from `short_from` steps on, full-budget runs from `full_from`."""
+    known: dict[int, tuple[bool | None, bool | None]] = {w: (w >= short_from, None) for w in listed}
+    asked: list[NextRun] = []
+    while (question := next_run(searched(known), cap=cap)) is not None:
+        assert question not in asked, "the same question twice would never end"
+        asked.append(question)
+        short, full = known.get(question.steps, (None, None))
+        answer = question.steps >= (short_from if question.kind == "short" else full_from)
+        known[question.steps] = (answer, full) if question.kind == "short" else (short, answer)
+    return searched(known), asked
+
+
+@pytest.mark.parametrize("true", [1, 2, 3, 7, 10, 11, 40, 399, 400, 999, 1000, 5000, 10_000])
+@pytest.mark.parametrize(
+    ("listed", "cap"), [([10, 1000, 10_000], 10_000), ([10, 1000], 3000), ([10], 400), ([1000], 1000)]
+)
+def test_the_shortest_is_found_to_a_factor_of_two(true: int, listed: list[int], cap: int) -> None:
+    found, asked = played(short_from=true, full_from=true, listed=listed, cap=cap)
+    if true > cap:
+        assert found.confirmed is None
+        assert found.longest_failing == found[cap]
+        return
+    best, low = found.confirmed, found.longest_failing
+    assert best is not None
+    assert low is not None
+    assert low.steps < true <= best.steps
+    assert best.steps <= 2 * max(low.steps, 1)
+    assert [q for q in asked if q.kind == "full"] == [NextRun("full", best.steps)], (
+        "one run of the full budget is enough"
+    )
+
+
+@pytest.mark.parametrize("true", [1, 12, 60, 300, 400])
+def test_what_short_trials_cannot_see_the_full_budget_decides(true: int) -> None:
+    found, asked = played(short_from=0, full_from=true, listed=[10], cap=400)
+    best, low = found.confirmed, found.longest_failing
+    assert best is not None
+    assert low is not None
+    assert low.steps < true <= best.steps <= 2 * max(low.steps, 1)
+    assert low.short is not False, "only the full budget showed it"
+    assert len([q for q in asked if q.kind == "full"]) <= 3 + math.log2(math.log2(400))
+
+
+def test_what_is_shorter_than_a_failing_one_is_not_trusted() -> None:
+    found = searched({10: (True, None), 100: (False, None), 1000: (True, None)})
+    assert found.passing == found[1000]
+    assert searched({10: (True, True), 1000: (False, None)}).confirmed is None
+
+
+@pytest.mark.parametrize(
+    ("total", "frac", "cap"), [(99, 0.1, 9), (100, 0.1, 10), (1_000_000, 0.1, 100_000), (30, 0.3, 9)]
+)
+def test_the_cap_is_a_whole_number_of_steps(total: int, frac: float, cap: int) -> None:
+    assert cap_steps(total, frac) == cap
+
+
+T = np.arange(400)
+
+
+FALLING = 2.3 * np.exp(-T / 40)
+
+
+def search_study(*extra):
+    return record([trial(FALLING, 0.1), trial(FALLING, 0.05), *extra], total_steps=400, peak_lr=0.1)
+
+
+def test_the_same_run_under_another_stage_counts_and_other_changes_do_not():
+    longer = np.r_[FALLING, np.full(40, FALLING[-1])]
+    r = search_study(
+        trial(FALLING[:120], 10.0, stage="warmup", warmup_steps=40, total_steps=120),
+        trial(longer, 10.0, stage="fix", warmup_steps=40, total_steps=440),
+        trial(BLOWN, 10.0, stage="fix", warmup_steps=40, total_steps=440, max_grad_norm=0.5),
+        trial(FALLING, 10.0, stage="fix", max_grad_norm=0.5),
+        trial(BLOWN, 10.0, stage="fix", warmup_steps=60, total_steps=400),
+        trial(longer, 2.0, stage="fix", warmup_steps=40, total_steps=440),
+    )
+    (search,) = read_searches(r, 1.0)
+    assert search.lengths == (Length(steps=40, short=True, full=True, short_trial=2, full_trial=3),)
+
+
+def test_a_long_run_that_never_learns_fails():
+    """It is as long as no run of the baseline is, and yet has to learn what those do."""
+    stuck = np.r_[2.3, np.full(439, 2.1)]
+    r = search_study(trial(stuck, 10.0, stage="warmup_full", warmup_steps=40, total_steps=440))
+    (search,) = read_searches(r, 1.0)
+    assert search.lengths == (Length(steps=40, full=False, full_trial=2),)
+
+
+LATE = np.r_[FALLING, np.full(40, 9.0)]
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def warmup(loss, steps, total, *, lr=1.0, stage="warmup"):
+    return trial(loss, lr, stage=stage, warmup_steps=steps, total_steps=total)
+
+
+def figure_study(*tried):
+    facts = {"warmup": {"unstable_lr": 0.1, "cap": 40}}
+    return record([trial(FALLING, 0.05, stage="baseline"), trial(FALLING, 0.02), *tried], total_steps=400, facts=facts)
+
+
+TRIED = (
+    warmup(np.r_[2.3, np.inf], 10, 30),
+    warmup(FALLING[:60], 20, 60),
+    warmup(FALLING[:120], 40, 120),
+    warmup(LATE[20:], 20, 420, stage="warmup_full"),
+    warmup(np.r_[FALLING, np.full(40, FALLING[-1])], 40, 440, stage="warmup_full"),
+    warmup(np.r_[2.3, np.inf], 40, 120, lr=10.0),
+)
+
+
+def drawn(ax: Axes, label: str) -> list[tuple[float, float]]:
+    """Points of the one line whose label starts with `label`."""
+    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
+    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_every_run_is_marked_by_what_it_showed(told: bool) -> None:
+    r = figure_study(*TRIED)
+    ax = wb.plot_warmup(r, wb.diagnose_warmup(r) if told else None, ax=blank())
+    assert drawn(ax, "short trial trains (2)") == [(20, 1), (40, 1)]
+    assert drawn(ax, "short trial does not (2)") == [(10, 1), (40, 10)]
+    assert drawn(ax, "full run trains (1)") == [(40, 1)]
+    assert drawn(ax, "full run does not (1)") == [(20, 1)]
+
+
+def test_the_star_stands_at_the_shortest_and_the_gap_reaches_to_the_next_shorter_one() -> None:
+    ax = wb.plot_warmup(figure_study(*TRIED), ax=blank())
+    assert drawn(ax, "shortest: 40 steps at lr 1") == [(40, 1)]
+    assert drawn(ax, "the answer lies between") == [(20, 1), (40, 1)]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+import workbench as wb
 from tests.helpers.simulated_arms import (
+    LEVEL,
     LRS,
     SPREAD,
     WARMUP,
@@ -22,22 +28,21 @@ from tests.helpers.simulated_arms import (
 )
 from tests.helpers.simulated_records import record, trial
 from workbench.record.json_values import dumps
-from workbench.topics.comparison.diagnose import CODES, diagnose_comparison
+from workbench.record.read import open_record
+from workbench.topics.comparison.arms import Arms
+from workbench.topics.comparison.diagnose import CODES
+from workbench.workloads.analytic import valley
 
 LOW, HIGH, CURE = CODES
 
 
 def holds(*arms, **thresholds):
-    diagnosis = diagnose_comparison(*arms, **thresholds)
+    diagnosis = wb.diagnose_comparison(*arms, **thresholds)
     return [diagnosis[code].evidence["holds"] for code in CODES]
 
 
-def reasons(*arms, **thresholds):
-    return {f.code: f.evidence.get("reason") for f in diagnose_comparison(*arms, **thresholds)}
-
-
 def test_a_modification_that_loses_the_high_lrs_and_a_warmup_that_brings_them_back():
-    diagnosis = diagnose_comparison(healthy(), lost(), cured())
+    diagnosis = wb.diagnose_comparison(healthy(), lost(), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert [f.status for f in diagnosis] == ["ok", "warn", "ok"]
     low, high, cure = (diagnosis[code] for code in CODES)
@@ -52,7 +57,7 @@ def test_a_modification_that_loses_the_high_lrs_and_a_warmup_that_brings_them_ba
 
 def test_the_healthy_twin_loses_nothing():
     """The same workload under other seeds: nothing is lost, and so there is nothing to cure."""
-    diagnosis = diagnose_comparison(healthy(), healthy(seeds=(3, 4, 5)), cured())
+    diagnosis = wb.diagnose_comparison(healthy(), healthy(seeds=(3, 4, 5)), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, False, None]
     assert [f.status for f in diagnosis] == ["ok", "ok", "not_measured"]
     assert "no instability" in diagnosis[CURE].evidence["reason"]
@@ -66,7 +71,7 @@ def test_the_healthy_twin_loses_nothing():
     (record([trial([2.3, 2.2], lr, seed=s) for s in (0, 1) for lr in LRS]),) * 3,
 ], ids=["empty", "no baseline", "no modified", "no warmup", "whole", "one trial", "NaN", "constant", "two steps"])  # fmt: skip
 def test_every_code_once_valid_json_and_the_reason_where_nothing_is_said(r):
-    diagnosis = diagnose_comparison(*r)
+    diagnosis = wb.diagnose_comparison(*r)
     assert tuple(f.code for f in diagnosis) == CODES
     assert all(f.clause.startswith("F1.3") for f in diagnosis)
     for finding in diagnosis:
@@ -79,30 +84,16 @@ def test_every_code_once_valid_json_and_the_reason_where_nothing_is_said(r):
 @pytest.mark.parametrize(("shift", "untouched"), [(1.5 * SPREAD, True), (-1.5 * SPREAD, True), (8 * SPREAD, False), (-8 * SPREAD, False)])  # fmt: skip
 def test_low_lrs_are_held_against_the_spread_from_seed_to_seed(shift, untouched):
     """The margin is 2 standard deviations, or 1 % of what the baseline learned: 0.021."""
-    diagnosis = diagnose_comparison(healthy(), lost(shift=shift))
+    diagnosis = wb.diagnose_comparison(healthy(), lost(shift=shift))
     assert diagnosis[LOW].evidence["holds"] is untouched
     assert diagnosis[LOW].value == pytest.approx(shift, abs=1e-3)
     assert diagnosis[LOW].threshold == pytest.approx(0.0215, abs=1e-3)
     assert diagnosis[HIGH].evidence["holds"] is True
 
 
-def test_the_thresholds_are_arguments():
-    shifted = lost(shift=8 * SPREAD)
-    exact = diagnose_comparison(healthy(), shifted, material_frac=0.0, noise_sds=3.0)[LOW]
-    assert exact.threshold == pytest.approx(3 * SPREAD, rel=1e-3)
-    assert holds(healthy(), shifted, material_frac=0.1)[0] is True
-    assert holds(healthy(), shifted, noise_sds=10.0)[0] is True
-    assert holds(healthy(), shifted, low_ratio=20.0)[0] is None
-    assert holds(healthy(), lost(), cured(), min_ratio=5.0) == [True, None, None]
-
-
-def test_one_diverged_seed_at_a_low_lr_touches_it():
-    assert holds(healthy(), arm({0.01: (falling, falling, diverging), 0.16: jumping, 0.32: diverging}))[0] is False
-
-
 def test_worse_without_a_rise_is_slowness_and_no_instability():
     slow = arm({lr: lambda level, total: falling(level + 0.05, total) for lr in (0.16, 0.32)} | {0.64: diverging})
-    diagnosis = diagnose_comparison(healthy(), slow, min_low_lrs=1)
+    diagnosis = wb.diagnose_comparison(healthy(), slow, min_low_lrs=1)
     assert diagnosis[HIGH].evidence["holds"] is False
     assert diagnosis[HIGH].evidence["lrs"] == []
 
@@ -113,7 +104,7 @@ def stuck(**more):
 
 
 def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
-    diagnosis = diagnose_comparison(healthy(), stuck(), cured())
+    diagnosis = wb.diagnose_comparison(healthy(), stuck(), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert [row["sign"] for row in diagnosis[HIGH].evidence["lrs"]] == ["collapse", "collapse"]
     assert "2 of 2 lrs get stuck" in diagnosis[HIGH].summary
@@ -121,42 +112,16 @@ def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
 
 def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
     for warmed in (stuck(warmup=WARMUP), None):
-        diagnosis = diagnose_comparison(healthy(), stuck(), warmed)
+        diagnosis = wb.diagnose_comparison(healthy(), stuck(), warmed)
         assert [f.evidence["holds"] for f in diagnosis] == [True, None, None]
         assert "no warmup" in diagnosis[HIGH].evidence["reason"]
     assert holds(healthy(), stuck(), stuck(warmup=WARMUP), collapse_frac=0.9)[1] is False
 
 
-def test_a_little_better_is_no_cure():
-    """From 1.5 to 1.4 is more than the seeds differ by, and less than half of the way down to the baseline's 0.25."""
-    little = arm(
-        {lr: lambda level, total: falling(1.4, total) for lr in (0.16, 0.32)} | {0.64: diverging}, warmup=WARMUP
-    )
-    assert holds(healthy(), stuck(), little)[1:] == [None, None]
-    assert holds(healthy(), stuck(), little, cure_frac=0.05)[1:] == [True, True]
-    at_chance = arm(
-        {lr: lambda level, total: falling(2.2, total) for lr in (0.16, 0.32)} | {0.64: diverging}, warmup=WARMUP
-    )
-    finding = diagnose_comparison(healthy(), lost(), at_chance)[CURE]
-    assert [row["cured"] for row in finding.evidence["lrs"]] == [False, False], (
-        "bounded where it diverged, and untrained"
-    )
-
-
-def test_a_warmup_that_frees_a_part_of_what_was_stuck_trains_up_to_there():
-    part = arm({0.32: lambda level, total: falling(1.5, total), 0.64: diverging}, warmup=WARMUP)
-    finding = diagnose_comparison(healthy(), stuck(), part)[CURE]
-    assert (finding.value, finding.evidence["holds"]) == (0.16, False)
-
-
-def test_a_rise_that_ends_as_well_as_the_baseline_costs_nothing():
-    assert holds(healthy(), arm({0.16: recovering, 0.32: recovering, 0.64: diverging}))[1] is False
-
-
 def test_a_rise_that_comes_back_to_a_worse_level_counts():
     """F1.10: unstable early, then slow but stable."""
     worse = arm({lr: lambda level, total: recovering(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging})
-    diagnosis = diagnose_comparison(healthy(), worse, cured())
+    diagnosis = wb.diagnose_comparison(healthy(), worse, cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert diagnosis[HIGH].evidence["when"] == {"early": 6}
 
@@ -169,25 +134,12 @@ def test_the_baseline_has_to_train_where_the_modification_does_not():
     assert holds(one_seed_fails, far_worse)[1] is False, "the baseline is a matter of chance there"
 
 
-def test_an_island_of_instability_below_does_not_end_the_baseline():
-    assert holds(arm({0.04: jumping, 0.64: diverging}), lost(), low_ratio=2.0)[:2] == [True, True]
-
-
 def test_a_single_step_of_the_grid_is_the_least_and_less_is_chance():
     near = arm({0.32: jumping, 0.64: diverging})
     assert holds(healthy(), near)[1] is True
-    finding = diagnose_comparison(healthy(), near, min_ratio=3.0)[HIGH]
+    finding = wb.diagnose_comparison(healthy(), near, min_ratio=3.0)[HIGH]
     assert (finding.evidence["holds"], finding.status) == (None, "not_measured")
     assert "0.32, but the baseline is unstable at 0.64: too near to tell apart" in finding.evidence["reason"]
-
-
-def test_without_an_unstable_lr_none_is_known_to_be_low():
-    """The same arms as far as 0.08; the twin that reaches 0.64, where both diverge, knows which ones are low."""
-    stable = arm(lrs=LRS[:4]), arm(lrs=LRS[:4], seeds=(3, 4, 5))
-    finding = diagnose_comparison(*stable)[LOW]
-    assert (finding.evidence["holds"], finding.status, finding.evidence["lrs"]) == (None, "not_measured", [])
-    assert "no lr up to 0.08 is unstable in either arm, so none is known to be low" in finding.evidence["reason"]
-    assert holds(healthy(), healthy(seeds=(3, 4, 5)))[0] is True
 
 
 @pytest.mark.parametrize(("baseline", "modified", "said"), [
@@ -200,64 +152,124 @@ def test_without_an_unstable_lr_none_is_known_to_be_low():
     (record([]), record([]), "no sweep"),
 ], ids=["stable", "at the end", "one seed", "one seed there", "nothing shared", "learns nothing", "empty"])  # fmt: skip
 def test_what_cannot_be_told_is_not_measured(baseline, modified, said):
-    diagnosis = diagnose_comparison(baseline, modified, cured())
+    diagnosis = wb.diagnose_comparison(baseline, modified, cured())
     assert diagnosis[HIGH].evidence["holds"] is None
     assert said in diagnosis[HIGH].evidence["reason"]
     assert diagnosis[CURE].evidence["holds"] is None
 
 
-def test_one_seed_is_enough_where_that_is_asked():
-    one = {"seeds": (0,)}
-    assert holds(healthy(**one), lost(**one), cured(**one), min_seeds=1) == [True, True, True]
-
-
-def test_too_few_low_lrs_say_so():
-    said = reasons(healthy(lrs=LRS[2:]), lost(lrs=LRS[2:]))[LOW]
-    assert said.startswith("1 of the shared lrs")
-    assert "downwards" in said
-
-
-def test_a_warmup_that_changes_nothing_is_no_cure():
-    diagnosis = diagnose_comparison(healthy(), lost(), lost(warmup=WARMUP))
-    assert diagnosis[CURE].evidence["holds"] is False
-    assert diagnosis[CURE].status == "warn"
-    assert diagnosis[CURE].value == 0.08
-    assert diagnosis[CURE].advice
-
-
 def test_a_warmup_that_opens_a_part_is_a_cure_up_to_there():
     part = arm({0.32: diverging, 0.64: diverging}, warmup=WARMUP)
     assert holds(healthy(), lost(), part)[2] is False
-    diagnosis = diagnose_comparison(healthy(), lost(), part, up_to_lr=0.16)
+    diagnosis = wb.diagnose_comparison(healthy(), lost(), part, up_to_lr=0.16)
     assert (diagnosis[CURE].evidence["holds"], diagnosis[CURE].threshold) == (True, 0.16)
     assert holds(healthy(), lost(), cured(), up_to_lr=0.64)[2] is False, "0.64 stays unstable"
     assert holds(healthy(), lost(), cured(), up_to_lr=0.1)[2] is None, "nothing was lost up to there"
 
 
 def test_a_warmup_has_to_be_stable_and_better_at_each_lost_lr():
-    still = diagnose_comparison(healthy(), lost(), arm({0.32: jumping, 0.64: diverging}, warmup=WARMUP))[CURE]
+    still = wb.diagnose_comparison(healthy(), lost(), arm({0.32: jumping, 0.64: diverging}, warmup=WARMUP))[CURE]
     assert [row["cured"] for row in still.evidence["lrs"]] == [True, False], "bounded now, and no less unstable"
     slow = {lr: lambda level, total: recovering(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging}
-    no_better = diagnose_comparison(healthy(), arm(slow), arm(slow, warmup=WARMUP))[CURE]
+    no_better = wb.diagnose_comparison(healthy(), arm(slow), arm(slow, warmup=WARMUP))[CURE]
     assert [row["cured"] for row in no_better.evidence["lrs"]] == [False, False], "stable as before, and as slow"
 
 
 def test_stable_up_to_ends_at_the_first_unstable_lr():
     island = arm({0.04: jumping, 0.64: diverging}, warmup=WARMUP)
-    finding = diagnose_comparison(healthy(), lost(), island)[CURE]
+    finding = wb.diagnose_comparison(healthy(), lost(), island)[CURE]
     assert (finding.value, finding.evidence["holds"]) == (0.02, False)
 
 
-def test_a_warmup_that_does_not_reach_the_lost_lrs_is_not_measured():
-    assert "lacks lrs" in reasons(healthy(), lost(), cured(lrs=LRS[:5]))[CURE]
-    assert "lacks lrs" in reasons(healthy(), lost(), cured(seeds=(0,)))[CURE]
-    assert "no sweep with a warmup" in reasons(healthy(), lost())[CURE]
-    assert "has no warmup" in reasons(healthy(), lost(), healthy())[CURE]
+STEPS, STEEPNESS, GENTLE = 400, 201.0, 2.0
 
 
-def test_the_scale_of_the_loss_changes_nothing():
-    scaled = [healthy(), lost(shift=8 * SPREAD), cured()]
-    plain = holds(*scaled)
-    for one in scaled:
-        one.steps["loss"] = 1e4 * one.steps["loss"] - 1000
-    assert holds(*scaled) == plain == [False, True, True]
+EDGE = 2 / STEEPNESS
+"""The steep valley diverges at and above 0.00995, the gentle one at and above 1; with 40 warmup steps the steep one trains at 25 times
+its edge and not at 100 times, by iterating wall *= 1 - lr (1 + 200 wall^2)."""
+
+
+STUDY_LRS = [EDGE * f for f in (1 / 8, 1 / 5, 1 / 4, 0.9, 2.5, 25.0, 150.0)]
+
+
+QUICK = wb.InstabilityStudy(fixes=(), probe_steps=20)
+
+
+def compare(out: Path | None, **settings: Any) -> Arms:
+    study = wb.ComparisonStudy(**({"lrs": STUDY_LRS, "seeds": 2, "instability": QUICK} | settings))
+    return study.run(
+        valley(steepness=GENTLE, total_steps=STEPS), valley(total_steps=STEPS), wb.Trainer(device="cpu"), out=out
+    )
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory: pytest.TempPathFactory) -> Arms:
+    return compare(tmp_path_factory.mktemp("comparison"))
+
+
+def test_all_three_statements_hold_where_arithmetic_says_so(arms: Arms) -> None:
+    diagnosis = wb.diagnose_comparison(*arms)
+    assert {code: diagnosis[code].evidence["holds"] for code in CODES} == dict.fromkeys(CODES, True)
+    high, cure = diagnosis["comparison.high_lr_lost"], diagnosis["comparison.warmup_cures"]
+    assert [row["lr"] for row in high.evidence["lrs"]] == pytest.approx(STUDY_LRS[4:6])
+    assert high.evidence["when"] == {"early": 4}
+    assert cure.value == pytest.approx(STUDY_LRS[5])
+    assert cure.evidence["warmup_steps"] == 40
+
+
+def test_each_arm_is_a_study_of_its_own_and_they_share_grid_seeds_and_length(arms: Arms) -> None:
+    expected = {(f"{lr:.9e}", seed) for lr in STUDY_LRS for seed in (0, 1)}
+    for each in arms:
+        assert each is not None
+        sweep = each.trials[each.trials["stage"] == "lr_sweep"]
+        assert {(f"{lr:.9e}", seed) for lr, seed in zip(sweep["peak_lr"], sweep["seed"], strict=True)} == expected
+        assert set(sweep["total_steps"] - sweep["warmup_steps"]) == {STEPS}
+        assert len(open_record(each.path).trials) == len(each.trials)
+    assert arms.warmed is not None
+    assert [each.path.name for each in (arms.baseline, arms.modified, arms.warmed)] == [
+        "baseline",
+        "modified",
+        "warmed",
+    ]
+    assert [set(each.trials["warmup_steps"]) for each in (arms.baseline, arms.warmed)] == [{0}, {40}]
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"lrs": []}, "at least one"), ({"seeds": 0}, "seeds=0"), ({"warmup_steps": 0}, "warmup_steps=0"),
+    ({"warmup_steps": True}, "warmup_steps=True"), ({"cap_frac": 0.0}, "cap_frac=0.0"), ({"cap_frac": 1.5}, "a tenth"),
+])  # fmt: skip
+def test_bad_fields_are_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(wb.ConfigError, match=said):
+        wb.ComparisonStudy(**settings)
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def drawn(ax: Axes, label: str) -> np.ndarray:
+    """Points of the one line with this label, shape (points, 2)."""
+    (line,) = [line for line in ax.lines if line.get_label() == label]
+    return np.array(line.get_data(), dtype=float).T
+
+
+def end(level: float, total: int = 400) -> float:
+    return float(np.mean(falling(level, total)[-total // 10 :]))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_each_arm_is_drawn_at_its_means(told: bool) -> None:
+    arms = (healthy(), lost(), cured())
+    ax = wb.plot_comparison(*arms, wb.diagnose_comparison(*arms) if told else None, ax=blank())
+    assert drawn(ax, "baseline") == pytest.approx(np.array([(lr, end(LEVEL[lr])) for lr in LRS[:6]]))
+    assert drawn(ax, "modified, with warmup") == pytest.approx(np.array([(lr, end(LEVEL[lr], 440)) for lr in LRS[:6]]))
+    assert drawn(ax, "modified")[:4] == pytest.approx(np.array([(lr, end(LEVEL[lr])) for lr in LRS[:4]]))
+
+
+def test_what_is_unstable_is_hollow_and_what_diverged_is_at_the_top() -> None:
+    ax = wb.plot_comparison(healthy(), lost(), cured(), ax=blank())
+    assert drawn(ax, "modified: unstable (1)") == pytest.approx(np.array([(0.16, 3.0)]))
+    assert drawn(ax, "modified: a seed diverged (2)") == pytest.approx(np.array([(0.32, 0.93), (0.64, 0.93)]))
+    assert drawn(ax, "baseline: a seed diverged (1)") == pytest.approx(np.array([(0.64, 0.97)]))
+    (hollow,) = [line for line in ax.lines if line.get_label() == "modified: unstable (1)"]
+    assert hollow.get_markerfacecolor() != hollow.get_markeredgecolor()

@@ -1,0 +1,366 @@
+"""Batch sizes with planted optima, the gradient noise scale in closed form, and the study that tunes each."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import workbench as wb
+from tests.helpers.simulated_batches import CHOOSING, OWN_LR, STEPS, batches, level
+from tests.helpers.simulated_records import record, trial
+from tests.helpers.workloads import small_workload
+from workbench.record.json_values import dumps
+from workbench.topics.batch_size.arms import next_points, read_arms
+from workbench.topics.batch_size.diagnose import CODES
+from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale
+from workbench.topics.batch_size.noise_scale import NoiseScale, measure_noise_scale
+
+TUNED, RETUNE, EQUAL, NOISE, REGULARISE = CODES
+
+
+def test_a_difference_that_tuning_takes_away():
+    """F6.2, F6.3: with all else fixed the small batch looks worse; each at its own lr, they are equal."""
+    found = wb.diagnose_batch_size(batches({16: 0.0125, 64: 0.1, 256: 0.4}))
+    assert found[TUNED].status == "ok"
+    (steps,) = found[TUNED].evidence["factors"]
+    assert (steps["equal"], steps["fixed"]) == ("steps", pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05))
+    assert steps["tuned"] == pytest.approx(1.0, abs=0.05)
+    assert found[RETUNE].status == "warn"
+    assert {r["batch_size"]: r["lr_shift"] for r in found[RETUNE].evidence["rows"]} == pytest.approx(
+        {16: 1 / 8, 256: 4.0}
+    )
+    assert found[RETUNE].value == pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05)
+    assert "peak_lr=0.0125" in found[RETUNE].advice[1]
+    assert found[EQUAL].status == "ok"
+    assert {r["batch_size"]: r["verdict"] for r in found[EQUAL].evidence["rows"]} == {
+        16: "equivalent",
+        256: "equivalent",
+    }
+
+
+def test_a_longer_run_is_no_better_batch_size():
+    """F6.3, F6.7: the metric falls with the number of updates alone, so at equal steps the batch sizes are equal."""
+    lengths = {16: {160: 0.5, 40: 1.0}, 64: {40: 1.0}, 256: {40: 1.0, 10: 2.0}}
+    found = wb.diagnose_batch_size(batches({16: 0.1, 64: 0.1, 256: 0.1}, lengths=lengths))
+    steps, examples = found[TUNED].evidence["factors"]
+    for kind in ("fixed", "tuned"):
+        assert steps[kind] == pytest.approx(1.0, abs=0.05)
+        assert examples[kind] == pytest.approx(4.0, rel=0.05)
+    assert re.search(
+        r"tuned, by (1|1\.0\d*) at equal steps and (3\.9\d*|4|4\.0\d*) at equal examples", found[TUNED].summary
+    )
+    assert found[EQUAL].status == "ok"
+    assert "16 at equal steps, 256 at equal steps" in found[EQUAL].summary
+    assert re.search(
+        r"at equal examples, 0\.(5\d*|49\d*) at 16 .* better\), (1\.9\d*|2|2\.0\d*) at 256", found[EQUAL].summary
+    )
+
+
+def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
+    """It saw more examples, then fewer updates; a batch size that is worse by either length is worse."""
+    sizes, lengths = {64: 0.1, 256: 0.1}, {256: {40: 0.7, 10: 1.4}}
+    assert wb.diagnose_batch_size(batches(sizes, lengths=lengths))[EQUAL].status == "not_measured"
+    worse = wb.diagnose_batch_size(batches(sizes, lengths={256: {40: 1.3, 10: 1.4}}))[EQUAL]
+    assert worse.status == "warn"
+    assert worse.summary.count("worse)") == 2
+
+
+def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length():
+    """F6.4: lr 0.4 was best at momentum 0.5; with the baseline's 0.9 it is another, eight times longer, step."""
+    r = batches({64: 0.1, 256: 0.4}, memory={256: 0.5}, warmup={256: 7}, optimizer="momentum")
+    found = wb.diagnose_batch_size(r)[RETUNE]
+    assert "256 (40 steps): lr 0.4, momentum 0.5" in found.summary
+    assert "64 is best at lr 0.1, momentum 0.9" in found.summary
+    begin = found.advice[1]
+    source = begin[begin.index("config.replace") : begin.rindex(".")]
+    pasted = eval(source, {"config": wb.TrainConfig.from_dict(r.config)})
+    assert (pasted.batch_size, pasted.total_steps, pasted.peak_lr) == (256, STEPS, 0.4)
+    assert (pasted.momentum, pasted.warmup_steps) == (0.5, 7)
+    assert "for 40 steps" in begin
+
+
+def test_a_difference_that_stays():
+    found = wb.diagnose_batch_size(batches({16: 0.05, 64: 0.1, 256: 0.2}, extra={256: 1.5}))
+    assert "(lower is better)" in found[EQUAL].summary
+    assert re.search(r"1\.[45]\d* at 256 \(1\.\d* to 1\.\d*, worse\)", found[EQUAL].summary)
+    assert found[EQUAL].status == "warn"
+    row = next(r for r in found[EQUAL].evidence["rows"] if r["batch_size"] == 256)
+    assert row["verdict"] == "different"
+    assert row["low"] < 1.5 < row["high"]
+    assert found[EQUAL].advice
+
+
+def test_noisy_seeds_leave_it_undecided():
+    found = wb.diagnose_batch_size(batches({16: 0.1, 64: 0.1}, spread=0.3))[EQUAL]
+    assert found.status == "not_measured"
+    assert "More seeds" in found.advice[0]
+
+
+def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
+    """F6.1: nothing else was tuned."""
+    found = wb.diagnose_batch_size(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
+    assert found[TUNED].status == "warn"
+    assert found[TUNED].clause == "F6.1"
+    assert "not which one is better" in found[TUNED].summary
+    assert found[RETUNE].status == "not_measured"
+
+
+def test_the_seeds_that_choose_play_no_part_in_the_comparison():
+    r = batches({16: 0.05, 64: 0.1})
+    for arm in read_arms(r):
+        assert sorted(arm.tuned) == list(range(CHOOSING, CHOOSING + 5))
+        assert arm.best.seeds == CHOOSING
+
+
+def test_a_decay_that_helps_the_large_batch_only():
+    """F6.6, and the gap that F6.5 speaks of."""
+    r = batches({16: 0.1, 64: 0.1, 256: 0.1}, decays=(1e-4, 1e-3), decayed={(256, 1e-3): 0.7})
+    found = wb.diagnose_batch_size(r)[REGULARISE]
+    assert found.status == "warn"
+    tried = {row["batch_size"]: row for row in found.evidence["tried"]}
+    assert (tried[256]["helps"], tried[256]["weight_decay"]) == (True, 1e-3)
+    assert tried[256]["gain"] == pytest.approx(0.3 * 0.2, rel=0.1)
+    assert {row["batch_size"]: row["gap"] for row in found.evidence["gaps"]} == pytest.approx(
+        {16: 0.016, 64: 0.064, 256: 0.256}
+    )
+    assert "weight_decay=0.001" in found.advice[0]
+
+
+EMPTY = record([])
+
+
+DIVERGED = record(
+    [trial([2.3, math.nan], 0.1, seed=s, batch_size=b) for s in range(8) for b in (16, 64)], batch_size=64, total_steps=2, full_batch=False
+)  # fmt: skip
+
+
+ONE = batches({64: 0.1})
+
+
+@pytest.mark.parametrize("r", [EMPTY, DIVERGED, ONE], ids=["empty", "diverged", "one size"])
+def test_every_code_once_valid_json_and_nothing_claimed(r):
+    found = wb.diagnose_batch_size(r)
+    assert tuple(f.code for f in found) == CODES
+    assert found[EQUAL].status == found[REGULARISE].status == found[NOISE].status == "not_measured"
+    assert all(f.clause for f in found)
+    json.loads(dumps(found.to_dict()), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def moment(step, value, low=1.0, high=1e9):
+    return {"step": step, "value": value, "low": low, "high": high, "examples": 1024, "micro_batch": 16}
+
+
+@pytest.mark.parametrize(("rows", "value", "word"), [
+    ([moment(0, 500.0), moment(10, 700.0), moment(20, 900.0)], 700.0, "larger than 64"),
+    ([moment(0, 4.0)], 4.0, "smaller than 64"),
+    ([moment(0, 60.0), moment(9, 70.0)], 65.0, "near where"),
+    ([moment(0, 60.0), moment(9, math.inf, low=900.0)], 480.0, "at least 900"),
+])  # fmt: skip
+def test_the_noise_scale_as_a_prediction(rows, value, word):
+    found = diagnose_noise_scale(record([], facts={"noise_scale": rows}, batch_size=64, total_steps=10))[NOISE]
+    assert (found.status, found.value, found.unit) == ("ok", pytest.approx(value), "examples")
+    assert word in found.summary
+
+
+@pytest.mark.parametrize("best", [0.1, 0.1 / 16, 0.1 * 32])
+def test_the_search_ends_with_a_worse_neighbour_on_both_sides(best):
+    tried = {}
+    for _ in range(20):
+        asked = next_points(tried, 0.1, ratio=2.0, reach=8)
+        if not asked:
+            break
+        tried |= {lr: level(lr, best) for lr in asked}
+    assert min(tried, key=tried.get) == pytest.approx(best)
+    assert min(tried) < best < max(tried)
+    assert len(tried) <= 3 + 8
+
+
+def test_the_search_goes_down_where_nothing_trains_and_ends_at_its_reach():
+    tried = {}
+    while asked := next_points(tried, 0.1, ratio=2.0, reach=4):
+        assert not set(asked) & set(tried)
+        tried |= dict.fromkeys(asked, math.inf)
+    assert min(tried) == pytest.approx(0.1 / 16)
+    assert max(tried) == pytest.approx(0.2)
+    falling = {}
+    while asked := next_points(falling, 0.1, ratio=2.0, reach=4):
+        falling |= {lr: 1 / lr for lr in asked}
+    assert max(falling) == pytest.approx(1.6)
+
+
+FAST = {"finalists": 1, "choosing_seeds": 2, "seeds": 2, "reach": 2, "memories": (0.5,), "weight_decays": (1e-2,)}
+
+
+def run(out: Path, **settings: Any) -> wb.StudyRecord:
+    workload = small_workload(examples=96)
+    config = workload.config.replace(optimizer="momentum", total_steps=40, batch_size=16, peak_lr=0.05, warmup_steps=8)
+    return wb.BatchSizeStudy(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
+
+
+@pytest.fixture(scope="module")
+def study_record(tmp_path_factory: pytest.TempPathFactory) -> wb.StudyRecord:
+    return run(tmp_path_factory.mktemp("batch_size") / "s", batch_sizes=[8, 32], **FAST)
+
+
+def test_equal_steps_and_equal_examples_side_by_side(study_record: wb.StudyRecord) -> None:
+    """F6.7: the same number of updates, and the same number of examples."""
+    found = {(arm.batch_size, arm.total_steps) for arm in read_arms(study_record)}
+    assert found == {(16, 40), (8, 40), (8, 80), (32, 40), (32, 20)}
+    shares = {row["warmup_steps"] / row["total_steps"] for row in study_record.trials.to_dict("records")}
+    assert shares == {0.2}, "a warmup keeps its share of the run"
+
+
+def test_lr_and_momentum_are_tuned_for_each(study_record: wb.StudyRecord) -> None:
+    for arm in read_arms(study_record):
+        assert {p.memory for p in arm.points} == {0.9, 0.5}
+        assert all(len({p.lr for p in arm.points if p.memory == m}) >= 3 for m in (0.9, 0.5))
+        centred = [p.lr for p in arm.points if p.memory == 0.5]
+        assert any(lr == pytest.approx(0.05 * 0.5 / 0.1) for lr in centred), "the grid keeps lr / (1 - momentum)"
+        assert sorted(arm.fixed) == sorted(arm.tuned) == [2, 3]
+        assert arm.best is not None
+        assert arm.best.seeds == 2
+
+
+@pytest.mark.parametrize(("wrong", "match"), [
+    ({"batch_sizes": [0]}, r"batch_sizes\[0\]=0"), ({"equal": "steps"}, "equal='steps'"), ({"equal": ("time",)}, "time"),
+    ({"memories": [1.0]}, r"memories\[0\]"), ({"lr_ratio": 1.0}, "lr_ratio"), ({"seeds": 0}, "seeds=0"),
+    ({"finalists": True}, "finalists"), ({"weight_decays": (0.0,)}, r"weight_decays\[0\]"),
+])  # fmt: skip
+def test_arguments_out_of_range(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(wb.ConfigError, match=match):
+        wb.BatchSizeStudy(**wrong)
+
+
+@pytest.mark.parametrize("sizes", [[100_000], [16], []])
+def test_batch_sizes_that_leave_nothing_to_compare(tmp_path: Path, sizes: list[int]) -> None:
+    with pytest.raises(wb.UsageError, match="batch size"):
+        run(tmp_path / "s", batch_sizes=sizes, **FAST)
+
+
+DIM, ERROR, NOISE_NOISE = 20, 0.5, 1.0
+
+
+CPU = torch.device("cpu")
+
+
+class Fixed(nn.Module):
+    """A linear model that is off by `error` in every weight."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((DIM,), error))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def regression(
+    examples: int = 20_000, *, error: float = ERROR, scale: float = 1.0, batch_size: int = 64
+) -> wb.Workload:
+    """y = noise, x standard normal: B_simple = (d + 1) + d s^2 / |e|^2 at weights e."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(examples, DIM, generator=generator), NOISE_NOISE * torch.randn(examples, generator=generator)
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        return scale * (outputs - batch[1]).square()
+
+    return wb.Workload(
+        name="regression", build_model=lambda: Fixed(error), train_data=TensorDataset(x, y),
+        validation_data=TensorDataset(x[:100], y[:100]), loss=loss,
+        config=wb.TrainConfig(optimizer="sgd", peak_lr=1e-4, total_steps=10, batch_size=batch_size),
+    )  # fmt: skip
+
+
+def exact(error: float = ERROR) -> float:
+    return (DIM + 1) + DIM * NOISE_NOISE**2 / (DIM * error**2)
+
+
+def measure(workload: wb.Workload, **more: Any) -> NoiseScale:
+    found = measure_noise_scale(workload, workload.config, CPU, **more)
+    assert isinstance(found, NoiseScale), found
+    return found
+
+
+@pytest.mark.parametrize("error", [0.5, 0.15])
+def test_the_closed_form_lies_within_the_interval(error: float) -> None:
+    found = measure(regression(error=error), micro_batches=1000, micro_batch=16)
+    assert found.low < exact(error) < found.high
+    assert found.value == pytest.approx(exact(error), rel=0.1)
+    assert (found.examples, found.micro_batch) == (16_000, 16)
+
+
+def test_the_interval_holds_the_truth_for_most_seeds() -> None:
+    workload = regression(2_000)
+    inside = []
+    for seed in range(40):
+        config = workload.config.replace(per_host_seed=seed)
+        found = measure_noise_scale(workload, config, CPU, micro_batches=64, micro_batch=8)
+        assert isinstance(found, NoiseScale)
+        inside.append(found.low < exact() < found.high)
+    assert sum(inside) >= 34, "95 % intervals; fewer than 34 of 40 has a chance below 2e-3"
+
+
+def test_identical_examples_have_no_noise() -> None:
+    workload = regression(1_000)
+    x, y = torch.ones(1_000, DIM), torch.zeros(1_000)
+    found = measure(workload.replace(train_data=TensorDataset(x, y)))
+    assert found.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_too_few_examples_and_nan_give_a_reason_and_no_number() -> None:
+    few = regression(15)
+    assert measure_noise_scale(few, few.config, CPU) == (
+        "the training data have 15 micro-batches of 1, and the noise scale takes 16"
+    )
+    enough = regression(100)
+    assert not isinstance(measure_noise_scale(enough, enough.config, CPU), str), "a batch of 64 is no reason for fewer"
+    x = torch.full((1_000, DIM), math.nan)
+    broken = regression().replace(train_data=TensorDataset(x, torch.zeros(1_000)))
+    assert measure_noise_scale(broken, broken.config, CPU) == "a gradient is not finite"
+
+
+def test_at_a_checkpoint_and_nothing_of_the_caller_moves(tmp_path: Any) -> None:
+    workload = regression(error=0.5)
+    config = workload.config.replace(peak_lr=0.02, total_steps=200)
+    best = wb.Trainer(device="cpu").run(workload, config, out=tmp_path / "run").best()
+    state = torch.get_rng_state()
+    trained = measure(workload, checkpoint=best.checkpoint)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert trained.low > measure(workload).value, "as the gradient shrinks its noise stays"
+
+
+BEST = {16: 0.0125, 64: 0.1, 256: 0.4}
+
+
+FIGURE_NOISE = {
+    "noise_scale": [{"step": 0, "value": 100.0, "low": 50.0, "high": 200.0, "examples": 1024, "micro_batch": 16}]
+}
+
+
+def heights(ax, label):
+    line = next(line for line in ax.get_lines() if line.get_label() == label)
+    return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_settings_that_fit_one_batch_size_lie_apart_and_tuned_ones_together():
+    ax = wb.plot_batch_size(batches(BEST, facts=FIGURE_NOISE))
+    fixed, tuned = (heights(ax, f"{name}, equal steps") for name in ("settings of the baseline", "tuned for each"))
+    assert len(fixed) == len(tuned) == 3
+    assert max(fixed.values()) / min(fixed.values()) > 2
+    assert max(tuned.values()) / min(tuned.values()) < 1.05
+    assert [line.get_xdata()[0] for line in ax.get_lines() if "noise scale" in str(line.get_label())] == [100.0]
+
+
+def test_the_tuned_lrs_and_the_two_rules():
+    ax = wb.plot_tuned_lr(batches(BEST))
+    assert list(heights(ax, "best at equal steps").values()) == pytest.approx(list(BEST.values()))
+    assert heights(ax, "proportional to the batch")[256] == pytest.approx(0.1 * 4)
+    assert heights(ax, "to its square root")[16] == pytest.approx(0.1 / 2)

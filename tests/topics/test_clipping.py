@@ -1,0 +1,361 @@
+"""What clipped runs say: the threshold, cures, aggressive and masking clips, non-finite norms; and the figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import workbench as wb
+from tests.helpers.clipped_records import (
+    BLOWN,
+    DIVERGED,
+    FALLING,
+    LIMIT,
+    STEPS,
+    clipped,
+    descended,
+    descent,
+    norms_with,
+    plain,
+)
+from tests.helpers.records import diagnosis as said
+from tests.helpers.records import one_trial
+from tests.helpers.simulated_records import record, trial
+from workbench.topics.clipping.clipped_steps import clipped_steps
+from workbench.topics.clipping.diagnose import CODES
+from workbench.topics.clipping.ladder import is_cured, leading, masks, read_ladder
+
+
+def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **changes: Any) -> dict[str, Any]:
+    """A clipped run that is stable where the same without clipping diverges."""
+    usual = {
+        "trial": 1, "stage": stage, "seed": 0, "lr": lr, "max_grad_norm": limit, "outcome": "none", "lasting": False,
+        "clip_frac": 0.1, "late_clip_frac": 0.1, "parked": False, "falling": False, "alternation": None,
+        "twin": 0, "twin_outcome": "divergent", "twin_lasting": True,
+    }  # fmt: skip
+    return usual | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"lasting": True, "outcome": "lasting"}, False),
+        ({"outcome": "recovered"}, True),
+        ({"twin": None, "twin_outcome": None, "twin_lasting": None}, False),
+        ({"twin_outcome": "recovered", "twin_lasting": False}, True),
+        ({"twin_outcome": "recovered", "twin_lasting": False, "outcome": "recovered"}, False),
+        ({"twin_outcome": "none", "twin_lasting": False}, False),
+        ({"twin_outcome": "none", "twin_lasting": True}, True),
+    ],
+)
+def test_cured_is_stable_where_the_same_without_clipping_is_not(changes: dict[str, Any], expected: bool) -> None:
+    assert is_cured(row(**changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "edge", "expected"),
+    [
+        ({"parked": True}, None, True),
+        ({"parked": False}, None, False),
+        ({"parked": True, "lasting": True}, None, False),
+        ({"parked": True, "falling": True}, None, None),
+        ({"parked": True, "falling": True, "alternation": -0.5}, None, None),
+        ({"parked": True, "falling": True, "alternation": -0.98}, None, True),
+        ({"parked": False, "falling": True}, None, False),
+        ({"parked": True, "twin_lasting": False}, 0.1, False),
+        ({"parked": True, "twin_lasting": None}, None, None),
+        ({"parked": True, "twin_lasting": None}, 0.4, True),
+        ({"parked": True, "twin_lasting": None}, 0.6, False),
+    ],
+)
+def test_clipping_hides_an_lr_that_is_stable_only_while_clipped(
+    changes: dict[str, Any], edge: float | None, expected: bool | None
+) -> None:
+    assert masks(row(**changes), edge) is expected
+
+
+def test_the_loosest_threshold_that_passes_leads() -> None:
+    sick = {"lasting": True, "outcome": "lasting"}
+    rows = [row(4.0, **sick), row(2.0), row(1.0)]
+    rung, why = leading(record([]), rows)
+    assert rung is not None
+    assert (rung.max_grad_norm, why, rung.cured, rung.lasting) == (2.0, "passes", 1, 0)
+    assert [r.max_grad_norm for r in read_ladder(record([]), rows)] == [4.0, 2.0, 1.0]
+    rung, why = leading(record([]), [row(4.0, **sick), row(2.0, **sick)])
+    assert rung is not None
+    assert (rung.max_grad_norm, why) == (2.0, "tightest")
+    assert leading(record([]), []) == (None, "tightest")
+
+
+def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much() -> None:
+    rows = [row(4.0, parked=True, late_clip_frac=1.0), row(3.0, clip_frac=0.5), row(2.0, clip_frac=0.49), row(1.0)]
+    rung, why = leading(record([]), rows)
+    assert rung is not None
+    assert (rung.max_grad_norm, why) == (2.0, "passes")
+    rung, _ = leading(record([]), rows[:2])
+    assert rung is not None
+    assert rung.max_grad_norm == 4.0, "without a cure the loosest that keeps training stable"
+    rung, _ = leading(record([]), rows, aggressive_frac=0.2)
+    assert rung is not None
+    assert rung.max_grad_norm == 1.0
+
+
+def test_a_baseline_that_clips_speaks_for_itself() -> None:
+    rows = [row(3.0, lr=0.5), row(0.2, lr=0.1, stage="baseline")]
+    rung, why = leading(record([], peak_lr=0.1, max_grad_norm=0.2), rows)
+    assert rung is not None
+    assert (rung.lr, rung.max_grad_norm, why) == (0.1, 0.2, "own")
+
+
+NORMS = np.random.default_rng(3).lognormal(size=300)
+
+
+@pytest.mark.parametrize("percentile", [10.0, 50.0, 99.0])
+def test_the_steps_are_those_above_numpys_percentile(percentile: float) -> None:
+    found = clipped_steps(np.arange(300) + 7, NORMS, percentile=percentile)
+    limit = np.percentile(NORMS[30:], percentile)
+    assert found.steps.tolist() == [k + 7 for k in range(300) if NORMS[k] > limit]
+    assert found.chosen.clip_frac == pytest.approx(len(found.steps) / 300)
+
+
+def test_the_stretch_of_the_diagnosis_is_used_for_its_own_trial_alone() -> None:
+    evidence = {"trial": 4, "first_step": 100, "last_step": 199}
+    said = wb.Diagnosis(
+        findings=(wb.Finding(code="clipping.threshold", status="ok", summary="s", clause="F4.9", evidence=evidence),),
+        workload="w", command=None,
+    )  # fmt: skip
+    own = clipped_steps(np.arange(300), NORMS, percentile=90.0, diagnosis=said, trial=4)
+    assert own.chosen.threshold == np.percentile(NORMS[100:200], 90.0)
+    other = clipped_steps(np.arange(300), NORMS, percentile=90.0, diagnosis=said, trial=5)
+    assert other.chosen.threshold == np.percentile(NORMS[30:], 90.0)
+
+
+def statuses(diagnosis) -> dict[str, str]:
+    return {f.code.removeprefix("clipping."): f.status for f in diagnosis}
+
+
+@pytest.mark.parametrize("limit", [1e-4, 1.0, 3e5])
+def test_exactly_a_tenth_clipped_on_heavy_tailed_norms_is_healthy(limit: float) -> None:
+    found = wb.diagnose_clipping(record([plain(), clipped(20, limit=limit)]))
+    assert found["clipping.aggressive"].value == pytest.approx(0.1, abs=1e-12)
+    assert set(statuses(found).values()) == {"ok"}
+    assert "Nothing to cure" in found["clipping.cures"].summary
+    assert not any(f.advice for f in found)
+
+
+@pytest.mark.parametrize(("above", "status"), [(99, "ok"), (100, "warn"), (200, "warn")])
+def test_from_half_of_the_steps_on_the_advice_is_a_lower_lr(above: int, status: str) -> None:
+    """F4.12 with X36: at 50 % exactly the alarm is raised."""
+    found = wb.diagnose_clipping(record([plain(), clipped(above)]))["clipping.aggressive"]
+    assert (found.status, found.value) == (status, above / STEPS)
+    assert bool(found.advice) is (status == "warn")
+    if status == "warn":
+        assert found.advice[0].startswith("Reduce peak_lr from 0.1 to about 0.0")
+        assert "F4.12" in found.advice[0]
+
+
+def ending(at: float) -> np.ndarray:
+    """From 2.3 down to this, long before the last tenth."""
+    return at + (2.3 - at) * np.exp(-np.arange(STEPS) / 10)
+
+
+@pytest.mark.parametrize(
+    ("lost", "status"), [([0.05], "ok"), ([0.09], "ok"), ([0.11], "warn"), ([0.5], "warn"), ([0.5, 0.05], "ok"), ([-0.2], "ok")]
+)  # fmt: skip
+def test_clipping_every_step_of_a_run_that_needs_none_is_worth_what_it_takes(lost: list[float], status: str) -> None:
+    """Without it 2.0 are learned; of several seeds the one that loses least speaks."""
+    runs = [plain(ending(0.3), seed=seed, max_grad_norm=None) for seed in range(len(lost))]
+    runs += [clipped(STEPS, ending(0.3 + 2.0 * each), seed=seed, stage="baseline") for seed, each in enumerate(lost)]
+    found = wb.diagnose_clipping(record(runs, peak_lr=0.1, max_grad_norm=1.0))["clipping.aggressive"]
+    end = 0.3 + 2.0 * sum(lost) / len(lost)
+    assert (found.status, found.value) == (status, 1.0)
+    told = f"training is stable without: there the loss ends at 0.3 instead of {end:.3g}{': harmless' if status == 'ok' else ''}."
+    assert found.summary.endswith(told), found.summary
+    assert bool(found.advice) is (status == "warn")
+    assert all(advice.startswith("Raise max_grad_norm to about") for advice in found.advice)
+
+
+def test_the_proposed_threshold_is_the_90th_percentile_of_the_stable_run() -> None:
+    norms = norms_with(20)
+    unstable = trial(BLOWN, 0.4, columns={"grad_norm": np.full(STEPS, 1e5)})
+    found = wb.diagnose_clipping(record([unstable, plain()], peak_lr=0.4))["clipping.threshold"]
+    assert found.value == pytest.approx(np.percentile(norms[20:], 90))
+    assert found.evidence["trial"] == 1
+    assert found.evidence["ratio"] == pytest.approx(found.value / np.median(norms[20:]))
+    half = wb.diagnose_clipping(record([plain()]), percentile=50.0)["clipping.threshold"]
+    assert half.value == pytest.approx(np.median(norms[20:]))
+    assert "50th percentile" in half.summary
+
+
+def test_a_cure_is_named_with_its_price() -> None:
+    facts = {"clipping_lr": 0.4, "clipping_thresholds": [[90.0, 2.0], [75.0, 1.0]]}
+    trials = [
+        plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4, limit=1.0),
+    ]  # fmt: skip
+    found = wb.diagnose_clipping(record(trials, facts=facts))
+    cures = found["clipping.cures"]
+    assert (cures.status, cures.value) == ("ok", 1.0)
+    assert "(the 75th percentile) keeps lr 0.4 stable" in cures.summary
+    assert "15% of the steps are clipped" in cures.summary
+    ladder = cures.evidence["ladder"]
+    assert [(r["percentile"], r["passes"], r["lasting"]) for r in ladder] == [(90.0, False, 1), (75.0, True, 0)]
+    assert statuses(found)["masks_lr"] == "ok"
+
+
+def test_a_seed_that_was_not_run_without_clipping_hides_no_other() -> None:
+    """The seeds of a proof are clipped as the baseline is; the run without clipping is made for the first one."""
+    runs = [plain(), plain(lr=0.4), clipped(30, lr=0.4), clipped(30, lr=0.4, seed=1)]
+    for twins, status in ((runs, "ok"), (runs[2:], "not_measured")):
+        assert wb.diagnose_clipping(record(twins, peak_lr=0.4))["clipping.cures"].status == status
+
+
+def test_the_2_cycle_above_the_edge_is_seen_through() -> None:
+    """A loss that neither rises nor diverges, at an lr that is too high by a quarter (lr 2.5, curvature 1)."""
+    masked = [
+        descent(descended(1.0, 100, lr=1.9), lr=1.9),
+        descent(descended(5.1, 100)),
+        descent(descended(5.1, 100, limit=LIMIT), limit=LIMIT),
+    ]
+    found = wb.diagnose_clipping(record(masked, peak_lr=1.9))
+    finding = found["clipping.masks_lr"]
+    assert finding.status == "warn"
+    assert finding.value == 1.0
+    assert "swinging to and fro" in finding.summary
+    assert "Reduce peak_lr from 2.5 below 2.1" in finding.advice[0], "geometric middle of 1.9 and 2.5"
+    assert statuses(found)["cures"] == "warn", "what is masked is not cured"
+
+
+@pytest.mark.parametrize("lr", [0.5, 1.0, 1.9])
+def test_the_same_below_the_edge_hides_nothing(lr: float) -> None:
+    healthy = [
+        descent(descended(5.1, 200, lr=lr), lr=lr),
+        descent(descended(5.1, 200, lr=lr, limit=LIMIT), lr=lr, limit=LIMIT),
+    ]
+    assert wb.diagnose_clipping(record(healthy, peak_lr=lr))["clipping.masks_lr"].status == "ok"
+
+
+def test_a_run_that_still_learns_when_it_ends_is_not_judged() -> None:
+    """Threshold far too small: all steps are clipped, and the way down is longer than the run."""
+    travelling = [descent(descended(5.1, 100)), descent(descended(5.1, 100, limit=0.01), limit=0.01)]
+    found = wb.diagnose_clipping(record(travelling, peak_lr=2.5))["clipping.masks_lr"]
+    assert found.status == "not_measured"
+    assert "still comes down" in found.summary
+
+
+def nonfinite(loss, lr, count, *, stage="lr_sweep"):
+    norms = norms_with(20)[: len(loss)].copy()
+    norms[len(loss) - count :] = math.inf
+    return trial(loss, lr, stage=stage, columns={"grad_norm": norms})
+
+
+@pytest.mark.parametrize(
+    ("trials", "status", "count"),
+    [
+        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 0)], "ok", 0),
+        ([nonfinite(FALLING, 0.1, 0), nonfinite(DIVERGED, 0.4, 1)], "ok", 1),
+        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 3)], "ok", 3),
+        ([nonfinite(FALLING, 0.2, 0), nonfinite(FALLING, 0.4, 3)], "warn", 3),
+        ([nonfinite(FALLING, 0.1, 2), nonfinite(DIVERGED, 0.4, 1)], "fail", 3),
+        ([nonfinite(DIVERGED, 0.1, 1)], "ok", 1),
+        ([nonfinite(FALLING, 0.4, 0), nonfinite(DIVERGED, 0.9, 1, stage="baseline")], "ok", 1),
+    ],
+)
+def test_nonfinite_norms_are_counted_and_weighed_by_where_they_are(trials, status: str, count: int) -> None:
+    found = wb.diagnose_clipping(record(trials, peak_lr=0.1, total_steps=STEPS))["clipping.nonfinite"]
+    assert (found.status, found.value) == (status, count)
+    assert bool(found.advice) is (status != "ok")
+    assert sum(row["nonfinite"] for row in found.evidence["trials"]) == count
+
+
+@pytest.mark.parametrize("trials", [[], [plain()], [clipped(20)], [clipped(20, stage="baseline")], [plain(BLOWN)]])
+def test_each_code_is_there_once_and_is_json(trials) -> None:
+    found = wb.diagnose_clipping(
+        record(trials, max_grad_norm=1.0 if trials and "max_grad_norm" in trials[0]["config"] else None)
+    )
+    assert tuple(f.code for f in found) == tuple(CODES)
+    assert all(f.clause for f in found)
+    json.dumps(found.to_dict(), allow_nan=False)
+    if not trials:
+        assert set(statuses(found).values()) == {"not_measured"}
+
+
+LADDER = [plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4), clipped(150, FALLING / 2, lr=0.4, limit=0.5), clipped(20, DIVERGED, lr=0.4, limit=4.0)]  # fmt: skip
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+@pytest.mark.parametrize("with_diagnosis", [True, False])
+def test_each_run_stands_at_its_threshold_and_end_loss(with_diagnosis: bool) -> None:
+    made = record(LADDER)
+    ax = wb.plot_clipping(made, wb.diagnose_clipping(made) if with_diagnosis else None, ax=blank())
+    end = FALLING[-20:].mean()
+    lines = {str(line.get_label()): line for line in ax.lines}
+    assert lines["stable"].get_xydata().ravel() == pytest.approx([1.0, end])
+    heavy = lines["stable, but 50% of the steps or more clipped"]
+    assert heavy.get_xydata().ravel() == pytest.approx([0.5, end / 2])
+    assert heavy.get_markerfacecolor() == "none"
+    marked = {label.split(" (")[0]: line for label, line in lines.items()}
+    assert marked["diverged"].get_xdata().tolist() == [4.0]
+    assert marked["unstable, or nothing learned"].get_xdata().tolist() == [2.0]
+    assert {text.get_text() for text in ax.texts} == {"15 %", "75 %"}
+    assert "lr 0.4 without clipping: divergent" in lines
+
+
+def drawn(ax: Axes, label: str) -> np.ndarray:
+    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
+    return np.asarray(line.get_data(), dtype=float)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_histogram_counts_and_title_account_for_every_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    norms = np.exp(rng.normal(size=500) * 3)
+    norms[:7], norms[7:10], norms[10] = np.nan, 0.0, np.inf
+    ax = wb.plot_grad_norm_histogram(one_trial(rng.permutation(norms)), ax=blank())
+    (bars,) = ax.patches
+    assert bars.get_data().values.sum() == 500 - 7 - 3 - 1
+    assert ax.get_title(loc="left").endswith("500 steps, 3 at 0, 8 not finite")
+
+
+def test_far_outliers_do_not_squeeze_the_hump_and_are_still_accounted_for() -> None:
+    hump = np.linspace(1.6, 2.0, 400)
+    ax = wb.plot_grad_norm_histogram(one_trial(np.concatenate([[201.0, 150.0], hump])), ax=blank())
+    (bars,) = ax.patches
+    counts = bars.get_data().values
+    assert counts.sum() == 400
+    assert (counts > 0).sum() >= 30, "the hump is more than a few bars"
+    assert ax.get_xlim()[1] < 3
+    assert ax.get_title(loc="left").endswith("402 steps, 2 beyond the axis")
+
+
+@pytest.mark.parametrize("draw", [wb.plot_grad_norm, wb.plot_grad_norm_histogram])
+@pytest.mark.parametrize("percentile", [50.0, 75.0, 90.0])
+def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(draw, percentile: float) -> None:
+    norms = np.random.default_rng(0).lognormal(size=400)
+    record = one_trial(norms)
+    threshold = np.percentile(norms[40:], percentile)
+    ax = draw(record, said(), percentile=percentile, ax=blank())
+    x, y = drawn(ax, f"{percentile:g}th percentile {threshold:.3g}: {(norms > threshold).mean():.0%} of the steps")
+    assert (y if draw is wb.plot_grad_norm else x).tolist() == pytest.approx([threshold, threshold])
+    assert not [line for line in ax.lines if "proposed" in str(line.get_label())]
+
+
+def test_on_the_trial_of_the_threshold_each_tenth_has_its_percentile() -> None:
+    norms = np.random.default_rng(0).lognormal(size=400) * np.linspace(4, 1, 400)
+    record = one_trial(norms)
+    found = wb.diagnose_clipping(record)
+    (stairs,) = wb.plot_grad_norm(record, found, ax=blank()).patches
+    assert stairs.get_label() == "90th percentile of each tenth of the run"
+    assert stairs.get_data().values == pytest.approx([np.percentile(part, 90) for part in norms.reshape(10, 40)])
+    assert stairs.get_data().edges.tolist() == list(range(0, 401, 40))
+    assert not wb.plot_grad_norm(record, said(), ax=blank()).patches, "measured elsewhere"
+    assert not wb.plot_grad_norm(record, found, percentile=50.0, ax=blank()).patches, "another percentile is asked for"

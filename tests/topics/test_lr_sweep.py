@@ -1,0 +1,410 @@
+"""What a learning-rate sweep says: lr*, the edge, the person's own lr, and whether anything learns; and its figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import workbench as wb
+from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, LRS, diagnosis, falling, losses_of, study
+from tests.helpers.simulated_records import evaluations, noisy_sweep, record, trial
+from workbench.record.json_values import dumps
+from workbench.topics.lr_sweep.diagnose import CODES
+from workbench.topics.lr_sweep.distance import lr_distance
+from workbench.topics.lr_sweep.own_lr import settled_by_proof
+from workbench.topics.recommendation.diagnose import recommend
+
+TOTAL = 200
+
+
+BLOWN = np.r_[2.3, 50.0, np.inf]
+
+
+def run(level):
+    return level + (2.3 - level) * np.exp(-np.arange(TOTAL) / 20)
+
+
+def sweep(*extra, baseline=0.4, levels=None, blown=(12.8,)):
+    levels = levels or {0.1: 1.5, 0.2: 1.0, 0.4: 0.6, 0.8: 0.4, 1.6: 0.5, 3.2: 0.9, 6.4: 1.4}
+    trials = [trial(run(level), lr) for lr, level in levels.items()] + [trial(BLOWN, lr) for lr in blown]
+    return record([*trials, *extra], total_steps=TOTAL, peak_lr=baseline, optimizer="momentum")
+
+
+def statuses(diagnosis):
+    return {f.code: f.status for f in diagnosis}
+
+
+def test_every_code_once_and_valid_json():
+    for r in (sweep(), record([]), record([trial(run(0.4), 0.1)])):
+        diagnosis = wb.diagnose_lr_sweep(r)
+        assert tuple(f.code for f in diagnosis) == CODES
+        json.loads(dumps(diagnosis.to_dict()))
+
+
+def test_an_interior_best_far_from_the_edge():
+    diagnosis = wb.diagnose_lr_sweep(sweep())
+    assert diagnosis["lr.best"].value == 0.8
+    assert diagnosis["lr.unstable"].value == pytest.approx(np.sqrt(6.4 * 12.8))
+    assert diagnosis["lr.unstable"].evidence["lower"] == 6.4
+    assert statuses(diagnosis) == {
+        "lr.best": "ok", "lr.grid_edge": "ok", "lr.unstable": "ok", "lr.too_high": "ok", "lr.too_low": "ok", "lr.at_edge": "ok",
+        "lr.probabilistic": "ok", "lr.nothing_learns": "ok",
+    }  # fmt: skip
+    assert "one seed" in diagnosis["lr.probabilistic"].summary
+    assert "harmless" in diagnosis["lr.at_edge"].summary
+
+
+@pytest.mark.parametrize(("levels", "word"), [
+    ({0.1: 0.3, 0.2: 0.4, 0.4: 0.6}, "smaller"), ({0.1: 0.9, 0.2: 0.8, 0.4: 0.6}, "larger"),
+])  # fmt: skip
+def test_best_at_the_border_of_the_grid(levels, word):
+    given = sweep(levels=levels, blown=())
+    finding = wb.diagnose_lr_sweep(given)["lr.grid_edge"]
+    assert finding.status == "warn"
+    assert word in finding.advice[0]
+    given.facts["initial_critical_lr"] = 1.0
+    assert wb.diagnose_lr_sweep(given)["lr.grid_edge"].status == "ok", (
+        "a sweep that finds its own range ends where it has to"
+    )
+
+
+def test_unstable_lr_never_found_is_not_measured_unless_it_was_looked_for_far_away():
+    diagnosis = wb.diagnose_lr_sweep(sweep(blown=()))
+    assert (diagnosis["lr.unstable"].status, diagnosis["lr.at_edge"].status) == ("not_measured", "ok"), "up to 8 lr*"
+    near = wb.diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.5}))
+    assert near["lr.at_edge"].status == "not_measured"
+    far = wb.diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 26.0: 0.9}))
+    assert (far["lr.unstable"].status, far["lr.unstable"].value) == ("ok", None)
+
+
+@pytest.mark.parametrize(("fix", "status", "harmful"), [(None, "warn", None), (0.2, "warn", True), (0.4, "ok", False)])
+def test_best_at_the_edge_is_at_most_a_warning_and_a_fix_run_decides(fix, status, harmful):
+    extra = [] if fix is None else [trial(run(fix), 2.1, stage="fix", max_grad_norm=1.0)]
+    finding = wb.diagnose_lr_sweep(sweep(*extra, levels={0.2: 1.0, 0.4: 0.6, 0.8: 0.4}, blown=(1.2,)))["lr.at_edge"]
+    assert (finding.status, finding.evidence["harmful"]) == (status, harmful)
+    assert finding.evidence["at_edge"]
+    if status == "warn":
+        words = ("warmup", "clip", "optimizer", "architecture", "last resort")
+        assert all(word in line.lower() for word, line in zip(words, finding.advice, strict=True))
+
+
+@pytest.mark.parametrize(("lr", "status"), [(1.5, "warn"), (6.4, "ok")])
+def test_seeds_that_disagree(lr, status):
+    extra = [trial(run(0.4), 0.8, seed=s) for s in (1, 2)]
+    extra += [trial(BLOWN, lr, seed=1), trial(run(0.8), lr, seed=2), trial(run(0.8), lr, seed=0)]
+    finding = wb.diagnose_lr_sweep(sweep(*extra, levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.45}))["lr.probabilistic"]
+    assert finding.status == status
+    assert (finding.value, finding.evidence["disputed"][0]["lasting"]) == (lr, 1)
+    agreed = wb.diagnose_lr_sweep(noisy_sweep({0.1: 0.9, 0.2: 0.5, 0.4: 0.6}))
+    assert agreed["lr.probabilistic"].status == "ok"
+
+
+@pytest.mark.parametrize(("trials", "reason"), [
+    ([], "at least two"),
+    ([trial(run(0.4), 0.1)], "at least two"),
+    ([trial(BLOWN, lr) for lr in (1.0, 2.0, 4.0)], "non-finite"),
+    ([trial(np.full(TOTAL, 2.3), lr) for lr in (1.0, 2.0, 4.0)], "no learning rate brought"),
+])  # fmt: skip
+def test_what_cannot_be_known_is_not_measured(trials, reason):
+    diagnosis = wb.diagnose_lr_sweep(record(trials, total_steps=TOTAL))
+    learned = statuses(diagnosis).pop("lr.nothing_learns") == "ok"
+    assert {f.status for f in diagnosis if f.code != "lr.nothing_learns"} == {"not_measured"}
+    assert learned is (len(trials) == 1), "one lr that learns says that something can be learned"
+    assert reason in diagnosis["lr.best"].summary
+
+
+OWN_TOTAL, AT = 200, range(0, 201, 20)
+
+
+def decay(level, rate=20.0, start=2.3):
+    return level + (start - level) * np.exp(-np.arange(OWN_TOTAL + 1) / rate)
+
+
+def own_sweep(levels, *, baseline, blown=(12.8,), validation=None, wobble=0.0, chance=None, mode="min"):
+    """Full batches; `validation` gives the level of the selected metric at an lr, None leaves evaluations out.
+
+    `wobble` is the standard deviation of the evaluations, at every lr or at some.
+    """
+    wobble = wobble if isinstance(wobble, dict) else dict.fromkeys(levels, wobble)
+    trials = [trial(decay(level)[:-1], lr) for lr, level in levels.items()]
+    rows = []
+    for number, (lr, level) in enumerate(levels.items() if validation is not None else ()):
+        noise = wobble.get(lr, 0.0) * np.random.default_rng(number).standard_normal(len(AT))
+        rows += evaluations(number, AT, decay(validation.get(lr, level))[AT] + noise, split="validation")
+    trials += [trial(BLOWN, lr) for lr in blown]
+    facts = {} if chance is None else {"chance_loss": chance}
+    return record(trials, evals=rows, total_steps=OWN_TOTAL, peak_lr=baseline, facts=facts, select_mode=mode)
+
+
+BOWL = {0.01: 2.25, 0.1: 1.5, 0.4: 0.6, 0.79: 0.4, 1.6: 0.5, 3.2: 0.9, 6.4: 1.6}
+
+
+@pytest.mark.parametrize("validation", [None, {}])
+@pytest.mark.parametrize(("baseline", "low", "high"), [
+    (0.01, "fail", "ok"), (0.1, "fail", "ok"), (0.4, "ok", "ok"), (0.79, "ok", "ok"), (1.6, "ok", "ok"),
+    (3.2, "ok", "warn"), (6.4, "ok", "fail"), (12.8, "ok", "fail"),
+])  # fmt: skip
+def test_too_low_and_too_high_along_a_bowl(baseline, low, high, validation):
+    found = wb.diagnose_lr_sweep(own_sweep(BOWL, baseline=baseline, validation=validation))
+    assert (found["lr.too_low"].status, found["lr.too_high"].status) == (low, high)
+    assert found["lr.too_low"].value == pytest.approx(0.79 / baseline)
+    said = [line for code in ("lr.too_low", "lr.too_high") for line in found[code].advice]
+    wanted = {"fail": 1, "warn": 1}.get(max(low, high, key=["ok", "warn", "fail"].index), 0)
+    assert len(said) == wanted
+    if high != "ok":
+        assert (found["lr.too_high"].value, said) == (0.79, ["Lower peak_lr to 0.79."])
+    elif wanted:
+        assert said == ["Raise peak_lr to 0.79."]
+
+
+def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():
+    """The training loss still falls with a larger lr; the selected checkpoints are as good, or are not."""
+    levels = {0.1: 0.5, 0.4: 0.1, 0.8: 0.05}
+    same = own_sweep(levels, baseline=0.1, validation={0.1: 0.6, 0.4: 0.58, 0.8: 0.62})
+    assert wb.diagnose_lr_sweep(same)["lr.too_low"].status == "ok"
+    assert wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1))["lr.too_low"].status == "warn", (
+        "what training alone would say"
+    )
+    worse = {0.1: 0.6, 0.4: 0.58, 0.8: 1.5}
+    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.8, validation=worse))
+    assert found["lr.too_high"].status == "ok"
+    assert "overfits earlier" in found["lr.too_high"].summary, "it fits the training data better than lr 0.4"
+    found = wb.diagnose_lr_sweep(own_sweep(levels | {0.8: 0.11}, baseline=0.8, validation=worse))
+    assert (found["lr.too_high"].status, found["lr.too_high"].value) == ("fail", 0.4)
+    assert found["lr.too_low"].status == "ok"
+
+
+def test_a_lucky_evaluation_of_another_lr_is_no_gain():
+    """One evaluation of lr 0.4 is better by more than a tenth of what is learned, but not by twice its noise."""
+    levels = {0.1: 0.9, 0.4: 0.6, 0.8: 0.65}
+    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1, validation={0.4: 1.0, 0.8: 1.8}, wobble={0.4: 0.3}))
+    seen = found["lr.too_low"].evidence
+    assert (seen["better_lr"], found["lr.too_low"].status) == (0.4, "ok")
+    assert 0 < seen["own"] - seen["better"] <= 2 * seen["noise"], "within its noise, for this test to mean anything"
+    assert min(seen["share"], seen["lost_frac"]) > 0.1
+
+
+def test_a_better_metric_at_the_same_training_loss_does_not_make_an_lr_too_low():
+    """What validation gains where training gains nothing is no want of steps: another kind of fault."""
+    levels, better = {0.1: 0.43, 0.4: 0.4, 0.8: 0.6}, {0.1: 1.0, 0.4: 0.5, 0.8: 1.0}
+    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1, validation=better))["lr.too_low"]
+    assert (found.status, found.value) == ("ok", pytest.approx(4.0))
+    assert found.evidence["share"] > 0.1
+    found = wb.diagnose_lr_sweep(own_sweep(levels | {0.1: 0.9}, baseline=0.1, validation=better))["lr.too_low"]
+    assert found.status == "warn"
+
+
+def test_what_is_learned_counts_from_chance():
+    """From 180 down to 2.4 takes no learning: what is left below 2.3 decides."""
+    trials = [trial(decay(end, start=180.0, rate=4.0)[:-1], lr) for lr, end in {0.001: 2.2, 0.1: 0.2, 0.2: 0.3}.items()]
+    found = record(trials, total_steps=OWN_TOTAL, peak_lr=0.001, facts={"chance_loss": 2.3})
+    assert wb.diagnose_lr_sweep(found)["lr.too_low"].status == "fail"
+    assert wb.diagnose_lr_sweep(record(trials, total_steps=OWN_TOTAL, peak_lr=0.001))["lr.too_low"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "code", "blown"), [(0.1, "lr.too_low", (0.8, 1.8)), (1.8, "lr.too_high", (0.8, 1.8))]
+)
+def test_the_best_lr_is_not_named_where_it_lies_at_the_edge(baseline, code, blown):
+    """0.7 is the best by training and by validation, and 0.8 is unstable."""
+    for validation in (None, {}):
+        given = own_sweep({0.1: 1.5, 0.4: 0.42, 0.7: 0.3}, baseline=baseline, blown=blown, validation=validation)
+        found = wb.diagnose_lr_sweep(given)[code]
+        assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
+
+
+def proved(levels, *, baseline, named, fresh, accuracies=(0.9, 0.9), faults=(), validation=None):
+    """A sweep, and a proof under three more seeds: (baseline, candidate) levels of `fresh`, accuracies of the two everywhere."""
+    trials, rows = [], []
+
+    def add(lr, level, seed, stage):
+        curve = BLOWN if level is None else decay(level)
+        seen = decay((validation or {}).get(lr, 2.3 if level is None else level))
+        right = accuracies[lr == named] * (1 - np.exp(-np.array(AT) / 20.0))
+        rows.extend(evaluations(len(trials), AT, seen[AT], split="validation"))
+        rows.extend(evaluations(len(trials), AT, right, split="validation", metric="accuracy"))
+        trials.append(trial(curve[:OWN_TOTAL], lr, seed=seed, stage=stage))
+
+    for lr, level in levels.items():
+        add(lr, level, 0, "baseline" if lr == baseline else "lr_sweep")
+    for seed, (ours, theirs) in enumerate(fresh, start=1):
+        add(baseline, ours, seed, "baseline")
+        add(named, theirs, seed, "proof")
+    given = record(trials, evals=rows, total_steps=OWN_TOTAL, peak_lr=baseline)
+    found = wb.diagnose_lr_sweep(given)
+    found = replace(found, findings=(*found.findings, *faults))
+    recommendation = recommend(given, found)
+    return found, recommendation, settled_by_proof(given, found, recommendation)
+
+
+LOW = {0.1: 1.5, 0.2: 1.2, 0.4: 0.5, 0.8: 0.6}
+
+
+HIGH = {0.1: 0.6, 0.2: 0.5, 0.4: 1.2, 0.8: 1.5}
+
+
+WINS = [(1.5, 0.5), (1.51, 0.5), (1.52, 0.5)]
+
+
+LOSES = [(1.5, 1.8), (1.5, 1.3), (1.5, 1.6)]
+
+
+@pytest.mark.parametrize(("levels", "baseline", "named", "code"), [
+    (LOW, 0.1, 0.4, "lr.too_low"), (HIGH, 0.8, 0.2, "lr.too_high"),
+])  # fmt: skip
+@pytest.mark.parametrize(("fresh", "accuracies", "why"), [
+    (WINS, (0.9, 0.9), ""), (LOSES, (0.9, 0.9), "p = 0.6"), (WINS, (0.9, 0.8), "validation/accuracy is worse: 0.8 against 0.9"),
+])  # fmt: skip
+def test_an_alarm_is_settled_where_the_lr_it_names_is_not_adopted(
+    levels, baseline, named, code, fresh, accuracies, why
+):
+    """A failure too: one list never holds "use 0.4" beside "Not adopted"."""
+    found, recommendation, after = proved(levels, baseline=baseline, named=named, fresh=fresh, accuracies=accuracies)
+    assert (found[code].status, found[code].evidence["better_lr"]) == ("fail", named)
+    assert recommendation["adopted"] is not bool(why)
+    if not why:
+        assert after == found
+        return
+    assert (after[code].status, after[code].advice) == ("ok", ())
+    assert why in recommendation["reason"]
+    assert f"lr {named:.4g} looks better under one seed" in after[code].summary
+    assert f"but is not adopted: {why}" in after[code].summary
+    assert "use" not in after[code].summary
+    assert settled_by_proof(None, found, {"adopted": True}) == found
+
+
+LR_LEARNING_TOTAL, CHANCE = 400, 1.05
+
+
+LR_LEARNING_LRS = (0.001, 0.004, 0.016, 0.064, 0.256)
+
+
+def learning_sweep(ends, *, start=1.1, sd=0.05, rate=10.0, total=LR_LEARNING_TOTAL, facts=None, **config):
+    """Runs from `start` to one end an lr, with the noise of minibatches, the same batches at every lr."""
+    trials = []
+    for lr, end in zip(LR_LEARNING_LRS, ends, strict=False):
+        own = np.random.default_rng(int(1e6 * lr)).standard_normal(total)
+        noise = sd * (0.9 * np.random.default_rng(0).standard_normal(total) + 0.4 * own)
+        trials.append(
+            trial(
+                end + (start - end) * np.exp(-np.arange(total) / rate) + noise,
+                lr,
+                columns={"loss_se": np.full(total, sd)},
+            )
+        )
+    known = {"chance_loss": CHANCE, "initial_critical_lr": 0.1} if facts is None else facts
+    return record(trials, total_steps=total, full_batch=False, facts=known, **config)
+
+
+def learned(*args, **kwargs):
+    return wb.diagnose_lr_sweep(learning_sweep(*args, **kwargs))["lr.nothing_learns"]
+
+
+@pytest.mark.parametrize("start", [1.05, 1.1, 5.0])
+def test_where_every_lr_ends_at_chance_or_above_nothing_is_learned(start):
+    finding = learned([1.06, 1.05, 1.05, 1.051, 1.3], start=start)
+    assert finding.status == "fail"
+    assert finding.advice
+    assert finding.evidence["chance"] == CHANCE
+    assert finding.evidence["end_loss"] == pytest.approx(1.05, abs=0.03)
+    assert finding.evidence["loss_ref"] == pytest.approx(start, abs=0.1)
+
+
+@pytest.mark.parametrize("ends", [[1.06, 1.05, 0.98, 1.051, 1.3], [1.05, 1.05, 1.05, 0.3, 9.0]])
+def test_one_lr_that_comes_below_chance_is_enough(ends):
+    assert learned(ends).status == "ok"
+    assert learned(ends, start=5.0).status == "ok"
+
+
+@pytest.mark.parametrize(("rate", "status"), [(200.0, "not_measured"), (100.0, "fail")])
+def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate, status):
+    """At the end 20 % and 7 % of the way are left, and it is still falling in both."""
+    finding = learned([4.9, 4.5, 3.5, 1.5, 1.2], start=5.0, rate=rate, sd=0.01)
+    assert (finding.status, "too few" in finding.summary) == (status, status == "not_measured")
+
+
+@pytest.mark.parametrize(("sd", "status"), [(1.5, "not_measured"), (0.5, "fail")])
+def test_a_noise_of_a_twentieth_of_chance_is_too_much(sd, status):
+    """The second half is known to 10 % and to 3 % of chance."""
+    finding = learned([1.05] * 5, sd=sd)
+    assert (finding.status, "too noisy" in finding.summary) == (status, status == "not_measured")
+    assert finding.evidence["second_half_se"] / CHANCE == pytest.approx(sd / 15, rel=0.3)
+
+
+def test_without_chance_or_where_the_model_begins_below_it_nothing_is_said():
+    assert learned([1.1] * 5, facts={}).status == "not_measured"
+    assert learned([0.5] * 5, start=0.5).status == "not_measured", "a model that was trained before"
+
+
+def test_runs_that_end_at_the_frequencies_are_not_stable():
+    """Adam far above its lr* comes down from log(V) to the entropy of single tokens, and no further."""
+    ends = [2.2, 1.9, 2.91, 2.97, 2.98]
+    diagnosis = wb.diagnose_lr_sweep(learning_sweep(ends, start=4.2, facts={"chance_loss": 2.97}))
+    assert 0.004 < diagnosis["lr.unstable"].value < 0.016
+    blind = wb.diagnose_lr_sweep(learning_sweep(ends, start=4.2, facts={}))
+    assert blind["lr.unstable"].value is None, "what the level is for"
+
+
+@pytest.mark.parametrize("lr", LRS)
+def test_both_ratios(lr: float) -> None:
+    found = lr_distance(diagnosis(), lr)
+    assert (found.to_best, found.to_edge) == (lr / BEST, lr / LASTING)
+    assert found.unstable == (lr >= LASTING)
+
+
+def blank() -> Axes:
+    return Figure().subplots()
+
+
+def drawn(ax: Axes, label: str) -> np.ndarray:
+    """Data of the one line whose label starts with `label`, shape (2, points)."""
+    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
+    return np.asarray(line.get_data(), dtype=float)
+
+
+def labels(ax: Axes) -> list[str]:
+    return ax.get_legend_handles_labels()[1]
+
+
+def test_feasible_points_are_the_tail_means() -> None:
+    x, y = drawn(wb.plot_lr_sweep(study(), diagnosis(), ax=blank()), "trained")
+    feasible = [lr for lr in LRS if lr < LASTING]
+    assert x.tolist() == feasible
+    assert y == pytest.approx([falling(lr)[-12:].mean() for lr in feasible])
+
+
+def test_each_infeasible_lr_is_marked_once_by_its_kind() -> None:
+    ax = wb.plot_lr_sweep(study(), diagnosis(), ax=blank())
+    assert drawn(ax, "diverged (1)")[0].tolist() == [DIVERGED]
+    assert drawn(ax, "unstable to the end (1)")[0].tolist() == [LASTING]
+    markers = {line.get_marker() for line in ax.lines if str(line.get_label()).startswith(("diverged", "unstable to"))}
+    assert len(markers) == 2
+
+
+def test_best_unstable_and_baseline_lines_stand_at_their_lr() -> None:
+    ax = wb.plot_lr_sweep(study(), diagnosis(), ax=blank())
+    for label, lr in (("lr* ", BEST), ("unstable from", LASTING), ("baseline", 0.02)):
+        assert set(drawn(ax, label)[0].tolist()) == {lr}
+    spans = sorted((p.get_x(), p.get_x() + p.get_width()) for p in ax.patches)
+    assert np.ravel(spans) == pytest.approx([0.057, 0.113, 0.152, 0.16])
+
+
+def test_curves_at_and_just_above_the_best_lr_are_the_recorded_losses() -> None:
+    ax = wb.plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank())
+    assert drawn(ax, "lr 0.08 = lr*")[1] == pytest.approx(losses_of(BEST))
+    assert drawn(ax, "lr 0.16 = 2 x")[1] == pytest.approx(losses_of(LASTING))
+    assert drawn(ax, "lr 0.32 = 4 x")[1][:DIVERGED_AT] == pytest.approx(losses_of(DIVERGED)[:DIVERGED_AT])
+    assert not [label for label in labels(ax) if label.startswith(("lr 0.01", "lr 0.02", "lr 0.04"))]
+
+
+def test_a_bracket_of_close_lrs_is_drawn_once() -> None:
+    record = study()
+    close = record.trials["peak_lr"] == DIVERGED
+    record.trials.loc[close, "peak_lr"] = 1.05 * LASTING
+    shown = labels(wb.plot_loss_curves(record, diagnosis=diagnosis(), ax=blank()))
+    assert [label.split()[1] for label in shown] == ["0.08", "0.16"]

@@ -1,0 +1,497 @@
+"""What is adopted and what is not, each case beside its healthy twin; the proof over seeds, and settings far from usual."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import workbench as wb
+from tests.helpers.simulated_records import evaluations, record, trial
+from tests.helpers.workloads import small_net, small_workload
+from workbench.curves.judged import judged
+from workbench.curves.replaced import CODES, diagnose_replaced, replaced
+from workbench.record.json_values import dumps
+from workbench.record.read import open_record
+from workbench.studies.session import Session, open_session
+from workbench.topics.recommendation.diagnose import recommend, screen
+from workbench.topics.recommendation.replaced import collect_replaced, constants_of, suspects, torch_constants
+from workbench.topics.recommendation.study import Proof
+from workbench.train.any_trainer import AnyTrainer
+
+TOTAL, SEEDS = 100, 4
+
+
+FALLING = np.linspace(2, 1, TOTAL)
+
+
+SPREAD = np.array([0.0, 0.01, -0.01, 0.02])
+
+
+STEPS = [0, 50, 100]
+
+
+def known(
+    star: float = 0.3, unstable: float | None = None, *more: wb.Finding, lrs: tuple[float, ...] = ()
+) -> wb.Diagnosis:
+    points = [{"lr": lr, "loss": abs(math.log(lr / star)), "unstable": False} for lr in (*lrs, star)]
+    best = wb.Finding(code="lr.best", status="ok", value=star, summary="planted", evidence={"points": points})
+    edge = wb.Finding(
+        code="lr.unstable", status="ok" if unstable else "not_measured", value=unstable, summary="planted"
+    )
+    return wb.Diagnosis(findings=(best, edge, *more))
+
+
+def alarm(code: str, status: Any) -> wb.Finding:
+    return wb.Finding(code=code, status=status, summary="planted")
+
+
+class Study:
+    """Runs of a baseline at lr 0.1 and of others, each with the selected metric at its evaluations."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.evals: list[dict[str, Any]] = []
+
+    def run(self, lr: float, curve: Any, *, seed: int = 0, stage: str = "lr_sweep", steps: Any = None, accuracy: Any = None, loss: Any = FALLING, **config: Any) -> None:  # fmt: skip
+        number, at = len(self.runs), STEPS[: len(curve)] if steps is None else steps
+        self.evals += evaluations(number, at, curve, split="validation")
+        if accuracy is not None:
+            self.evals += evaluations(number, at, accuracy, split="validation", metric="accuracy")
+        columns = {"grad_norm": config.pop("norms", np.full(len(loss), 0.5))}
+        self.runs.append(trial(loss, lr, seed=seed, stage=stage, columns=columns, **config))
+
+    def arm(self, lr: float, ends: Any, *, start: float = 2.0, accuracies: Any = None, first: str = "lr_sweep", **more: Any) -> Study:  # fmt: skip
+        """One run a seed, from `start` straight to its end."""
+        for seed, end in enumerate(np.broadcast_to(ends, SEEDS)):
+            right = None if accuracies is None else [0.1, 0.5, np.broadcast_to(accuracies, SEEDS)[seed]]
+            stage = first if seed == 0 else "baseline" if lr == 0.1 else "proof"
+            self.run(lr, [start, (start + end) / 2, end], seed=seed, stage=stage, accuracy=right, **more)
+        return self
+
+    @property
+    def record(self) -> Any:
+        return record(self.runs, evals=self.evals, total_steps=TOTAL, peak_lr=0.1)
+
+
+def two_arms(before: Any, after: Any, **more: Any) -> Any:
+    return Study().arm(0.1, before, **more).arm(0.3, after, **more).record
+
+
+def said(made: Any, diagnosis: wb.Diagnosis | None = None) -> tuple[bool, str]:
+    found = recommend(made, diagnosis or known())
+    assert found["adopted"] is bool(found["changed"])
+    return found["adopted"], found["reason"]
+
+
+def test_the_reason_says_p_and_n() -> None:
+    adopted, reason = said(two_arms(1.0 + SPREAD, 0.5 + SPREAD))
+    assert adopted
+    assert reason.endswith("Adopted: p < 0.001 over n = 3 seeds (limit 0.05).")
+    adopted, reason = said(two_arms(1.0 + SPREAD, [0.5, 0.9, 1.3, 0.6]))
+    assert not adopted
+    assert "Not adopted: p = 0.3" in reason
+    assert "over n = 3 seeds (limit 0.05)" in reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (1.0 + SPREAD, 0.0, "is exactly 0 in 1 of 1 runs"),
+        (1.0 + SPREAD, 1e-6, ""),
+        (-2e4 + SPREAD, -3e36, "falls to -3e+36, as if without bound"),
+        (0.5 + SPREAD, -600.0 + SPREAD, "falls to -6e+02, as if without bound"),
+        (0.5 + SPREAD, -30.0 + SPREAD, ""),
+    ],
+    ids=["zero", "nearly zero", "no minimum", "300 times as far below zero", "log density"],
+)
+def test_a_loss_that_is_too_good_is_doubted(before: Any, after: Any, why: str) -> None:
+    adopted, reason = said(two_arms(before, after))
+    assert adopted is not bool(why)
+    assert why in reason
+    assert screen(two_arms(before, after), known())["promising"] is adopted, "it is not even proved"
+
+
+def test_a_gain_that_does_not_matter_is_not_even_proved() -> None:
+    """1 % and 4 % of what training learned, the same under every seed."""
+    for gain, adopted in ((0.015, False), (0.06, True)):
+        made = two_arms(0.5 + SPREAD, 0.5 - gain + SPREAD)
+        assert said(made)[0] is adopted
+        assert screen(made, known())["promising"] is adopted
+    assert "the gain is 1.0% of what training learned (limit 2%)" in said(two_arms(0.5, 0.485))[1]
+
+
+def test_the_best_of_more_evaluations_is_no_gain() -> None:
+    """The same noise, seen three times by the baseline and a hundred times by the candidate."""
+    rng, study = np.random.default_rng(0), Study()
+    for seed in range(SEEDS):
+        study.run(0.1, [2.0, *(1 + 0.2 * rng.standard_normal(2))], seed=seed, stage="baseline")
+    for seed in range(SEEDS):
+        curve = np.append(2.0, 1 + 0.2 * rng.standard_normal(TOTAL))
+        study.run(0.3, curve, seed=seed, stage="lr_sweep" if seed == 0 else "proof", steps=range(TOTAL + 1))
+    made = study.record
+    every = [made.evals[made.evals["trial"] == number]["value"].min() for number in range(2 * SEEDS)]
+    assert min(every[:SEEDS]) > max(every[SEEDS:]) + 0.1, "by all its evaluations it would win under every seed"
+    found = recommend(made, known())
+    assert not found["adopted"]
+    assert abs(np.mean(found["proof"]["arms"][0]["gains"])) < 0.3
+
+
+def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -> None:
+    """Its gain has to outweigh that: a baseline that learns nothing under any seed does not vary at all."""
+    spread = 2 * SPREAD
+    adopted, reason = said(two_arms(0.59 + SPREAD / 4, 0.5 + spread))
+    assert not adopted
+    assert "its standard deviation over the seeds is 0.031, the baseline's 0.0038" in reason
+    assert said(two_arms(2.0 + SPREAD / 1000, 0.5 + spread))[0]
+    assert said(two_arms(0.59 + SPREAD, 0.5 + spread))[0]
+
+
+def test_a_lower_loss_at_a_lower_accuracy_is_refused() -> None:
+    study = Study().arm(0.1, 1.0 + SPREAD, accuracies=0.9 + SPREAD / 10).arm(0.3, 0.5 + SPREAD, accuracies=0.8)
+    adopted, reason = said(study.record)
+    assert not adopted
+    assert "validation/accuracy is worse: 0.8 against 0.9" in reason
+    level = Study().arm(0.1, 1.0 + SPREAD, accuracies=0.9 + SPREAD).arm(0.3, 0.5 + SPREAD, accuracies=0.895 - SPREAD)
+    assert said(level.record)[0], "within noise"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "vetoes"),
+    [
+        ("loop.no_gradient", "warn", True),
+        ("loss.broadcast", "fail", True),
+        ("schedule.collapse", "fail", True),
+        ("data.labels", "fail", True),
+        ("data.scale", "warn", False),
+        ("init.loss", "warn", False),
+        ("architecture.no_norm", "warn", False),
+        ("loop.no_gradient", "ok", False),
+        ("lr.too_low", "warn", False),
+    ],
+)
+def test_a_fault_of_structure_is_mended_before_anything_is_tuned(code: str, status: str, vetoes: bool) -> None:
+    adopted, reason = said(two_arms(1.0 + SPREAD, 0.5 + SPREAD), known(0.3, None, alarm(code, status)))
+    assert adopted is not vetoes
+    assert (f"Not adopted: mend {code} first" in reason) is vetoes
+
+
+def test_a_baseline_that_diverges_under_every_seed_gives_way_to_one_that_trains_under_every_seed() -> None:
+    study = Study()
+    for seed in range(SEEDS):
+        study.run(0.1, [2.0 + SPREAD[seed]], seed=seed, stage="baseline", loss=[2.0, math.nan], state="diverged")
+    study.arm(0.01, [0.5, 0.3, 1.2, 0.8])
+    adopted, reason = said(study.record, known(0.01))
+    assert adopted
+    assert reason.endswith("Adopted: the baseline diverges under each of n = 3 seeds, the candidate under none.")
+    study.runs[-1]["state"] = "diverged"
+    adopted, reason = said(study.record, known(0.01))
+    assert not adopted, "the same values, which by themselves may be chance"
+    assert "p = 0.05" in reason
+
+
+def test_the_lr_keeps_a_distance_from_the_edge() -> None:
+    """lr* at 0.3 under an edge at 0.4: the best point of the sweep at 0.267 or below is the candidate."""
+    study = Study().arm(0.1, 1.0 + SPREAD).arm(0.3, 0.4 + SPREAD).arm(0.2, 0.5 + SPREAD)
+    near = known(0.3, 0.4, lrs=(0.05, 0.1, 0.2))
+    assert recommend(study.record, near)["config"]["peak_lr"] == 0.2
+    assert recommend(study.record, known(0.3, 0.45, lrs=(0.05, 0.1, 0.2)))["config"]["peak_lr"] == 0.3
+    assert recommend(study.record, known(0.3, 0.12, lrs=(0.05, 0.1, 0.2)))["candidate"] is None
+
+
+@pytest.mark.parametrize(
+    ("beyond", "adopted", "why"),
+    [
+        (None, False, "not trained at 1.5 times its lr"),
+        ({}, True, "Adopted"),
+        (
+            {"loss": np.append(FALLING[:50], np.linspace(2, 50, 60))},
+            False,
+            "no other change that was tried trains stably with a margin",
+        ),
+        ({"warmup_steps": 20}, False, "not trained at 1.5 times its lr"),
+    ],
+    ids=["not tried", "stable", "unstable", "stable with more warmup"],
+)
+def test_a_cure_shows_by_itself_how_far_it_is_from_the_edge(beyond: Any, adopted: bool, why: str) -> None:
+    """A warmup opens lr 0.3, beyond the edge without one at 0.2; half as much again tells how near that is."""
+    long: dict[str, Any] = {"warmup_steps": 10, "total_steps": TOTAL + 10, "loss": np.linspace(2, 1, TOTAL + 10)}
+    study = Study().arm(0.1, 1.0 + SPREAD).arm(0.3, 0.5 + SPREAD, first="fix", **long)
+    study.arm(0.1, 1.0 + SPREAD, **long | {"warmup_steps": 0})
+    if beyond is not None:
+        study.run(0.45, [2.0, 1.5], stage="margin", **long | beyond)
+    said_so, reason = said(study.record, known(0.1, 0.2))
+    assert said_so is adopted
+    assert why in reason
+    assert screen(study.record, known(0.1, 0.2)).get("untried", False) is ("1.5 times" in why)
+
+
+def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
+    """Every step of the baseline is clipped; ten times its lr would gain as much as a looser threshold."""
+    study = Study().arm(0.1, 1.5 + SPREAD, max_grad_norm=0.01).arm(1.0, 0.5 + SPREAD, max_grad_norm=0.01)
+    study.arm(0.1, 0.55 + SPREAD, first="clipping", max_grad_norm=1.0)
+    study.run(0.15, [2.0, 0.5], stage="margin", max_grad_norm=1.0)
+    made = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, max_grad_norm=0.01)
+    found = recommend(made, known(1.0))
+    assert found["candidate"] == "lr 0.1, clipping at 1"
+    for run in study.runs:
+        run["columns"]["grad_norm"] = np.where(np.arange(TOTAL) < 60, 0.5, 0.005)
+    rarely = record(study.runs, evals=study.evals, total_steps=TOTAL, peak_lr=0.1, max_grad_norm=0.01)
+    assert recommend(rarely, known(1.0))["candidate"] == "lr 1"
+
+
+REPLACED_STEPS = 200
+
+
+CONSTANTS, DECAY = CODES
+
+
+def falling(end, *, start=2.3):
+    return end + (start - end) * np.exp(-np.arange(REPLACED_STEPS) / 20)
+
+
+def one(*, norms=None, **config):
+    """The baseline of a study, and its constants."""
+    columns = {
+        "param_norm": np.ones(REPLACED_STEPS),
+        "update_norm": np.full(REPLACED_STEPS, 0.01),
+        "grad_norm": np.ones(REPLACED_STEPS),
+    } | (norms or {})
+    own = {"optimizer": "momentum", "batch_size": 50, "warmup_steps": 0} | config
+    r = record(
+        [trial(falling(0.1), own.pop("peak_lr", 0.1), stage="baseline", columns=columns, total_steps=REPLACED_STEPS)],
+        **own,
+    )
+    return judged(r).curves[0], constants_of(r.config)
+
+
+def asked(*, noise_scale=None, **config):
+    return [(s.field, s.usual) for s in suspects(*one(**config), noise_scale=noise_scale)]
+
+
+HALF_MOVED, HARDLY_MOVED, FLAT = ({"update_norm": np.full(REPLACED_STEPS, 0.02)}, {"update_norm": np.full(REPLACED_STEPS, 0.001)}, {"grad_norm": np.full(REPLACED_STEPS, 0.001)})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "usual", "far"),
+    [
+        ({"optimizer": "adam"}, "eps", (1e-12, 1e-4), (0.9e-12, 1.1e-4)),
+        ({"optimizer": "adam"}, "beta2", (0.5, 0.9995), (0.49, 0.9996)),
+        ({"optimizer": "adam"}, "beta1", (0.95,), (0.951,)),
+        ({"optimizer": "rmsprop"}, "rho", (0.5, 0.995), (0.49, 0.996)),
+        ({}, "momentum", (0.95,), (0.951,)),
+        ({}, "warmup_steps", (20,), (21,)),
+        ({"noise_scale": 100.0}, "batch_size", (5,), (3, 4)),
+        ({"batch_size": 4}, "noise_scale", (63.0,), (64.0,)),
+        # 0.05 of the gradient, or where it is decoupled of the update: 200 steps at lr 0.001 with weights 50 times as long
+        ({}, "weight_decay", (0.045,), (0.055,)),
+        ({"optimizer": "adam"}, "weight_decay", (0.045,), (0.055,)),
+        ({"optimizer": "adamw", "peak_lr": 1e-3, "norms": HALF_MOVED}, "weight_decay", (0.9,), (1.1,)),
+        # 0.1 in all: 200 steps at lr 0.001, or at lr 0.1 with a momentum that makes ten of each
+        ({"optimizer": "adamw", "peak_lr": 1e-3, "norms": HARDLY_MOVED}, "weight_decay", (0.45,), (0.55,)),
+        ({"norms": FLAT}, "weight_decay", (4.5e-4,), (5.5e-4,)),
+    ],
+)  # fmt: skip
+def test_how_far_is_far(config, field, usual, far):
+    name = "batch_size" if field == "noise_scale" else field
+    for values, found in ((usual, []), (far, [name])):
+        for value in values:
+            assert [name for name, _ in asked(**config, **{field: value})] == found, value
+
+
+def study(own, other, *, validation=None, code=DECAY, field="weight_decay", value=0.3, usual=0.0, full_batch=True):
+    trials = [trial(own, 0.1, stage="baseline", **{field: value}), trial(other, 0.1, stage="replaced")]
+    evals = []
+    for number, ends in enumerate(validation or ()):
+        evals += evaluations(number, [0, REPLACED_STEPS], [2.3, ends], split="validation")
+    rows = [{"code": code, "field": field, "own": value, "usual": usual, "baseline": 0, "trial": 1}]
+    facts = {"replaced": {"constants": {field: value}, "rows": rows}}
+    return record(trials, evals=evals, facts=facts, full_batch=full_batch, **{field: value})
+
+
+LOST = np.full(REPLACED_STEPS, math.nan)
+
+
+LOST[:5] = 2.3
+
+
+@pytest.mark.parametrize(
+    ("own", "validation", "status"),
+    [
+        (falling(2.29), (2.29, 0.2), "fail"),
+        (falling(1.2), (1.2, 0.2), "warn"),
+        (falling(0.2), (0.15, 0.2), "ok"),  # a worse fit that generalises better is what decay is for
+        (falling(0.12), (0.22, 0.2), "ok"),
+        (falling(0.05), (9.0, 0.2), "fail"),  # a perfect fit to the training data, and nothing else
+        (LOST, (math.nan, 0.2), "fail"),
+        (falling(1.2), None, "warn"),
+        # of the 2.2 that are learned, or of 2.1 by a metric that a better fit does not make up for
+        (falling(0.298), None, "ok"), (falling(0.342), None, "warn"), (falling(2.058), None, "warn"), (falling(2.102), None, "fail"),
+        (falling(0.05), (1.23, 0.2), "ok"), (falling(0.05), (1.27, 0.2), "warn"),
+    ],
+    ids=["nothing", "half", "regularises", "little", "overflows", "not finite", "no validation", "0.09", "0.11", "0.89", "0.91",
+         "metric 0.49", "metric 0.51"],
+)  # fmt: skip
+@pytest.mark.parametrize("code", CODES)
+def test_what_the_run_with_the_usual_value_gains_decides(own, validation, status, code):
+    field, value, usual = ("weight_decay", 0.3, 0.0) if code == DECAY else ("eps", 1.0, 1e-8)
+    found = diagnose_replaced(
+        study(own, falling(0.1), validation=validation, code=code, field=field, value=value, usual=usual)
+    )
+    assert found[code].status == status
+    assert bool(found[code].advice) is (status != "ok")
+    assert f"{value:g}" in found[code].summary
+    (other,) = set(CODES) - {code}
+    assert found[other].status == "ok"
+
+
+def test_larger_is_better_where_the_metric_says_so():
+    trials = [trial(falling(1.5), 0.1, stage="baseline"), trial(falling(0.1), 0.1, stage="replaced")]
+    evals = [
+        row
+        for n, end in ((0, 0.3), (1, 0.9))
+        for row in evaluations(n, [0, REPLACED_STEPS], [0.1, end], split="validation", metric="accuracy")
+    ]
+    rows = [{"code": DECAY, "field": "weight_decay", "own": 0.3, "usual": 0.0, "baseline": 0, "trial": 1}]
+    r = record(
+        trials,
+        evals=evals,
+        facts={"replaced": {"constants": {}, "rows": rows}},
+        select="validation/accuracy",
+        select_mode="max",
+    )
+    assert replaced(r)[DECAY][0].lost == pytest.approx(0.6 / 0.8)
+
+
+@pytest.mark.parametrize("facts", [{}, {"replaced": None}, {"replaced": {"constants": {}, "rows": []}}])
+def test_every_code_once_and_valid_json(facts):
+    found = diagnose_replaced(record([], facts=facts))
+    assert tuple(f.code for f in found) == CODES
+    assert {f.status for f in found} == ({"not_measured"} if not facts.get("replaced") else {"ok"})
+    json.loads(dumps(found.to_dict()), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+REPLACED_STUDY_DECAY, REPLACED_STUDY_CONSTANTS = "optimizers.weight_decay_shrinks", "optimizers.constants"
+
+
+def decayed(params: Iterable[Any], lr: float) -> torch.optim.Optimizer:
+    every = list(params)
+    matrices, rest = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
+    groups = [{"params": rest, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 2.0}]
+    return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+
+
+def slow(params: Iterable[Any], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=lr, eps=10.0)
+
+
+def usual(params: Iterable[Any], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=lr)
+
+
+def looked_at(folder: Path, **config: Any) -> wb.StudyRecord:
+    workload = small_workload()
+    workload = workload.replace(config=wb.TrainConfig(**{"peak_lr": 0.05, "total_steps": 60, "batch_size": 8} | config))
+    trainer: AnyTrainer = wb.Trainer(device="cpu")
+    with open_session(workload, stem="diagnosis", settings={}, trainer=trainer, out=folder) as session:
+        for _ in range(2):  # asked again, nothing is trained again
+            collect_replaced(session)
+        return session.record
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "field"),
+    [
+        ({"weight_decay": 2.0}, REPLACED_STUDY_DECAY, "weight_decay"),
+        ({"optimizer": decayed}, REPLACED_STUDY_DECAY, "weight_decay"),
+        ({"optimizer": "adam", "eps": 10.0}, REPLACED_STUDY_CONSTANTS, "eps"),
+        ({"optimizer": slow}, REPLACED_STUDY_CONSTANTS, "eps"),
+    ],
+)
+def test_a_setting_that_keeps_it_from_learning_is_found_and_its_twin_trained_once(
+    tmp_path: Path, config: dict[str, Any], code: str, field: str
+) -> None:
+    record = looked_at(tmp_path / "s", **config)
+    assert record.trials["stage"].tolist() == ["baseline", "replaced"]
+    found = diagnose_replaced(record)[code]
+    assert found.status in ("warn", "fail"), found
+    assert field in found.summary
+    twin = record.trials.iloc[1]
+    if not callable(config.get("optimizer")):
+        assert twin[field] != record.config[field]
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"optimizer": usual, "peak_lr": 3e-3}, {"optimizer": "adamw", "weight_decay": 0.1, "peak_lr": 3e-3}]
+)
+def test_usual_settings_cost_no_run(tmp_path: Path, config: dict[str, Any]) -> None:
+    record = looked_at(tmp_path / "s", **config)
+    assert record.trials["stage"].tolist() == ["baseline"]
+    assert {f.status for f in diagnose_replaced(record)} == {"ok"}
+
+
+def test_the_constants_of_torch() -> None:
+    """What its own optimizers call them, the largest of all groups."""
+    weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, 2))]
+    assert torch_constants(decayed(weights, 0.1)) == {"momentum": 0.9, "weight_decay": 2.0, "decoupled": 0.0}
+    adamw = torch_constants(torch.optim.AdamW(weights, betas=(0.8, 0.95), eps=1e-6))
+    assert adamw == {"beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.01, "decoupled": 1.0}
+    assert torch_constants(torch.optim.RMSprop(weights, alpha=0.98))["rho"] == 0.98
+    assert torch_constants(torch.optim.SGD(weights, lr=0.1)) == {"weight_decay": 0.0, "decoupled": 0.0}
+
+
+def run(out: Path, candidate: wb.TrainConfig, *, seeds: int = 3, more: int = 0, first: Any = ()) -> wb.StudyRecord:
+    workload = small_workload(build_model=lambda: small_net(0.3))
+    with open_session(workload, stem="proof", settings={"seeds": seeds}, out=out) as session:
+        for config in first:
+            _trained(session, config)
+        Proof(seeds=seeds, more_seeds=more).extend(session, candidate)
+    record = open_record(out)
+    assert isinstance(record, wb.StudyRecord)
+    return record
+
+
+def _trained(session: Session, config: wb.TrainConfig) -> None:
+    session.trial(config, stage="baseline")
+
+
+BASE = small_workload().config
+
+
+def test_both_arms_see_the_same_seeds_and_what_is_there_is_taken(tmp_path: Path) -> None:
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), first=[BASE]).trials
+    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 6
+    arms = trials.groupby("peak_lr")
+    for name in ("shared_seed", "per_host_seed"):
+        seeds = {lr: sorted(rows[name]) for lr, rows in arms}
+        assert seeds == {0.05: [0, 1, 2, 3], 0.1: [1, 2, 3]}, "the seed that chose the candidate proves nothing"
+    assert trials["lanes"].max() >= 6
+
+
+def test_a_longer_candidate_adds_the_baseline_at_its_length(tmp_path: Path) -> None:
+    trials = run(tmp_path / "s", wb.prepend_warmup(BASE.replace(peak_lr=0.1), 10), seeds=2).trials
+    counts = trials.groupby(["total_steps", "warmup_steps"]).size().to_dict()
+    assert counts == {(40, 0): 2, (50, 10): 2, (50, 0): 2}
+
+
+def test_seeds_that_do_not_decide_are_followed_by_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, then two: both arms, the first three not trained again."""
+    monkeypatch.setattr(
+        "workbench.topics.recommendation.study.worth_more_seeds", lambda proof: len(proof["seeds"]) == 3
+    )
+    trials = run(tmp_path / "s", BASE.replace(peak_lr=0.1), more=2, first=[BASE]).trials
+    assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 10
+    seeds = {lr: sorted(rows["shared_seed"]) for lr, rows in trials.groupby("peak_lr")}
+    assert seeds == {0.05: [0, 1, 2, 3, 4, 5], 0.1: [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("seeds", [0, -1, 2.5, True])
+def test_bad_seeds(seeds: Any) -> None:
+    with pytest.raises(wb.ConfigError, match="seeds="):
+        Proof(seeds=seeds)

@@ -1,0 +1,314 @@
+"""The instability study end to end: catapults, a doubling curvature, noise floors, and fixes that are really tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import workbench as wb
+from tests.helpers.workloads import small_workload
+from workbench.record.read import open_record
+from workbench.studies.session import Session
+from workbench.workloads.analytic import Quadratic, catapult, eigenvalues, half_squared_length, quadratic
+
+SEEDS = range(5)
+
+
+def trained(workload: wb.Workload, out: Path, *, seed: int = 0) -> wb.TrialRecord:
+    steps = workload.config.total_steps
+    config = workload.config.replace(shared_seed=seed, per_host_seed=seed, eval_every_steps=steps)
+    return wb.Trainer(device="cpu").run(workload, config, out=out)
+
+
+def alarms(record: Any) -> dict[str, int | None]:
+    """Return the codes that warn or fail, with their steps."""
+    found = wb.diagnose_instability(record)
+    return {f.code: f.step for f in found if f.status in ("warn", "fail")}
+
+
+def seen(record: Any) -> dict[str, tuple[str, int | None]]:
+    """Return the codes that the record's own run shows, with status and step."""
+    found = wb.diagnose_instability(record)
+    return {f.code: (f.status, f.step) for f in found if f.evidence.get("hits")}
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 1e-2])
+@pytest.mark.parametrize(
+    ("relative_lr", "codes"),
+    [
+        (1.5, {}),
+        (3.0, {"stability.early_recovers": ("ok", 0)}),
+        (4.5, {"stability.early": ("fail", 0), "stability.divergent": ("fail", 0)}),
+    ],
+)
+def test_catapults_are_named_by_what_they_do(
+    tmp_path: Path, relative_lr: float, codes: dict[str, tuple[str, int]], loss_scale: float
+) -> None:
+    """lr * curvature below 2 falls, between 2 and 4 rises and soon comes back, above 4 diverges (arXiv 2003.02218)."""
+    workload = catapult(curvature=1.0, peak_lr=relative_lr / loss_scale)
+    if loss_scale != 1.0:
+        workload = workload.replace(loss=lambda outputs, batch: loss_scale * half_squared_length(outputs, batch))
+    for seed in SEEDS:
+        assert seen(trained(workload, tmp_path / str(seed), seed=seed)) == codes, f"seed {seed}"
+
+
+class Doubling(nn.Module):
+    """A quadratic whose curvature doubles with training step `at`; a buffer counts, so that a resumed run agrees."""
+
+    seen: Tensor
+
+    def __init__(self, curvature: Tensor, at: int) -> None:
+        super().__init__()
+        self.quadratic, self.at = Quadratic(curvature), at
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        factor: Tensor = torch.where(self.seen > self.at, math.sqrt(2.0), 1.0)
+        return factor * self.quadratic(x)
+
+
+STABLE_THEN_NOT = [("sgd", 1.3), ("momentum", 2.5), ("nesterov", 0.9)]
+"""Between half of the edge (2, 3.8, 1.357) and the edge: stable for curvature 1, unstable for 2."""
+
+
+def doubling(optimizer: Any, lr: float, *, at: int, loss_scale: float = 1.0, seed: int = 0) -> wb.Workload:
+    workload = quadratic(
+        noise=0.01 * math.sqrt(32), optimizer=optimizer, peak_lr=lr / loss_scale, loss_scale=loss_scale, seed=seed
+    )
+    curvature = eigenvalues(loss_scale=loss_scale)
+    return workload.replace(build_model=lambda: Doubling(curvature, at))
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), STABLE_THEN_NOT)
+def test_a_curvature_that_doubles_at_half_time_is_mid_at_that_step(tmp_path: Path, optimizer: str, lr: float) -> None:
+    for seed in SEEDS:
+        found = alarms(trained(doubling(optimizer, lr, at=150, seed=seed), tmp_path / str(seed), seed=seed))
+        assert set(found) == {"stability.mid", "stability.divergent"}, f"seed {seed}"
+        step = found["stability.mid"]
+        assert step is not None
+        assert 140 <= step <= 155, f"seed {seed}: step {step}"
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), STABLE_THEN_NOT)
+def test_the_same_without_the_doubling_raises_no_alarm(tmp_path: Path, optimizer: str, lr: float) -> None:
+    """Momentum above half of its edge swings once before it settles, and that costs nothing."""
+    for seed in SEEDS:
+        found = alarms(trained(doubling(optimizer, lr, at=10**6, seed=seed), tmp_path / str(seed), seed=seed))
+        assert found == {}
+
+
+def test_the_probe_and_the_confirmation_runs_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
+    workload = small_workload(config={"total_steps": 60, "batch_size": 48, "peak_lr": 0.02})
+    study = wb.InstabilityStudy(best_lr=0.04, probe_steps=25, fixes=())
+    record = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
+    trials = record.trials.set_index("stage")
+    assert trials.loc["lr_sweep", "peak_lr"] == pytest.approx(0.04)
+    assert trials.loc["probe", "peak_lr"] == pytest.approx(0.08)
+    assert trials.loc["confirm", "peak_lr"].tolist() == pytest.approx([0.2, 0.4])
+    assert trials.loc["probe", "total_steps"] == 25
+    probe = int(trials.loc["probe", "trial"])
+    evals = record.trial(probe).evals.query("metric == 'loss' and split == 'validation'")
+    assert evals["step"].tolist() == list(range(26)), "the probe is evaluated at every step (F1.11)"
+    again = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
+    assert again.steps.equals(record.steps), "nothing is trained twice"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
+        ({"best_lr": math.inf}, "best_lr=inf"),
+        ({"probe_multiple": -1}, "probe_multiple=-1"),
+        ({"fix_multiple": "x"}, "fix_multiple='x'"),
+        ({"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
+        ({"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
+        ({"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(wb.ConfigError, match=said):
+        wb.InstabilityStudy(**changes)
+
+
+STEEP, SLOW, SLOW_CURVATURE, STEPS = 4.0, 50.0, 0.01, 200
+
+
+LRS = {True: (0.07, 0.14, 0.28, 0.31), False: (0.5, 1.0, 1.9, 2.1)}
+
+
+EDGE = {True: 2 * STEEP / math.sinh(STEEP), False: 2.0}
+"""The lr beyond which the first step leads further up the opposite wall."""
+
+
+class Valley(nn.Module):
+    """Returns cosh(steep) - 1 + 0.005 slow^2, or with `curved` False steep^2 / 2 + 0.005 slow^2, for every example."""
+
+    def __init__(self, curved: bool) -> None:
+        super().__init__()
+        self.curved = curved
+        self.steep = nn.Parameter(torch.tensor(STEEP, dtype=torch.float64))
+        self.slow = nn.Parameter(torch.tensor(SLOW, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wall = torch.cosh(self.steep) - 1 if self.curved else 0.5 * self.steep**2
+        return (wall + 0.5 * SLOW_CURVATURE * self.slow**2).expand(len(x))
+
+
+def valley(curved: bool) -> wb.Workload:
+    data = TensorDataset(torch.zeros(2, 1, dtype=torch.float64))
+    return wb.Workload(
+        name="valley", build_model=lambda: Valley(curved), train_data=data, validation_data=data,
+        loss=lambda outputs, batch: outputs,
+        config=wb.TrainConfig(optimizer="sgd", peak_lr=LRS[curved][0], total_steps=STEPS, batch_size=2),
+    )  # fmt: skip
+
+
+def simulated(lr: float, *, warmup: int = 0, clip: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and gradient norms of the curved valley, written out: shape (STEPS + warmup,) each."""
+    steep, slow, losses, norms = STEEP, SLOW, [], []
+    for step in range(STEPS + warmup):
+        losses.append(math.cosh(steep) - 1 + 0.5 * SLOW_CURVATURE * slow**2)
+        gradient = (math.sinh(steep), SLOW_CURVATURE * slow)
+        norms.append(math.hypot(*gradient))
+        scale = min(1.0, clip / norms[-1]) * lr * min(1.0, step / warmup if warmup else 1.0)
+        steep, slow = steep - scale * gradient[0], slow - scale * gradient[1]
+    return np.array(losses), np.array(norms)
+
+
+def diagnosed(out: Path, *, curved: bool, **settings: Any) -> tuple[wb.Diagnosis, wb.StudyRecord]:
+    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, **settings)
+    diagnosis = wb.diagnose(
+        valley(curved), out=out, trainer=wb.Trainer(device="cpu"), sweep=wb.LRSweep(lrs=LRS[curved]), instability=study
+    )
+    record = open_record(out)
+    assert isinstance(record, wb.StudyRecord)
+    assert diagnosis["lr.unstable"].value == pytest.approx(EDGE[curved], rel=0.06), "the oracle's edge"
+    assert diagnosis["lr.best"].evidence["measured_lr"] == LRS[curved][2]
+    return diagnosis, record
+
+
+def fixes_of(record: wb.StudyRecord) -> list[dict[str, Any]]:
+    rows = record.trials[record.trials["stage"] == "fix"].to_dict("records")
+    return [{str(k): None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+
+
+def test_a_warmup_that_helps_is_found_harmful_and_adopted(tmp_path: Path) -> None:
+    diagnosis, record = diagnosed(tmp_path / "s", curved=True)
+    (fix,) = fixes_of(record)  # the first one helps, so no second one is run
+    lr = 1.5 * diagnosis["lr.unstable"].value
+    assert fix["peak_lr"] == pytest.approx(lr, rel=1e-9)
+    assert fix["warmup_steps"] == STEPS // 10
+    assert fix["total_steps"] == STEPS + STEPS // 10, "a warmup is put before the run, it takes nothing from it"
+    assert fix["max_grad_norm"] is None
+    losses = record.trial(fix["trial"]).steps["loss"].to_numpy()
+    assert losses == pytest.approx(simulated(lr, warmup=STEPS // 10)[0], rel=1e-6)
+
+    finding = diagnosis["lr.at_edge"]
+    assert (finding.status, finding.evidence["harmful"]) == ("warn", True)
+    assert [row["trial"] for row in finding.evidence["fix_trials"]] == [fix["trial"]]
+    recommendation = diagnosis.recommendation
+    assert recommendation is not None
+    assert recommendation["adopted"] is True
+    assert recommendation["chosen"]["trial"] == fix["trial"]
+    assert recommendation["recommended"]["seeds"] == 3
+    assert recommendation["proof"]["seeds"] == [1, 2, 3]
+    assert recommendation["config"]["peak_lr"] == fix["peak_lr"]
+    assert recommendation["config"]["warmup_steps"] == STEPS // 10
+    assert recommendation["config"]["total_steps"] == STEPS + STEPS // 10
+    assert recommendation["config"]["max_grad_norm"] is None
+    unfixed = record.evals[record.evals["trial"] < fix["trial"]]["value"].min()
+    assert recommendation["recommended"]["validation/loss"] < unfixed
+
+
+def test_on_the_quadratic_twin_every_fix_is_tried_and_none_helps(tmp_path: Path) -> None:
+    diagnosis, record = diagnosed(tmp_path / "s", curved=False)
+    warmup, clipping = fixes_of(record)
+    assert (warmup["warmup_steps"], warmup["max_grad_norm"]) == (STEPS // 10, None)
+    assert clipping["warmup_steps"] == 0
+    assert clipping["max_grad_norm"] > 0
+    lr = 1.5 * diagnosis["lr.unstable"].value
+    assert [warmup["peak_lr"], clipping["peak_lr"]] == pytest.approx([lr, lr])
+    finding = diagnosis["lr.at_edge"]
+    assert (finding.status, finding.evidence["harmful"]) == ("ok", False)
+    assert finding.evidence["at_edge"]
+    assert "harmless" in finding.summary
+    recommendation = diagnosis.recommendation
+    assert recommendation is not None
+    assert recommendation["recommended"]["trials"][0] not in (warmup["trial"], clipping["trial"])
+    assert recommendation["config"]["peak_lr"] < 2.0
+    assert (recommendation["config"]["warmup_steps"], recommendation["config"]["max_grad_norm"]) == (0, None)
+
+
+def test_away_from_the_edge_no_fix_is_run(tmp_path: Path) -> None:
+    """Gradient noise makes a small lr the best one, far below the edge at 2."""
+    workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
+    lrs = wb.LRSweep(lrs=(0.05, 0.1, 0.5, 1.0, 2.5))
+    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, sweep=lrs)
+    record = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
+    at_edge = wb.diagnose_lr_sweep(record)["lr.at_edge"]
+    assert at_edge.evidence["at_edge"] is False, "it must be far from the edge for this test to mean anything"
+    assert at_edge.status == "ok"
+    assert fixes_of(record) == []
+
+
+def test_a_warmup_is_put_before_one_that_is_there_already(tmp_path: Path) -> None:
+    workload, lrs = valley(False), wb.LRSweep(lrs=(0.5, 1.0, 1.9, 2.6))
+    workload = workload.replace(config=workload.config.replace(warmup_steps=60, total_steps=STEPS + 60))
+    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, fixes=("warmup",), sweep=lrs)
+    (fix,) = fixes_of(study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s"))
+    assert fix["warmup_steps"] >= 60
+    assert fix["total_steps"] - fix["warmup_steps"] == STEPS
+
+
+Calls = list[list[float]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The lrs asked for, call by call."""
+    seen: Calls = []
+    real = Session.trials
+
+    def noted(session: Session, configs: Sequence[wb.TrainConfig], *, stage: str) -> list[wb.TrialRecord]:
+        seen.append([config.peak_lr for config in configs])
+        return real(session, configs, stage=stage)
+
+    monkeypatch.setattr(Session, "trials", noted)
+    return seen
+
+
+def run(study: Any, workload: wb.Workload, out: Path) -> wb.StudyRecord:
+    record = study.run(workload, wb.Trainer(device="cpu"), out=out)
+    assert isinstance(record, wb.StudyRecord)
+    return record
+
+
+@pytest.mark.parametrize("confirm_all", [False, True])
+def test_probe_confirmation_and_fix_do_not_wait_for_each_other(tmp_path: Path, calls: Calls, confirm_all: bool) -> None:
+    sweep = wb.LRSweep(lrs=(0.5, 1.0, 1.9, 2.1))
+    study = wb.InstabilityStudy(sweep=sweep, probe_steps=20, confirm_all=confirm_all, fixes=("warmup",))
+    record = run(study, quadratic(dimension=4, condition=4.0, total_steps=60), tmp_path / "s")
+    star = record.facts["lr_star"]
+    multiples = [1.0, 2.0, 5.0, 10.0] if confirm_all else [1.0, 2.0, 5.0]
+    assert [lr / star for lr in calls[-1][:-1]] == pytest.approx(multiples), "and the fix comes last"
+    assert len(calls) == 3, "the sweep, lr* which is there already, and all the rest"
+    confirm = ["confirm"] * (1 + confirm_all)
+    assert record.trials["stage"].tolist() == ["lr_sweep"] * 4 + ["probe", *confirm, "fix"]
+
+
+def test_without_a_known_edge_the_first_confirmation_run_decides(tmp_path: Path, calls: Calls) -> None:
+    workload = catapult(curvature=1.0, peak_lr=1.0)
+    study = wb.InstabilityStudy(best_lr=1.0, probe_steps=20, confirm_all=False, fixes=("warmup",))
+    record = run(study, workload, tmp_path / "s")
+    assert calls == [[1.0, 2.0, 5.0]], "5 is divergent, so 10 is not run"
+    assert record.trials["stage"].tolist() == ["lr_sweep", "probe", "confirm"]
