@@ -23,8 +23,8 @@ from workbench import cli
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.ledger.table import COLUMNS
 from workbench.record.json_values import dumps
-from workbench.record.ledger.index import COLUMNS
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 
@@ -407,8 +407,8 @@ def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, cap
     values = [["first", "some/first/study.json", "why it was run", 13, 0.029047, command]]
     values.append(["a_longer_name", "some/a_longer_name/study.json", "another", 2, float("nan"), "other"])
     table = pd.DataFrame(values, columns=COLUMNS)
-    monkeypatch.setattr("workbench.record.ledger.index.list_studies", lambda root, **_: table)
-    monkeypatch.setattr("workbench.record.ledger.index.rebuild", lambda root, **_: rebuilt.append(root))
+    monkeypatch.setattr("workbench.ledger.studies.list_studies", lambda root, **_: table)
+    monkeypatch.setattr("workbench.ledger.push.rebuild", lambda root, **_: rebuilt.append(root))
     assert cli.main(["studies", "some"]) == 0
     assert rebuilt == []
     shown = capsys.readouterr().out.splitlines()

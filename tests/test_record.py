@@ -18,7 +18,7 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from tests.test_record_writer import CONFIG, filled, opened
 from workbench.errors import RecordError
-from workbench.record.lock import lock
+from workbench.record.folder import lock
 from workbench.record.read import (
     EVAL_COLUMNS,
     STEP_COLUMNS,
@@ -250,7 +250,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.helpers.workloads import small_workload
 from workbench.train import checkpoint_store
-from workbench.record.lock import lock
+from workbench.record.folder import lock
 from workbench.train.trainer import Trainer
 checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint reaches the disk, as in a long run
 counted = [0]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from tests.helpers.workloads import small_workload
-from workbench.record.lanes import how_trained
-from workbench.record.read import StudyRecord
+from workbench.record.read import StudyRecord, how_trained
 from workbench.record.write import StudyWriter
 from workbench.train.trainer import Trainer
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_repro import git
 from workbench.config import TrainConfig
-from workbench.record.ledger.index import list_studies
+from workbench.ledger.studies import list_studies
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.topics.lr_sweep.study import LRSweep

@@ -16,6 +16,9 @@ from workbench.errors import WorkbenchError as WorkbenchError
 from workbench.errors import WorkloadError as WorkloadError
 from workbench.findings.diagnosis import Diagnosis as Diagnosis
 from workbench.findings.diagnosis import Finding as Finding
+from workbench.ledger.studies import export_studies as export_studies
+from workbench.ledger.studies import list_studies as list_studies
+from workbench.ledger.studies import set_note as set_note
 from workbench.notebook.batch import run_notebooks as run_notebooks
 from workbench.notebook.runner import describe_notebook as describe_notebook
 from workbench.notebook.runner import find_notebook as find_notebook
@@ -51,12 +54,9 @@ from workbench.parameter_server.workers.closure import RemoteValue as RemoteValu
 from workbench.parameter_server.workers.resources import PerWorkerValues as PerWorkerValues
 from workbench.playbook.walk import diagnose as diagnose
 from workbench.plots.trial_curves import plot_trial_curves as plot_trial_curves
-from workbench.record.lanes import how_trained as how_trained
-from workbench.record.ledger.export import export_studies as export_studies
-from workbench.record.ledger.index import list_studies as list_studies
-from workbench.record.ledger.note import set_note as set_note
 from workbench.record.read import StudyRecord as StudyRecord
 from workbench.record.read import TrialRecord as TrialRecord
+from workbench.record.read import how_trained as how_trained
 from workbench.record.read import open_record as open  # noqa: F401
 from workbench.report.page import write_report as write_report
 from workbench.report.summary import summarise as summarise

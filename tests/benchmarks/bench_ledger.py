@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.record.ledger.index import list_studies
+from workbench.ledger.studies import list_studies
 from workbench.record.read import StudyRecord
 
 STUDIES, TRIALS, ROUNDS = 100, 100, 5

@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser.lab import CHROMIUM, FLAGS, SIZE, Desk, start_lab
 from tests.helpers.study_folders import write_study
-from workbench.record.ledger.index import index, list_studies
-from workbench.record.ledger.note import set_note
+from workbench.ledger.push import push
+from workbench.ledger.studies import list_studies, set_note
 from workbench.views.studies import studies_panel
 from workbench.views.studies_data import draw_study, open_study
 
@@ -58,7 +58,7 @@ def kernel(many: Path, big: Path) -> None:
             measured[name].append(seconds(part))
     for name, took in measured.items():
         say(name, took)
-    print(f"{'its rows into the ledger, once':<52} {seconds(lambda: index(big)):.2f} s", flush=True)
+    print(f"{'its rows into the ledger, once':<52} {seconds(lambda: push(big)):.2f} s", flush=True)
     say("a note", [seconds(lambda k=k: set_note(big, f"note {k}")) for k in range(ROUNDS + 1)])
 
 
@@ -100,10 +100,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         big = root / "big" / "thousand"
-        took = seconds(lambda: write_study(big, trials=TRIALS, seeds=2, index=False))
+        took = seconds(lambda: write_study(big, trials=TRIALS, seeds=2))
         print(f"{f'writing {TRIALS:,} trials, without the ledger':<52} {took:.2f} s")
         for number in range(STUDIES):
-            write_study(root / "many" / f"s{number:03d}", trials=10, index=False)
+            write_study(root / "many" / f"s{number:03d}", trials=10)
         if CHROMIUM is not None:
             page(root, Path(folder) / "private")
         kernel(root / "many", big)

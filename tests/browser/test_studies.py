@@ -139,7 +139,7 @@ def test_a_note_is_refused_while_another_process_writes_and_when_it_is_empty(pan
     note.fill("   ")
     save.click()
     expect(status(panel)).to_contain_text("the note is empty")
-    from workbench.record.lock import lock
+    from workbench.record.folder import lock
 
     path = desk.lab.root / Path(desk.name).stem / "third"
     with lock(path):
@@ -164,7 +164,7 @@ def test_a_note_is_refused_while_another_process_writes_and_when_it_is_empty(pan
 
 def test_a_thousand_trials_scroll_and_an_empty_folder_says_what_to_run(desk: Desk) -> None:
     root = desk.lab.root / "many"
-    write_study(root / "thousand", trials=1000, seeds=2, index=False)
+    write_study(root / "thousand", trials=1000, seeds=2)
     (desk.lab.root / "none").mkdir(exist_ok=True)
     cells = [
         "import workbench as wb",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.study_folders import study
 from tests.helpers.workloads import small_workload
-from tests.test_ledger import study
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord
 from workbench.topics.tracking.diagnose import CODES, diagnose_tracking

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from workbench.config import TrainConfig
+from workbench.ledger.push import pusher
 from workbench.record.write import StudyWriter
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=40, batch_size=8)
+PLAIN = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4).to_dict()
+
+
+def opened(path: Path, **changes: Any) -> StudyWriter:
+    """Return the writer of a study with the baseline `PLAIN`, which is pushed where an address is configured."""
+    given = {"kind": "lr_sweep", "workload": "w", "config": PLAIN, "when_closed": pusher()}
+    return StudyWriter.open(path, **(given | changes))
+
+
+def study(path: Path, *, mode: str = "min", values: tuple[float, ...] = (0.5, 0.25, math.nan)) -> Path:
+    """Write a study with one complete trial per value, one that diverged, one that failed and one that was stopped."""
+    config = PLAIN | {"select_mode": mode}
+    writer = opened(path, config=config, note="a note", command="workbench diagnose w")
+    ends = [("complete", v) for v in values] + [("diverged", 0.9), ("failed", None), ("stopped", None)]
+    for number, (state, value) in enumerate(ends):
+        trial = writer.trial(config | {"peak_lr": 0.1 * (number + 1)}, stage="lr_sweep", train_examples=32)
+        trial.event("ended", state=state, best_value=value, best_step=3, steps_run=10, seconds=1.0)
+    writer.close()
+    return path
 
 
 def write_study(
@@ -20,7 +41,6 @@ def write_study(
     seeds: int = 1,
     scale: float = 1.0,
     finish: bool = True,
-    index: bool = True,
     **given: Any,
 ) -> Path:
     """Write a study whose trial k has the learning rate 0.1 * 1.3 ** (k // seeds), 1.005 where there are many, and a best value known in closed form.
@@ -31,7 +51,6 @@ def write_study(
         seeds: trials at each learning rate.
         scale: of the losses.
         finish: whether it is marked as run to its end.
-        index: whether the ledger gets its row.
         given: passed to `StudyWriter.open`.
     """
     wanted: dict[str, Any] = {"kind": "lr_sweep", "workload": "digits_mlp", "config": CONFIG.to_dict()}
@@ -58,10 +77,5 @@ def write_study(
         trial.event("ended", steps_run=len(steps), seconds=0.5, **ended)
     if finish:
         writer.finish()
-    if index:
-        writer.close()
-    else:
-        for parts in (writer.steps, writer.evals, writer.predictions):
-            parts.merge()
-        writer.lock.close()
+    writer.close()
     return path

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.study_folders import CONFIG, write_study
 from workbench.errors import RecordError, UsageError
-from workbench.record.lock import is_locked, lock
+from workbench.record.folder import is_locked, lock
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.views.studies import StudiesTable, studies_panel
@@ -38,8 +38,8 @@ def asked(panel: Any, **message: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    write_study(tmp_path / "first", note="the baseline", index=False)
-    write_study(tmp_path / "second", seeds=2, scale=0.5, note="halved", index=False)
+    write_study(tmp_path / "first", note="the baseline")
+    write_study(tmp_path / "second", seeds=2, scale=0.5, note="halved")
     return tmp_path
 
 
@@ -82,7 +82,7 @@ def test_an_empty_folder_and_none_at_all_say_what_to_run(live: bool, tmp_path: P
 
 def test_the_page_gets_values_that_json_has(runs: Path) -> None:
     """NaN is no JSON: a page could not read it."""
-    write_study(runs / "bad", trials=4, scale=math.inf, index=False)
+    write_study(runs / "bad", trials=4, scale=math.inf)
     panel = studies_panel(runs, live=True)
     asked(panel, do="open", path=str(runs / "bad"))
     assert [row["best_value"] for row in panel.opened["trials"]] == ["inf", "inf", "inf", None]
@@ -127,7 +127,7 @@ def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path)
 
 
 def test_a_large_study_has_its_curves_at_once_and_then_the_whole_picture(tmp_path: Path) -> None:
-    write_study(tmp_path / "large", trials=JUDGED + 1, index=False)
+    write_study(tmp_path / "large", trials=JUDGED + 1)
     panel, drawn = studies_panel(tmp_path, live=True), []
     panel.observe(lambda change: drawn.append(change["new"]), "figure")
     asked(panel, do="open", path=str(tmp_path / "large"))
@@ -137,7 +137,7 @@ def test_a_large_study_has_its_curves_at_once_and_then_the_whole_picture(tmp_pat
 
 
 def test_a_study_without_trials_or_steps_has_no_picture_and_says_so(tmp_path: Path) -> None:
-    write_study(tmp_path / "none", trials=0, index=False)
+    write_study(tmp_path / "none", trials=0)
     panel = studies_panel(tmp_path, live=True)
     assert not asked(panel, do="open", path=str(tmp_path / "none"))["bad"]
     assert (panel.opened["trials"], panel.opened["said"], panel.figure) == ([], "No trial yet.", b"")
@@ -172,7 +172,7 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
 
 
 def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
-    write_study(runs / "seeds", trials=6, seeds=2, index=False)
+    write_study(runs / "seeds", trials=6, seeds=2)
     found = compare(side(runs / "seeds", 0), side(runs / "seeds", 2))
     rows = {what: values for what, *values in found["rows"]}
     a, b = ([best(k, seed=s) for s in (0, 1)] for k in (0, 1))
@@ -188,8 +188,8 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
 
 def test_what_cannot_be_compared_says_why(runs: Path) -> None:
     other = CONFIG.replace(select="validation/accuracy", select_mode="max").to_dict()
-    write_study(runs / "other", config=other, index=False)
-    write_study(runs / "foreign", workload="mine", index=False)
+    write_study(runs / "other", config=other)
+    write_study(runs / "foreign", workload="mine")
     assert "workloads differ" in compare(side(runs / "first"), side(runs / "foreign"))["said"]
     assert "has no best value yet" in compare(side(runs / "first"), side(runs / "first", 3))["said"]
     with pytest.raises(RecordError, match="no trial 17"):
@@ -214,7 +214,7 @@ def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:
 
 
 def test_a_running_study_is_shown_as_such_and_is_not_held(runs: Path) -> None:
-    path = write_study(runs / "third", finish=False, index=False)
+    path = write_study(runs / "third", finish=False)
     with lock(path):
         panel = studies_panel(runs, live=True)
         states = {row["study"]: row["state"] for row in panel.studies}
@@ -254,11 +254,11 @@ def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
 
 
 def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
-    from workbench.record.ledger.index import index
+    from workbench.ledger.push import push
 
     url = f"sqlite:///{runs / 'shared.db'}"
     for name in ("first", "second"):
-        index(runs / name, ledger=url)
+        push(runs / name, url)
     with pytest.raises(UsageError, match="is no address"):
         studies_panel(runs, ledger="not an address")
     table, problems = study_table(runs, ledger=url)
@@ -273,7 +273,7 @@ def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(
     runs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever a page claims: rows that it makes up, and paths that lead out of the folder, are refused."""
-    elsewhere = write_study(tmp_path_factory.mktemp("elsewhere") / "private", note="mine", index=False)
+    elsewhere = write_study(tmp_path_factory.mktemp("elsewhere") / "private", note="mine")
     panel = studies_panel(runs, live=True)
     panel.studies = [{**panel.studies[0], "path": str(elsewhere)}]
     for path in (str(elsewhere), str(runs / "first" / ".." / ".." / elsewhere.parent.name / "private"), "."):
@@ -287,7 +287,7 @@ def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(
             assert "not among the studies listed here" in said["text"]
     assert json.loads((elsewhere / "study.json").read_text())["note"] == "mine"
     assert (panel.opened, panel.compared) == ({}, {})
-    write_study(runs / "later", index=False)
+    write_study(runs / "later")
     assert asked(panel, do="open", path=str(runs / "later"))["bad"]
     asked(panel, do="read")
     assert not asked(panel, do="open", path=str(runs / "later"))["bad"]
@@ -295,7 +295,7 @@ def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(
 
 def test_what_folders_call_themselves_is_text_in_the_table(tmp_path: Path) -> None:
     mean = "<img src=x onerror=alert(1)>"
-    write_study(tmp_path / "runs" / f"named {mean}", workload=f"work {mean}", note=f"note {mean}", index=False)
+    write_study(tmp_path / "runs" / f"named {mean}", workload=f"work {mean}", note=f"note {mean}")
     (tmp_path / "runs" / f"damaged {mean}").mkdir()
     (tmp_path / "runs" / f"damaged {mean}" / "study.json").write_text("{")
     for folder in (tmp_path / "runs", tmp_path / f"none {mean}"):

@@ -127,5 +127,5 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
 
 
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
-    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>", index=False))
+    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>"))
     assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")

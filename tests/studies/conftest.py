@@ -7,11 +7,9 @@ import os
 import pytest
 
 from workbench.record import repro
-from workbench.record.ledger import index as ledger
 
 
 @pytest.fixture(autouse=True)
 def quick_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(ledger, "index", lambda _: None)
     monkeypatch.setattr(repro, "git_state", lambda _: (None, b""))

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.helpers.workloads import small_workload
-from workbench.record.ledger.index import list_studies
+from workbench.ledger.studies import list_studies
 from workbench.record.read import TrialRecord, open_record
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.train.hooks.base import Hook, Step

@@ -15,7 +15,7 @@ from torch import nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import CheckpointError, RecordError, UnknownNameError, UsageError, WorkloadError
-from workbench.record.lock import lock
+from workbench.record.folder import lock
 from workbench.record.read import TrialRecord, open_record, periodic_rows
 from workbench.train.artifacts import export_program, load_trained
 from workbench.train.evaluation import evaluate

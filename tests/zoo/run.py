@@ -97,8 +97,7 @@ def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 18
     for heavy in (
         "workbench.playbook.walk",
         "workbench.report.page",
-        "workbench.record.ledger.storage",
-        "optuna.storages",
+        "workbench.ledger.studies",
         "sklearn.datasets",
     ):
         importlib.import_module(heavy)  # once, and not in every process

@@ -49,22 +49,20 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
 
 
 def _studies(args: argparse.Namespace) -> int:
-    from workbench.record.ledger.index import list_studies, rebuild
+    from workbench.ledger.studies import export_studies, list_studies, set_note
 
     if args.note:
-        from workbench.record.ledger.note import set_note
-
         given = Path(args.note[0])
         set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
     extra = [name.strip() for name in args.columns.split(",") if name.strip()]
     if args.rebuild:
+        from workbench.ledger.push import rebuild
+
         rebuild(args.dir, ledger=args.ledger or None)
     table = list_studies(args.dir, extra=extra, ledger=args.ledger)
     where = args.dir if args.ledger is None else "the shared ledger"
     print(_study_lines(table, extra) if len(table) else f"No studies in {where}: workbench diagnose makes one.")
     if args.export:
-        from workbench.record.ledger.export import export_studies
-
         print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
     return RAN
 

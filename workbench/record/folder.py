@@ -1,21 +1,32 @@
-"""A study's folder before anything is written into it: which one, whether it is this study's, and who holds it."""
+"""A study's folder: which one, whether it is this study's, and which process holds it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from workbench.errors import RecordError
-from workbench.record.lock import is_locked
-from workbench.record.read import read_json
 
-__all__ = ["check_fingerprint", "check_folder", "default_folder", "fingerprint_difference", "unfinished"]
+__all__ = [
+    "check_fingerprint",
+    "check_folder",
+    "default_folder",
+    "fingerprint_difference",
+    "is_locked",
+    "lock",
+    "read_json",
+    "unfinished",
+]
 
+TRIES = 3  # a reader that asks whether somebody writes holds the file for a moment
 _IDENTITY = ("workload", "config", "settings")
 
 
@@ -112,3 +123,55 @@ def _difference(key: str, stored: Any, wanted: Any) -> str:
         names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
         return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
     return f"{key}: there {stored!r}, here {wanted!r}"
+
+
+def lock(path: Path) -> IO[str]:
+    """Hold the folder for this process until the returned file is closed.
+
+    Raises:
+        RecordError: another process holds it.
+    """
+    try:
+        file = (path / ".lock").open("w")
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path / '.lock'}: {error.strerror}. Give another folder with out=..."
+        ) from error
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if left:
+                time.sleep(0.05)
+                continue
+            file.close()
+            raise RecordError(
+                f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
+                "a running study can be read with workbench.open()."
+            ) from error
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process is writing this study now; this one counts. Nothing is created, and no writer is kept out for long."""
+    try:
+        with (path / ".lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`; a missing or damaged file is a `RecordError` that names it."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist.") from None
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
+        ) from error

@@ -16,8 +16,8 @@ __all__ = ["dumps", "scrub", "to_json"]
 _DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
 _QUOTED_OR_WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 _PASSWORDS = (  # up to the last @ of a word: a password may hold one that nobody wrote as %40
-    re.compile(rf"(?P<keep>(?P<quote>['\"]){_DATABASE}://[^\s:/@]*:)(?:(?!(?P=quote)).)*(?=@)", re.I),
-    re.compile(rf"(?P<keep>{_DATABASE}://[^\s:/@]*:)\S*(?=@)", re.I),
+    re.compile(rf"(?P<keep>(?P<quote>['\"]){_DATABASE}:/*[^\s:/@]*:)(?:(?!(?P=quote)).)*(?=@)", re.I),
+    re.compile(rf"(?P<keep>{_DATABASE}:/*[^\s:/@]*:)\S*(?=@)", re.I),
     re.compile(r"(?P<keep>\b[\w+.-]+://[^\s:/@]*:)[^\s/]+(?=@)"),
     re.compile(r"(?P<keep>[?&](?:password|passwd|pwd|sslpassword)=)[^\s&'\"]+", re.I),
     re.compile(rf"(?P<keep>(?:password|passwd)\s*=\s*){_QUOTED_OR_WORD}", re.I),

@@ -17,10 +17,19 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError, nearest
-from workbench.record.lock import is_locked
+from workbench.record.folder import is_locked, read_json
 from workbench.record.parts import read_parts
 
-__all__ = ["Best", "StudyRecord", "TrialRecord", "open_record", "periodic_rows", "read_json", "select_best"]
+__all__ = [
+    "Best",
+    "StudyRecord",
+    "TrialRecord",
+    "how_trained",
+    "open_record",
+    "periodic_rows",
+    "read_events",
+    "select_best",
+]
 
 SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
@@ -301,18 +310,6 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     return study.trial(0) if study.study.get("kind") == "trial" and len(study.trials) else study
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`; a missing or damaged file is a `RecordError` that names it."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise RecordError(f"{path} does not exist.") from None
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
-        ) from error
-
-
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """Return the events of one trial; a last line cut off by a crash is left out."""
     events = []
@@ -402,3 +399,24 @@ def _trial_folders(path: Path) -> list[Path]:
 
 def _evaluated(evals: pd.DataFrame) -> str:
     return ", ".join(sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)})) or "nothing"
+
+
+_WAYS = {"loop": "one after the other by plain autograd", "vmap": "by one traced program"}
+
+
+def how_trained(lanes: pd.DataFrame) -> str:
+    """Return how many trials trained together, by which way, why, and how much faster that was where it was measured.
+
+    Args:
+        lanes: `StudyRecord.lanes`, one row a trial.
+    """
+    lanes = lanes.dropna(subset=["lanes"])  # a trial may not have begun
+    if lanes.empty:
+        return "No trial yet."
+    said = [f"{len(lanes)} trial{'s' * (len(lanes) > 1)}, up to {int(lanes['lanes'].max())} of them together."]
+    for way, rows in lanes.groupby("gradients", sort=True):
+        faster = rows["faster"].dropna()
+        gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""
+        reasons = sorted({str(reason).partition(": about")[0] for reason in rows["reason"]})
+        said.append(f"{len(rows)} {_WAYS[str(way)]}{gain} ({', '.join(reasons)}).")
+    return " ".join(said)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,15 @@ from typing import IO, Any
 
 import pandas as pd
 
-from workbench.errors import RecordError, UsageError, WorkbenchError
+from workbench.errors import RecordError, UsageError
 from workbench.record import repro
-from workbench.record.folder import check_fingerprint, check_folder, default_folder, unfinished
+from workbench.record.folder import check_fingerprint, check_folder, default_folder, lock, read_json, unfinished
 from workbench.record.json_values import dumps, scrub
-from workbench.record.ledger.storage import VARIABLE, shared_url
-from workbench.record.lock import lock
 from workbench.record.parts import PartWriter, write_atomic
-from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events, read_json
+from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events
 from workbench.record.watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
 
-__all__ = ["StudyWriter", "TrialWriter"]
+__all__ = ["SilentStudy", "StudyWriter", "TrialWriter"]
 
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 
@@ -45,10 +43,10 @@ class StudyWriter:
         predictions: parts of the table of tracked predictions.
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
-        self.path = path
-        self.lock = lock
-        self.created = created
+    def __init__(
+        self, path: Path, lock: IO[str], *, created: bool = False, when_closed: Callable[[Path], None] | None = None
+    ) -> None:
+        self.path, self.lock, self.created, self._when_closed = path, lock, created, when_closed
         self.trained = False
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
@@ -68,6 +66,7 @@ class StudyWriter:
         note: str | None = None,
         command: str | None = None,
         call: str | None = None,
+        when_closed: Callable[[Path], None] | None = None,
     ) -> StudyWriter:
         """Create the folder with its `study.json`, or go on with the same study.
 
@@ -81,15 +80,14 @@ class StudyWriter:
             note: a short description; None writes one.
             command: what reproduces it.
             call: the same as a Python expression.
+            when_closed: called with the folder when all of it is written, before another process may write it.
 
         Raises:
-            UsageError: the note is empty (P5.4), another study beside it has its name (P5.2), or WORKBENCH_LEDGER is no address.
+            UsageError: the note is empty (P5.4), or another study beside it has its name (P5.2).
             RecordError: not writable, holds other files or another study, or another process is writing it.
         """
         if note is not None and not note.strip():
             raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
-        if os.environ.get(VARIABLE):
-            shared_url()  # before anything is trained, not when its row is to be written
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
         wanted = json.loads(dumps(wanted))
         made = path is None
@@ -128,10 +126,10 @@ class StudyWriter:
             }
             write_atomic(path / "study.json", dumps(study).encode())
         tell_study(path, created=created)
-        return cls(path, held, created=created)
+        return cls(path, held, created=created, when_closed=when_closed)
 
     @classmethod
-    def reopen(cls, path: Path) -> StudyWriter:
+    def reopen(cls, path: Path, *, when_closed: Callable[[Path], None] | None = None) -> StudyWriter:
         """Open a study that is there, to add rows to it.
 
         Raises:
@@ -140,7 +138,7 @@ class StudyWriter:
         read_json(path / "study.json")
         held = lock(path)
         tell_study(path, created=False)
-        return cls(path, held)
+        return cls(path, held, when_closed=when_closed)
 
     @property
     def record(self) -> StudyRecord:
@@ -217,26 +215,14 @@ class StudyWriter:
             self.path.rmdir()
 
     def close(self) -> None:
-        """Flush, join the parts into one, index the study in the ledger, release the folder.
-
-        A study in the folder of another one, as what a rehearsal trains, is a part of that and has no row of its own.
-        """
-        from workbench.record.ledger import index as ledger
-
+        """Flush, join the parts into one, call `when_closed`, release the folder."""
         tell_closed(self.path)
-        if not (self.path / "study.json").exists():
-            self.lock.close()
-            return
-        try:
-            for parts in (self.steps, self.evals, self.predictions):
-                parts.merge()
-            try:
-                if not (self.path.parent / "study.json").exists():
-                    ledger.index(self.path)
-            except WorkbenchError as error:  # an index can be made again; what was trained must not seem lost
-                logging.getLogger(__name__).warning("%s", error)
-        finally:
-            self.lock.close()
+        with self.lock:
+            if (self.path / "study.json").exists():
+                for parts in (self.steps, self.evals, self.predictions):
+                    parts.merge()
+                if self._when_closed is not None:
+                    self._when_closed(self.path)
 
 
 def _check_name(path: Path, name: str) -> None:
@@ -305,3 +291,69 @@ class TrialWriter:
 
 def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
     return (table["trial"] != trial) | (table["step"] <= last)
+
+
+class SilentParts(PartWriter):
+    """A table that nothing is written to."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def add(self, block: Mapping[str, Any]) -> None:
+        """Drop the rows."""
+
+    def show(self, columns: Mapping[str, Any]) -> None:
+        """Show nothing."""
+
+    def flush(self) -> None:
+        """Write nothing."""
+
+    def merge(self, keep: Callable[[pd.DataFrame], pd.Series] | None = None) -> None:
+        """Join nothing."""
+
+
+class SilentStudy(StudyWriter):
+    """A study folder that another host writes.
+
+    Args:
+        path: the folder, as the host that writes it calls it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.created = path, False
+        self.steps = self.evals = self.predictions = SilentParts()
+
+    def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> SilentTrial:  # noqa: ARG002
+        """Return a trial whose number and state the writing host will say."""
+        return SilentTrial(self, 0)
+
+    def add_facts(self, **facts: Any) -> None:
+        """Store nothing."""
+
+    def finish(self) -> None:
+        """Mark nothing."""
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class SilentTrial(TrialWriter):
+    """A trial that another host writes."""
+
+    writes = False
+
+    @property
+    def record(self) -> TrialRecord:
+        """The trial as a reader sees it who has the same folder."""
+        return TrialRecord(self.study.path, self.number)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Nothing."""
+        return []
+
+    def event(self, event: str, **values: Any) -> None:
+        """Note nothing."""
+
+    def rewind(self, step: int) -> None:
+        """Drop nothing."""

@@ -12,6 +12,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, RecordError, TargetError, UsageError, WorkbenchError, in_one_line
 from workbench.findings.audited import NOT_COLLECTED
+from workbench.ledger.push import pusher
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
@@ -181,6 +182,7 @@ def open_session(
         note=note,
         command=command,
         call=call,
+        when_closed=pusher(),
     )
     try:
         if not workload.minimised:

@@ -12,7 +12,8 @@ from torch import nn
 
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, RecordError, WorkbenchError, WorkloadError
-from workbench.record.read import TrialRecord, read_json
+from workbench.record.folder import read_json
+from workbench.record.read import TrialRecord
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.device import resolve_device

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError, UsageError
+from workbench.ledger.push import pusher
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.artifacts import load_trained, trained_with
@@ -53,7 +54,7 @@ def evaluate_offline(
         )
     if trials is None:
         trials = [int(number) for number in opened.trials.get("trial", [])]
-    with closing(StudyWriter.reopen(opened.path)) as writer:
+    with closing(StudyWriter.reopen(opened.path, when_closed=pusher())) as writer:
         evaluate_checkpoints(workload, writer, trials, splits=splits, batch_size=batch_size, device=device)
     return TrialRecord(opened.path, opened.number) if isinstance(opened, TrialRecord) else opened.reload()
 

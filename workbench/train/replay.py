@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Subset
 
 from workbench.errors import DataError, UsageError
+from workbench.ledger.push import pusher
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.artifacts import best_checkpoint, load_trained, trained_with
@@ -101,7 +102,7 @@ def serve_requests(
     for name in ("loss", *full.metrics):
         values = torch.from_numpy(table[name].to_numpy(dtype=np.float64, copy=True))[kept]
         found += weighted_means(name, values.unsqueeze(0), torch.cat(weights)[kept], seconds)
-    with closing(StudyWriter.reopen(trial.path)) as writer:
+    with closing(StudyWriter.reopen(trial.path, when_closed=pusher())) as writer:
         add_rows(
             writer, found, trial=trial.number, step=int(path.name.removeprefix("step-")), split=split, setting="online"
         )

@@ -14,6 +14,7 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
+from workbench.ledger.push import pusher
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
@@ -132,6 +133,7 @@ class Trainer:
                 name=name,
                 note=note,
                 call=self._call(workload, config, out),
+                when_closed=pusher(),
             )
             study = open_together(hosts, opened)
             try:

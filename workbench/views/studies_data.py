@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.errors import WorkbenchError
+from workbench.ledger.studies import list_studies
+from workbench.ledger.table import EXTRA, read_folders, study_row
 from workbench.playbook.records import diagnosis_of
 from workbench.plots.render import png
 from workbench.record.json_values import to_json
-from workbench.record.ledger.index import list_studies
-from workbench.record.ledger.table import EXTRA, read_folders, study_row
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture

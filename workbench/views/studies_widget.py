@@ -10,8 +10,8 @@ import pandas as pd
 import traitlets
 
 from workbench.errors import UsageError, WorkbenchError
+from workbench.ledger.studies import set_note
 from workbench.record.json_values import to_json
-from workbench.record.ledger.note import set_note
 from workbench.views.studies_compare import compare, draw_comparison, side
 from workbench.views.studies_data import (
     JUDGED,

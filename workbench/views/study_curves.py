@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.record.read import StudyRecord, TrialRecord, read_json
+from workbench.record.folder import read_json
+from workbench.record.read import StudyRecord, TrialRecord
 
 __all__ = ["Message", "StudyCurves"]
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
+from workbench.ledger.push import pusher
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.cluster.in_process import create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
@@ -105,6 +106,7 @@ class ParameterServerTrainer:
             name=name,
             note=note,
             call=self._call(workload, config, out),
+            when_closed=pusher(),
         )
         try:
             import torch

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Subset
 
 from workbench.config import TrainConfig
-from workbench.record.lock import lock
+from workbench.record.folder import lock
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter

@@ -14,6 +14,7 @@ from typing import Any
 from workbench.config import TrainConfig, is_callable_name
 from workbench.errors import UsageError, nearest
 from workbench.findings.audited import Audit
+from workbench.ledger.push import pusher
 from workbench.record.folder import default_folder
 from workbench.record.json_values import dumps
 from workbench.record.parts import write_atomic
@@ -85,6 +86,7 @@ class HostsStudy:
             None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
             name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
             call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
+            when_closed=pusher(),
         )  # fmt: skip
         try:
             if "hosts" not in writer.record.facts:

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import RecordError
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.record.ledger.table import study_row
+from workbench.ledger.table import study_row
 from workbench.record.read import StudyRecord
 
 __all__ = ["CODES", "diagnose_tracking"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.record.non_writer import SilentStudy
-from workbench.record.write import StudyWriter, TrialWriter
+from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
 from workbench.train.checkpoint_store import SilentStore
 from workbench.train.distributed.process_group import HostGroup
 from workbench.train.distributed.resume import share_checkpoint

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 import shlex
@@ -15,13 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from workbench.errors import RecordError, UsageError, nearest
-from workbench.record.lock import is_locked
+from workbench.record.folder import is_locked
 from workbench.record.read import StudyRecord
 
-__all__ = ["COLUMNS", "EXTRA", "list_folders", "read_folders", "study_folders", "study_row"]
+__all__ = ["COLUMNS", "EXTRA", "check_extra", "read_folders", "study_folders", "study_row"]
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
@@ -40,15 +37,6 @@ EXTRA = {
     "commit": "git commit of the code",
 }
 """Further columns -> what they hold; they are there on request."""
-
-
-def list_folders(root: Path, *, extra: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the table of the studies under `root`; a folder that cannot be read is a warning that names it."""
-    check_extra(extra)
-    rows, problems = read_folders(root)
-    for problem in problems:
-        logging.getLogger(__name__).warning("left out of the table: %s", problem)
-    return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
 
 
 def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -116,7 +104,7 @@ def study_row(folder: Path) -> dict[str, Any]:
         "reproduce": _reproduce(folder, study),
         "workload": study["workload"],
         "kind": study.get("kind"),
-        "state": _state(folder, study),
+        "state": "finished" if "finished" in study else "running" if is_locked(folder) else "unfinished",
         "created": study.get("created"),
         "failed": sum(state in ("failed", "diverged") for state in states),
         "unfinished": sum(state in ("running", "stopped") for state in states),
@@ -126,12 +114,6 @@ def study_row(folder: Path) -> dict[str, Any]:
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
     }
-
-
-def _state(folder: Path, study: dict[str, Any]) -> str:
-    if "finished" in study:
-        return "finished"
-    return "running" if is_locked(folder) else "unfinished"
 
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:

@@ -1,0 +1,390 @@
+"""A ledger that studies are pushed to: what Optuna reads in it, who holds it, and that no message has a password."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import workbench as wb
+from tests.helpers.postgres import Server, binaries, server
+from tests.helpers.study_folders import PLAIN, opened, study, write_study
+from tests.helpers.workloads import small_workload
+from workbench import cli
+from workbench.errors import RecordError, UsageError
+from workbench.ledger.push import LEDGER, push, rebuild, shared_url
+from workbench.record.json_values import scrub
+from workbench.train.hooks.base import Hook, Step
+
+SECRET = "s3cret/word"
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a ledger beside the studies, configured."""
+    monkeypatch.setenv("WORKBENCH_LEDGER", address := f"sqlite:///{tmp_path / LEDGER}")
+    return address
+
+
+def stored(root: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything that the ledger holds but ids and times."""
+    storage, found = f"sqlite:///{root / LEDGER}", {}
+    for name in optuna.get_all_study_names(storage):
+        loaded = optuna.load_study(study_name=name, storage=storage)
+        rows = [(t.state.name, t.value, t.params, t.user_attrs) for t in loaded.get_trials()]
+        found[name] = [(loaded.direction.name,), *rows]
+    return found
+
+
+def test_optuna_loads_what_was_pushed(tmp_path: Path, beside: str) -> None:
+    study(tmp_path / "one")
+    loaded = optuna.load_study(study_name="one", storage=beside)
+    assert (loaded.best_value, loaded.best_params) == (0.25, {"peak_lr": pytest.approx(0.2)})
+    assert [t.state.name for t in loaded.trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "FAIL"]
+    assert loaded.best_trial.user_attrs["row"]["batch_size"] == PLAIN["batch_size"]
+    assert (
+        wb.list_studies(ledger=beside).drop(columns="config").equals(wb.list_studies(tmp_path).drop(columns="config"))
+    )
+
+
+def test_pushing_again_and_rebuilding_give_what_was_there(tmp_path: Path) -> None:
+    study(tmp_path / "one")
+    study(tmp_path / "two", mode="max", values=(math.nan,))
+    assert not (tmp_path / LEDGER).exists(), "no address, no ledger"
+    assert cli.main(["studies", str(tmp_path), "--rebuild"]) == 0
+    before = stored(tmp_path)
+    assert [rows[0] for rows in before.values()] == [("MINIMIZE",), ("MAXIMIZE",)]
+    push(tmp_path / "one")
+    assert stored(tmp_path) == before
+    assert rebuild(tmp_path) == 2
+    assert stored(tmp_path) == before
+    (tmp_path / LEDGER).write_bytes(b"this is no database" * 100)
+    assert rebuild(tmp_path) == 2
+    assert stored(tmp_path) == before
+    study(tmp_path / "three")
+    assert list(stored(tmp_path)) == ["one", "two", "three"], "a ledger.db that is there is kept up to date"
+
+
+def test_a_failed_trial_that_is_trained_again_is_entered_anew(tmp_path: Path, beside: str) -> None:
+    class Breaks(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 5:
+                raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        wb.Trainer(hooks=[Breaks()]).run(small_workload(), out=tmp_path / "one")
+    assert [row[0] for row in stored(tmp_path)["one"]] == ["MINIMIZE", "FAIL"]
+    record = wb.Trainer().run(small_workload(), out=tmp_path / "one")
+    _, row = stored(tmp_path)["one"]
+    assert row[:2] == ("COMPLETE", record.best().value)
+
+
+def test_a_note_reaches_the_ledger_and_a_ledger_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, beside: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_study(tmp_path / "one", note="before")
+    wb.set_note(tmp_path / "one", "after")  # entered, though nobody had pushed it
+    wb.set_note(tmp_path / "one", "later")
+    assert wb.list_studies(ledger=beside)["note"].tolist() == ["later"]
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    (tmp_path / LEDGER).write_bytes(b"this is no database" * 100)
+    record = wb.Trainer().run(small_workload(), out=tmp_path / "two")
+    assert record.state == "complete"
+    assert "is whole; make the ledger again with: workbench studies" in caplog.text
+    assert wb.set_note(tmp_path / "one", "last") == "last"
+    assert len(wb.list_studies(tmp_path)) == 2, "the table is read from the folders"
+    with pytest.raises(RecordError, match="cannot write the ledger"):
+        push(tmp_path / "two")
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORKBENCH_LEDGER", "runs/ledger.db")
+    with pytest.raises(UsageError, match="is no address of a database"):
+        wb.Trainer().run(small_workload(), out=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+    monkeypatch.delenv("WORKBENCH_LEDGER")
+    with pytest.raises(UsageError, match="WORKBENCH_LEDGER is not set"):
+        wb.list_studies(tmp_path, ledger="")
+    writer = opened(tmp_path / "one")
+    monkeypatch.setenv("WORKBENCH_LEDGER", "changed meanwhile")
+    writer.close()
+    assert "is no address of a database" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (f"postgresql:/u:{SECRET}@h", r"is no address of a database\. Write postgresql://"),
+        (f"://u:{SECRET}@h", "is no address of a database"),
+        ("runs/ledger.db", "is no address of a database"),
+        (f"mysql://u:{SECRET}@h/d", "an address of 'mysql', .*PostgreSQL"),
+        # SQLAlchemy would take what is behind the first @ for the server's name, and name it in its error.
+        (f"postgresql://me:pa@{SECRET}@h:1/d", r"has an @ too many: .* as %40"),
+        (f"postgresql://me@h:1/d?password=pa@{SECRET}", r"has an @ too many: .* as %40"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    monkeypatch.setenv("WORKBENCH_LEDGER", given)
+    with pytest.raises(UsageError, match=rf"WORKBENCH_LEDGER=.*{said}") as caught:
+        shared_url()
+    assert SECRET not in str(caught.value)
+    assert shared_url("postgresql://me%40corp:p%40ss@h/d") == "postgresql+psycopg://me%40corp:p%40ss@h/d"
+    assert str(shared_url("sqlite:////a@b/c@d.db")).startswith("sqlite:////a"), "a file has no password"
+
+
+@pytest.mark.parametrize("word", ["sec ret", "s3cret#1", "sec%20ret", "s%C3%A9cret", "abc"])
+def test_a_password_in_any_form_is_in_no_message(tmp_path: Path, word: str) -> None:
+    plain = urllib.parse.unquote(word)
+    with pytest.raises(RecordError, match=r"cannot use the ledger .*:\*\*\*@127\.0\.0\.1") as caught:
+        wb.list_studies(tmp_path, ledger=f"postgresql://me:{word}@127.0.0.1:1/none")
+    for form in (word, plain, urllib.parse.quote(plain), urllib.parse.quote_plus(plain), "sqlalche.me", "Background"):
+        assert form not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("postgresql+psycopg://me:a/b:c@host:5432/db?x=1", "postgresql+psycopg://me:***@host:5432/db?x=1"),
+        ("mysql://root:%40pw@h/d", "mysql://root:***@h/d"),
+        ("postgresql://host/db?user=me&password=pw&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        ("train.py --ledger postgresql://me:pw@host/db --lr 1", "train.py --ledger postgresql://me:***@host/db --lr 1"),
+        ("https://me:to@ken@host/x", "https://me:***@host/x"),
+        ("mysql://me:p@a/b@host:5432/db", "mysql://me:***@host:5432/db"),
+        ("python x.py 'postgresql://me:two words@host/db' --lr 1", "python x.py 'postgresql://me:***@host/db' --lr 1"),
+        ("PGPASSWORD='two words' python train.py", "PGPASSWORD=*** python train.py"),
+        ("DB_PASSWORD=pw train.py --db-password pw --lr 1", "DB_PASSWORD=*** train.py --db-password *** --lr 1"),
+        ("host=h password = pw user=me", "host=h password = *** user=me"),
+        *[(same, same) for same in ("train.py --password --lr 1", "postgresql://me@host:5432/db", "https://host:8080/x@v1",
+                                    "pip install git+https://host/x@v1", "workbench diagnose file.py:name")],
+    ],
+)  # fmt: skip
+def test_passwords_are_scrubbed_and_nothing_else(given: str, shown: str) -> None:
+    assert scrub(given) == shown
+
+
+def test_a_command_with_a_password_is_stored_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))  # this file may be part of a patch
+    opened(tmp_path / "one", command=f"python x.py --db postgresql://u:{SECRET}@h/d").close()
+    assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert "u:***@h" in wb.list_studies(tmp_path)["reproduce"].iloc[0]
+
+
+def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines, each with its own folder and a study of the same name, over one database."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    monkeypatch.setenv("WORKBENCH_LEDGER", url)
+    study(tmp_path / "here" / "one")
+    monkeypatch.setattr("workbench.ledger.push.socket.gethostname", lambda: "other")
+    there = study(tmp_path / "there" / "one", mode="max") / "study.json"
+    there.write_text(json.dumps(json.loads(there.read_text()) | {"created": "2030-01-01T00:00:00+00:00"}))
+    push(there.parent)
+    table = wb.list_studies(ledger="", extra=["failed"])
+    assert table["study"].tolist() == ["one", "one"]
+    assert table["best_value"].tolist()[-1] == 0.9
+    assert [link.partition(":")[0] for link in table["config"]].count("other") >= 1
+    assert set(optuna.get_all_study_names(url)) == {"one", "one (2030-01-01T00:00:00+00:00)"}
+
+
+def test_processes_may_push_at_once(tmp_path: Path, beside: str) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.helpers.study_folders import study; study(Path(sys.argv[1]))"
+    )
+    words = [sys.executable, "-W", "error::UserWarning", "-c", code]
+    root = Path(__file__).parents[2]
+    ran = [subprocess.Popen([*words, str(tmp_path / f"s{i}")], stderr=subprocess.PIPE, cwd=root) for i in range(3)]
+    said = [process.communicate(timeout=120)[1].decode() for process in ran]
+    assert [process.returncode for process in ran] == [0, 0, 0], said
+    assert {name: len(rows) for name, rows in stored(tmp_path).items()} == {"s0": 6, "s1": 6, "s2": 6}, said
+
+
+HOLDS = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the ledger of a folder with one study."""
+    push(study(tmp_path / "one"))
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path / LEDGER)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
+def test_a_locked_ledger_is_waited_for_its_holder_named_and_nothing_replaced_under_his_hands(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, began = (tmp_path / LEDGER).stat().st_ino, time.perf_counter()
+    held = rf"is locked by process {holder.pid} \(.*python.*\) on .*; waited"
+    with pytest.raises(RecordError, match=rf"{held} 1 s for it. The study in .* is whole"):
+        push(tmp_path / "one", wait_s=1.0)
+    assert time.perf_counter() - began > 0.9
+    with pytest.raises(RecordError, match=rf"{held} 0.2 s for it"):
+        rebuild(tmp_path, wait_s=0.2)
+    assert (tmp_path / LEDGER).stat().st_ino == before
+    monkeypatch.setattr("workbench.ledger.push.WAIT_S", 0.3)
+    study(tmp_path / "two")
+    assert "is locked by" in caplog.text
+    assert wb.list_studies(tmp_path)["study"].tolist() == ["one", "two"]
+    holder.kill()
+    holder.wait()
+    assert rebuild(tmp_path, wait_s=5.0) == 2
+
+
+def test_a_lock_that_is_given_back_in_time_is_only_waited_for(tmp_path: Path) -> None:
+    push(study(tmp_path / "one"))
+    connection = sqlite3.connect(tmp_path / LEDGER, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.7, lambda: connection.execute("COMMIT"))
+    timer.start()
+    began = time.monotonic()
+    push(tmp_path / "one", wait_s=30.0)
+    assert time.monotonic() - began >= 0.5, "it waited for the lock"
+    timer.join()
+    connection.close()
+
+
+def test_a_server_out_of_reach_is_told_without_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setenv("WORKBENCH_LEDGER", f"postgresql://me:{SECRET.replace('/', '%2F')}@127.0.0.1:1/none")
+    monkeypatch.setattr("workbench.ledger.push.WAIT_S", 1.0)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    study(tmp_path / "one")
+    assert "cannot use the ledger postgresql+psycopg://me:***@127.0.0.1:1/none" in caplog.text
+    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 1
+    said = capsys.readouterr()
+    assert "cannot use the ledger" in said.err
+    assert all("s3cret" not in text for text in (caplog.text, said.out, said.err))
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+def postgres(test: Any) -> Any:
+    """Mark a test that starts a real PostgreSQL."""
+    for reason, missing in (
+        ("PostgreSQL is not installed: apt-get install postgresql", binaries() is None),
+        ("no driver: pip install 'workbench[ledger]'", find_spec("psycopg") is None),
+    ):
+        test = pytest.mark.skipif(missing, reason=reason)(test)
+    return pytest.mark.slow(test)
+
+
+@postgres
+def test_studies_are_kept_in_a_database(
+    database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import psycopg
+
+    monkeypatch.setenv("WORKBENCH_LEDGER", database.url())
+    record = wb.Trainer().run(small_workload(), out=tmp_path / "trained", note="over the wire")
+    study(tmp_path / "one")
+    assert not (tmp_path / LEDGER).exists()
+    table = wb.list_studies(ledger=database.url(), extra=["failed"]).set_index("study")
+    assert (table.loc["trained", "best_value"], table.loc["trained", "note"]) == (record.best().value, "over the wire")
+    assert (table.loc["one", "trials"], table.loc["one", "failed"]) == (6, 2)
+    assert table.loc["one", "config"] == f"{socket.gethostname()}:{(tmp_path / 'one' / 'config.json').resolve()}"
+    push(tmp_path / "one")
+    assert rebuild(tmp_path) == 2
+    assert len(wb.list_studies(ledger="")) == 2, "again and again, and still one row a study"
+    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 0
+    assert "over the wire" in capsys.readouterr().out
+    with psycopg.connect(database.url()) as other:
+        other.execute("LOCK TABLE studies, study_user_attributes IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(RecordError, match="is locked by another session of the database; waited 2 s"):
+            push(tmp_path / "one", wait_s=2.0)
+    push(tmp_path / "one", wait_s=2.0)
+
+
+@postgres
+def test_a_wrong_password_is_in_no_message_record_or_report(
+    database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    wrong = "hunter2-wrong"
+    monkeypatch.setenv("WORKBENCH_LEDGER", database.url(wrong))
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with caplog.at_level(logging.DEBUG):
+        wb.Trainer().run(small_workload(), out=tmp_path / "one")
+    with pytest.raises(RecordError, match=r"bench:\*\*\*@127\.0\.0\.1.*password authentication failed") as caught:
+        push(tmp_path / "one")
+    shown: BaseException | None = caught.value
+    while shown is not None:  # everything that a traceback would print
+        assert wrong not in str(shown)
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 1
+    assert cli.main(["report", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr()
+    assert "password authentication failed" in said.err
+    assert all(wrong not in text for text in (said.out, said.err, caplog.text))
+    assert not any(wrong.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@postgres
+@pytest.mark.parametrize("where", ["file", "database"])
+def test_optunas_dashboard_lists_the_studies(database: Server, tmp_path: Path, where: str) -> None:
+    pytest.importorskip("optuna_dashboard")
+    address = f"sqlite:///{tmp_path / LEDGER}" if where == "file" else database.url()
+    push(study(tmp_path / f"seen-{where}"), address)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def answer(path: str) -> Any:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies{path}", timeout=5) as reply:
+                    return json.load(reply)
+            except OSError:
+                assert time.monotonic() < until
+                time.sleep(0.2)
+
+    program = "import sys; from optuna_dashboard._cli import main; main()"
+    words = [
+        sys.executable,
+        "-c",
+        program,
+        address.replace("postgresql:", "postgresql+psycopg:"),
+        "--host",
+        "127.0.0.1",
+    ]
+    process = subprocess.Popen([*words, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        names = {one["study_name"]: one["study_id"] for one in answer("")["study_summaries"]}
+        assert len(answer(f"/{names[f'seen-{where}']}?after=0")["trials"]) == 5
+    finally:
+        process.terminate()
+        process.wait(timeout=30)

@@ -1,0 +1,222 @@
+"""The table of studies, read from their folders without Optuna: columns, export, notes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pandas as pd
+import pytest
+
+import workbench as wb
+from tests.helpers.study_folders import opened, study
+from tests.helpers.workloads import small_workload
+from workbench import cli
+from workbench.errors import RecordError, UsageError
+from workbench.ledger.table import COLUMNS, EXTRA
+from workbench.record.folder import lock
+
+NASTY = ['=HYPERLINK("http://x")', "+1", "-1", "@sum", 'two\nlines, and a "quote"', "bell \x07 rings", "é – ü"]
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two studies, and one for each nasty note."""
+    root = tmp_path_factory.mktemp("runs")
+    study(root / "one")
+    study(root / "two", mode="max", values=(0.5, 0.25, math.nan, 0.75))
+    for number, note in enumerate(NASTY):
+        opened(root / f"z{number}", note=note).close()
+    return root
+
+
+def test_a_study_is_a_row_and_its_numbers_are_those_of_the_record(root: Path) -> None:
+    assert wb.list_studies(root).columns.tolist() == COLUMNS
+    table = wb.list_studies(root, extra=list(EXTRA)).set_index("study")
+    assert table.shape == (2 + len(NASTY), 5 + len(EXTRA))
+    for name, best, best_trial, trials in (("one", 0.25, 1, 6), ("two", 0.9, 4, 7)):
+        row, frame = table.loc[name], wb.open(root / name).trials
+        assert (row["best_value"], row["best_trial"], row["trials"]) == (best, best_trial, trials)
+        assert row["best_trial"] == wb.open(root / name).best().number
+        assert row["trials"] == len(frame), "failed ones included"
+        assert row["failed"] == frame["state"].isin(["failed", "diverged"]).sum() == 2
+        assert (row["unfinished"], row["state"], row["note"], row["best_step"]) == (1, "unfinished", "a note", 3)
+        assert row["reproduce"].endswith("workbench diagnose w")
+        assert hashlib.sha256(Path(row["config"]).read_bytes()).hexdigest() == row["config_sha256"]
+    with pytest.raises(UsageError, match=r"no further column 'fialed'.*failed") as caught:
+        wb.list_studies(root, extra=["fialed"])
+    assert str(caught.value).count("config_sha256") == 1, "what is allowed is listed once"
+
+
+def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(optuna=None, sqlalchemy=None, psycopg=None)\n"
+        "import workbench as wb\n"
+        "from tests.helpers.workloads import small_workload\n"
+        f"assert len(wb.list_studies({str(root)!r})) == 9\n"
+        f"wb.Trainer().run(small_workload(), out={str(tmp_path / 'mine')!r})\n"
+        f"wb.set_note({str(tmp_path / 'mine')!r}, 'noted')\n"
+        f"wb.export_studies({str(tmp_path / 't.csv')!r}, {str(tmp_path)!r})\n"
+        "import os; os.environ['WORKBENCH_LEDGER'] = 'sqlite:////tmp/none.db'\n"
+        "try: wb.Trainer().run(small_workload(), out='other')\n"
+        "except wb.WorkbenchError as error: print(error)\n"
+        "assert not os.path.exists('other')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=300,
+        env=os.environ | {"PYTHONPATH": ROOT},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'workbench[ledger]'" in done.stdout, "said before anything is trained"
+    assert "noted" in (tmp_path / "t.csv").read_text()
+
+
+def test_the_best_value_is_that_of_the_selected_checkpoint(tmp_path: Path) -> None:
+    record = wb.Trainer().run(small_workload(), out=tmp_path / "one")
+    (row,) = wb.list_studies(tmp_path, extra=["best_step"]).to_dict("records")
+    assert (row["best_step"], row["best_value"]) == record.best()[:2]
+    assert not (tmp_path / "ledger.db").exists(), "nothing is pushed where no address is given"
+
+
+def test_the_config_link_says_what_has_become_of_the_config(tmp_path: Path) -> None:
+    path = study(tmp_path / "one") / "config.json"
+    was = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    path.write_text(path.read_text() + "\n")
+    assert wb.list_studies(tmp_path)["config"][0].startswith(f"{path} (changed: was {was}, is ")
+    path.unlink()
+    assert wb.list_studies(tmp_path)["config"].tolist() == [f"{path} (missing)"]
+    stored = json.loads((tmp_path / "one" / "study.json").read_text())
+    del stored["config_sha256"]  # begun by an earlier version
+    (tmp_path / "one" / "study.json").write_text(json.dumps(stored))
+    assert wb.list_studies(tmp_path)["config"].tolist() == [str(tmp_path / "one" / "study.json")]
+
+
+def test_reproduction_names_commit_and_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
+    study(tmp_path / "one")
+    apply = f"git -C ../again-one apply - < {tmp_path / 'one' / 'repro.patch'}"
+    expected = f"git worktree add --detach ../again-one c0ffeec0ffee && {apply} && cd ../again-one"
+    assert wb.list_studies(tmp_path)["reproduce"][0].startswith(expected)
+    assert (tmp_path / "one" / "repro.patch").read_bytes() == b"diff"
+
+
+def test_what_a_crash_leaves_is_listed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from tests.helpers.study_folders import PLAIN, opened\n"
+        "writer = opened(Path(sys.argv[1]), note='to be killed')\n"
+        "writer.trial(PLAIN, stage='trial', train_examples=3)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "killed")]
+    done = subprocess.run(words, check=False, timeout=120, env=os.environ | {"PYTHONPATH": ROOT})
+    assert done.returncode == -signal.SIGKILL
+    events = study(tmp_path / "cut", values=(0.5,)) / "trials" / "0" / "events.jsonl"
+    events.write_bytes(events.read_bytes() + b'{"event": "ended", "best_value": 0.0')
+    cut, killed = wb.list_studies(tmp_path, extra=["unfinished"]).to_dict("records")
+    assert cut["best_value"] == 0.5, "a line cut off is left out"
+    assert (killed["note"], killed["trials"], killed["unfinished"]) == ("to be killed", 1, 1)
+    assert math.isnan(killed["best_value"])
+
+
+def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecordError, match=r"nowhere is no folder of studies\. Run a diagnosis first"):
+        wb.list_studies(tmp_path / "nowhere")
+    for kind in (".csv", ".xlsx"):
+        path = wb.export_studies(tmp_path / f"t{kind}", tmp_path)
+        read = pd.read_csv(path) if kind == ".csv" else pd.read_excel(path)
+        assert (read.columns.tolist(), len(read)) == (COLUMNS, 0)
+    with pytest.raises(UsageError, match=r"must end in \.csv or \.xlsx"):
+        wb.export_studies(tmp_path / "t.ods", tmp_path)
+    with pytest.raises(RecordError, match="cannot write"):
+        wb.export_studies(tmp_path / "t.csv" / "t.csv", tmp_path)
+
+
+def test_a_spreadsheet_shows_the_table_and_computes_nothing(root: Path, tmp_path: Path) -> None:
+    table = wb.list_studies(root, extra=["failed"])
+    with wb.export_studies(tmp_path / "t.csv", root).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["study"], row["trials"]) for row in rows] == [(r.study, str(r.trials)) for r in table.itertuples()]
+    assert [row["note"] for row in rows[2:]] == [f"'{note}" if note[0] in "=+-@" else note for note in NASTY]
+    head, *sheet = openpyxl.load_workbook(
+        wb.export_studies(tmp_path / "t.xlsx", root, extra=["failed"])
+    ).active.iter_rows()
+    assert [cell.value for cell in head] == [*COLUMNS, "failed"]
+    for cells, expected in zip(sheet, table.itertuples(index=False), strict=True):
+        assert all(cell.data_type != "f" for cell in cells)
+        for cell, value in zip(cells, expected, strict=True):
+            missing = isinstance(value, float) and math.isnan(value)
+            assert cell.value == (None if missing else value.replace("\x07", "") if isinstance(value, str) else value)
+    link = sheet[0][COLUMNS.index("config")].hyperlink
+    assert link.target == (root / "one" / "config.json").resolve().as_uri()
+
+
+def test_two_studies_side_by_side_cannot_have_one_name_nor_an_empty_note(tmp_path: Path) -> None:
+    opened(tmp_path / "one", name="sweep").close()
+    with pytest.raises(UsageError, match=r"name='sweep' is that of the study in .*one already.*change \"name\" in"):
+        opened(tmp_path / "two", name="sweep")
+    with pytest.raises(UsageError, match=r"note='' is empty"):
+        opened(tmp_path / "two", note=" \n")
+    opened(tmp_path / "one", name="sweep").close()
+    assert wb.list_studies(tmp_path)["study"].tolist() == ["sweep"]
+
+
+def test_a_note_is_written_and_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study(tmp_path / "one")
+    before = json.loads((path / "study.json").read_text())
+    assert wb.set_note(path, " warmup did\n not help ") == "warmup did not help"
+    assert json.loads((path / "study.json").read_text()) == before | {"note": "warmup did not help"}
+    with pytest.raises(UsageError, match=r"note is empty.*P5\.4"):
+        wb.set_note(path, "  \n")
+    with lock(path), pytest.raises(RecordError, match="another process is writing"):
+        wb.set_note(path, "after")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RecordError("no space")
+
+    monkeypatch.setattr("workbench.ledger.studies.write_atomic", full)
+    with pytest.raises(RecordError, match="no space"):
+        wb.set_note(path, "after")
+    assert wb.list_studies(tmp_path)["note"].tolist() == ["warmup did not help"]
+    with lock(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "holds no study"), ("{", "is damaged"), ('{"schema": 99}', "newer version")]
+)
+def test_what_is_no_study_of_ours_gets_no_note(content: str | None, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    if content is not None:
+        (tmp_path / "x" / "study.json").write_text(content)
+    with pytest.raises(RecordError, match=said):
+        wb.set_note(tmp_path / "x", "words")
+    assert content is None or (tmp_path / "x" / "study.json").read_text() == content
+
+
+def test_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study(Path("runs/one"))
+    assert cli.main(["studies", "--columns", "failed, select", "--export", "table.xlsx"]) == 0
+    out = capsys.readouterr().out
+    assert "Table: table.xlsx" in out
+    assert "failed:    2" in out
+    assert pd.read_excel("table.xlsx").columns.tolist() == [*COLUMNS, "failed", "select"]
+    for given, note in (("one", "by name"), ("runs/one", "by folder")):
+        assert cli.main(["studies", "--note", given, note]) == 0
+        assert note in capsys.readouterr().out
+    assert [
+        cli.main(["studies", *w]) for w in (["--note", "one", ""], ["--note", "two", "x"], ["--columns", "no"])
+    ] == [2, 1, 2]

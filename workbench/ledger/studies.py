@@ -1,0 +1,144 @@
+"""The table of studies to read, to export as CSV or XLSX, and to write notes into (P5)."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.errors import RecordError, UsageError
+from workbench.ledger.push import VARIABLE, push_closed, pushed_rows
+from workbench.ledger.table import COLUMNS, check_extra, read_folders
+from workbench.record.folder import lock
+from workbench.record.json_values import dumps
+from workbench.record.parts import write_atomic
+from workbench.record.read import StudyRecord
+
+__all__ = ["export_studies", "list_studies", "set_note"]
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show
+WIDEST = 60  # characters; longer texts wrap
+WAIT_S = (
+    5.0  # for the ledger when a note is written (rule of thumb): a person waits, and the folder has the note already
+)
+
+
+def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None) -> pd.DataFrame:
+    """Return the six required columns of every study, one row a study (P5.1 to P5.7).
+
+    Args:
+        root: folder of the studies, which are read themselves: the table is right while a study runs, and after a crash. One that
+            cannot be read is a warning that names it.
+        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, unfinished, best_trial, best_step, select,
+            config_sha256, commit.
+        ledger: address of a shared ledger; then its studies are listed, those of other machines as well, as they were when they
+            were last closed. "" takes the one in WORKBENCH_LEDGER.
+
+    Raises:
+        RecordError: there is no such folder, or the ledger cannot be reached, or the extra `ledger` is not installed.
+        UsageError: there is no such column, `ledger` is no address, or it is "" and WORKBENCH_LEDGER is not set.
+    """
+    check_extra(extra)
+    if ledger is None:
+        rows, problems = read_folders(Path(root))
+        for problem in problems:
+            logging.getLogger(__name__).warning("left out of the table: %s", problem)
+    elif not ledger and not os.environ.get(VARIABLE):
+        raise UsageError(
+            f"the shared ledger was asked for, and {VARIABLE} is not set: give its address, as in "
+            "--ledger postgresql://user@host/name, or leave it out for the folders here."
+        )
+    else:
+        rows = pushed_rows(Path(root), ledger or None)
+    return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
+
+
+def export_studies(
+    path: str | Path, root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None
+) -> Path:
+    """Write the table of studies as .csv or .xlsx and return where (P5.1).
+
+    Text that a spreadsheet would take for a formula, such as a note that begins with "=", stays text: quoted in CSV by a
+    leading apostrophe.
+
+    Args:
+        path: the file; its ending says which kind.
+        root: folder of the studies.
+        extra: names of further columns.
+        ledger: address of a shared ledger, see `list_studies`.
+
+    Raises:
+        UsageError: the ending is neither.
+        RecordError: there is no such folder, or the file cannot be written.
+    """
+    target = Path(path)
+    kinds = {".csv": _csv, ".xlsx": _xlsx}
+    if target.suffix.lower() not in kinds:
+        raise UsageError(f"{str(target)!r} must end in {' or '.join(kinds)}: that says which kind of file is written.")
+    write_atomic(target, kinds[target.suffix.lower()](list_studies(root, extra=extra, ledger=ledger)))
+    return target
+
+
+def set_note(path: str | Path, note: str) -> str:
+    """Write another note into a study's folder, and into its ledger; return it as it was written, on one line.
+
+    Args:
+        path: the study's folder.
+        note: a short description.
+
+    Raises:
+        UsageError: the note is empty (P5.4).
+        RecordError: there is no study, it is damaged or of a newer version, another process is writing it, or it cannot be
+            written; then it is as it was. A ledger that cannot be written is a warning: the folder is the truth.
+    """
+    folder, said = Path(path), " ".join(note.split())
+    if not said:
+        raise UsageError("the note is empty: say in a few words what this study is for (P5.4). The old one stays.")
+    if not (folder / "study.json").exists():
+        raise RecordError(f"{folder} holds no study (no study.json), so there is nothing to write a note to.")
+    _ = StudyRecord(folder).study  # damaged, or of a newer version
+    with lock(folder):
+        study = StudyRecord(folder).study
+        if study.get("note") != said:
+            write_atomic(folder / "study.json", dumps(study | {"note": said}).encode())
+            push_closed(folder, wait_s=WAIT_S, trials=False)
+    return said
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    quoted = table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell)
+    return quoted.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _xlsx(table: pd.DataFrame) -> bytes:
+    import openpyxl
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+    from openpyxl.styles import Alignment, Font
+    from openpyxl.utils import get_column_letter
+
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "studies"
+    for column, name in enumerate(table.columns, start=1):
+        sheet.cell(1, column, str(name)).font = Font(bold=True)
+        longest = len(str(name))
+        for row, value in enumerate(table[name], start=2):
+            text = isinstance(value, str)
+            known = None if not text and pd.isna(value) else value
+            cell = sheet.cell(row, column, ILLEGAL_CHARACTERS_RE.sub("", value) if text else known)
+            cell.alignment = Alignment(vertical="top", wrap_text=text)
+            if text:
+                cell.data_type = "s"  # never a formula
+                longest = max(longest, *(len(line) for line in value.split("\n")))
+            if name == "config" and text and Path(value).is_file():
+                cell.hyperlink = Path(value).resolve().as_uri()
+                cell.font = Font(underline="single", color="0563C1")
+        sheet.column_dimensions[get_column_letter(column)].width = min(longest, WIDEST) + 2
+    sheet.freeze_panes = "B2"
+    content = io.BytesIO()
+    book.save(content)
+    return content.getvalue()

@@ -1,1 +1,0 @@
-"""Every trial of every study in one table."""
