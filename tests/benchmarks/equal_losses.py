@@ -189,7 +189,7 @@ def of_tensorflow(python: str) -> dict[str, Any]:
 
 def differences(theirs: dict[str, Any], engine: str) -> Iterator[tuple[str, float, float, float]]:
     """Yield name of a curve, its first and last loss, and the largest difference."""
-    from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+    from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 
     with create_in_process_cluster(1, 2, engine=engine) as cluster:  # type: ignore[arg-type]
         for net, rule, precision in names():

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
-from workbench.parameter_server.fit.checkpoint_callbacks import ModelCheckpoint
+from workbench.parameter_server.cluster.cluster import create_in_process_cluster
+from workbench.parameter_server.fit.callbacks import ModelCheckpoint
 from workbench.parameter_server.fit.sidecar import SidecarEvaluator
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy

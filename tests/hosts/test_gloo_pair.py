@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workbench.parameter_server.links.gloo_pair import GlooPair
+from workbench.parameter_server.links.gloo import GlooPair
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 TIMEOUT_S = 30.0
@@ -61,7 +61,7 @@ PROGRAM = """
 import sys, time, os
 from pathlib import Path
 import torch
-from workbench.parameter_server.links.gloo_pair import GlooPair
+from workbench.parameter_server.links.gloo import GlooPair
 folder = Path(sys.argv[1])
 def put(key, content):
     path = folder / key.replace("/", "_")

@@ -20,13 +20,12 @@ from tests.helpers.panels import pixels, said
 from tests.helpers.server_facts import facts, served
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.topics.parameter_server import server_watch
-from workbench.topics.parameter_server.panel import parameter_server_panel
-from workbench.topics.parameter_server.server_watch import ServerWatch
+from workbench.topics.parameter_server import panel as server_watch
+from workbench.topics.parameter_server.panel import ServerWatch, parameter_server_panel
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=10_000, batch_size=1, optimizer="sgd")
 FAST = {"refresh_s": 0.01, "live": True}

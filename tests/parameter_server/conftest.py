@@ -12,8 +12,7 @@ import pytest
 
 from tests.helpers.cluster_pool import ClusterPool
 from tests.helpers.leftovers import Leftovers
-from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 

@@ -21,7 +21,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
-from workbench.parameter_server.fit.metric_state import AdditiveMetric, MetricSet, area_under_counts, auc, total
+from workbench.parameter_server.fit.step_runner import AdditiveMetric, MetricSet, area_under_counts, auc, total
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.evaluation import evaluate

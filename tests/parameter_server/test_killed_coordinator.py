@@ -14,11 +14,9 @@ import torch
 
 from tests.helpers.killed_programs import Diary, killed, life, lives, marked, shared_memory, wait_until
 from tests.helpers.workloads import small_net, small_workload
-from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.callbacks import Callback
-from workbench.parameter_server.fit.checkpoint_callbacks import BackupAndRestore
+from workbench.parameter_server.fit.callbacks import BackupAndRestore, Callback
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.placed import PlacedModule

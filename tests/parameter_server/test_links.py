@@ -12,9 +12,8 @@ from torch import Tensor
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane, Pulled, Take, handed
 from workbench.parameter_server.links.plasma import PlasmaLink
-from workbench.parameter_server.servers.layout import extent, laid_out, lay, taken
 from workbench.parameter_server.servers.plane import Grad, Place, whole
-from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.server import Push, extent, laid_out, lay, taken
 from workbench.ray.cluster import NotYet
 
 A, B, C = Place(1, "a"), Place(0, "b"), Place(1, "c")

@@ -24,8 +24,8 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
 from workbench.parameter_server.engines import ray_engine, start_tasks
-from workbench.parameter_server.engines.known_task import lives
 from workbench.parameter_server.engines.ray_engine import RayEngine
+from workbench.parameter_server.engines.start_tasks import lives
 
 pytestmark = pytest.mark.cluster
 ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do

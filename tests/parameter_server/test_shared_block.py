@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.parameter_server.links import shared_block
-from workbench.parameter_server.links.shared_block import BlockReader, SharedBlock
+from workbench.parameter_server.links import shm as shared_block
 from workbench.parameter_server.links.shared_memory import (
     SharedMemory,
     Witness,
@@ -24,6 +23,7 @@ from workbench.parameter_server.links.shared_memory import (
     share,
     shared_memory_missing,
 )
+from workbench.parameter_server.links.shm import BlockReader, SharedBlock
 
 pytestmark = pytest.mark.skipif(shared_memory_missing() is not None, reason="no memory to share here")
 

@@ -18,8 +18,7 @@ from tests.helpers.killed_programs import Diary, killed, life, wait_until
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.fit import sidecar
-from workbench.parameter_server.fit.callbacks import Callback
-from workbench.parameter_server.fit.checkpoint_callbacks import ModelCheckpoint
+from workbench.parameter_server.fit.callbacks import Callback, ModelCheckpoint
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.event_file import EventFile
 from workbench.parameter_server.fit.sidecar import SidecarEvaluator

@@ -15,7 +15,7 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable
-from workbench.parameter_server.workers.worker_variable import WorkerVariable
+from workbench.parameter_server.workers.resources import WorkerVariable
 
 
 def sharded(cluster: Cluster, value: Any, shards: int = 4) -> ShardedVariable:

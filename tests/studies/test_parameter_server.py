@@ -13,7 +13,7 @@ from torch import nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import Dispatcher
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
@@ -22,8 +22,7 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.playbook.walk import diagnose_record
 from workbench.report.drawn_figures import draw_figures
-from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server
-from workbench.topics.parameter_server.diagnose_remedies import server_remedies
+from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server, server_remedies
 from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
 from workbench.topics.parameter_server.server_load import load_ratios, server_load
 from workbench.topics.parameter_server.server_throughput import server_throughput

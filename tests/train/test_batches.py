@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError
-from workbench.parameter_server.data.batch_sources import IndexedBatches
+from workbench.parameter_server.data.feed import IndexedBatches
 from workbench.train import batches
 from workbench.train.batches import eval_batches, to_device, train_batches
 from workbench.train.distributed.data_parallel import evaluate_shard

@@ -15,18 +15,17 @@ from torch import Tensor, nn
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
-from workbench.parameter_server.servers.partitioners import num_shards, split_rows
-from workbench.parameter_server.servers.placeable import check_placeable, trained_parameters
+from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.plane import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
+from workbench.parameter_server.workers.resources import WorkerVariable
 from workbench.parameter_server.workers.strategy_on_worker import (
     StrategyOnWorker,
     reduce_replicas,
     refuse_on_worker,
     run_replicas,
 )
-from workbench.parameter_server.workers.worker_variable import WorkerVariable
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
@@ -198,8 +197,7 @@ class ParameterServerStrategy:
         Raises:
             UsageError: there are options.
         """
-        from workbench.parameter_server.data.distributed_dataset import DistributedDataset
-        from workbench.parameter_server.data.input_context import refuse_input_options
+        from workbench.parameter_server.data.distributed_dataset import DistributedDataset, refuse_input_options
 
         refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)

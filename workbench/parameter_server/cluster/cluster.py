@@ -1,17 +1,19 @@
-"""`Cluster`: workers and parameter servers that are up, wherever they are."""
+"""`create_in_process_cluster`: a cluster on this machine, in one call (T2)."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
 from itertools import count
-from typing import Self
+from typing import Literal, Self
 
+from workbench.errors import UsageError
 from workbench.parameter_server.engines.engine import Engine
-from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.engines.threads import ThreadEngine
+from workbench.parameter_server.servers.plane import forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 
-__all__ = ["Cluster"]
+__all__ = ["create_in_process_cluster"]
 
 
 class Cluster:
@@ -82,3 +84,23 @@ class Cluster:
         leave, self._leave = self._leave, None
         if leave is not None:
             leave(done)
+
+
+def create_in_process_cluster(
+    num_workers: int = 3, num_ps: int = 2, *, engine: Literal["threads", "ray"] = "threads"
+) -> Cluster:
+    """Start a cluster on this machine (T2.1, T2.2).
+
+    Args:
+        num_workers: at least 1.
+        num_ps: at least 1.
+        engine: "threads" lets all live in this process; "ray" gives each a process of its own.
+    """
+    if engine not in ("threads", "ray"):
+        raise UsageError(f"engine={engine!r} is not known. Allowed: 'threads', 'ray'.")
+    if engine == "ray":
+        from workbench.parameter_server.engines.ray_engine import RayEngine
+
+        identity = uuid.uuid4().hex
+        return Cluster(RayEngine(num_workers, num_ps, cluster=identity), identity)
+    return Cluster(ThreadEngine(num_workers, num_ps))

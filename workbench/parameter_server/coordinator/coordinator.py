@@ -12,12 +12,11 @@ from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
 from workbench.parameter_server.data.datasets import IteratorRecipe, as_dataset_recipe
-from workbench.parameter_server.data.input_context import DatasetCreator, takes_context
+from workbench.parameter_server.data.distributed_dataset import DatasetCreator, takes_context
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
-from workbench.parameter_server.workers.resources import PerWorkerValues, Recipe
+from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, Recipe, WorkerVariable
 from workbench.parameter_server.workers.worker import Call
-from workbench.parameter_server.workers.worker_variable import PerWorkerVariable, WorkerVariable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

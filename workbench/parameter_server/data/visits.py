@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from workbench.errors import UsageError
-from workbench.parameter_server.data.input_context import InputContext
+from workbench.parameter_server.data.distributed_dataset import InputContext
 
 __all__ = ["count_visits", "endless_batches", "shard_then_shuffle", "shuffle_then_shard"]
 

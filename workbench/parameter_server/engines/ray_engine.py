@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import UsageError
-from workbench.parameter_server.engines.known_task import KnownTask, lives
 from workbench.parameter_server.engines.ray_tasks import Hello, Outcome, Request
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
-from workbench.parameter_server.engines.start_tasks import START_S, meet_first, start_tasks
+from workbench.parameter_server.engines.start_tasks import START_S, KnownTask, lives, meet_first, start_tasks
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.links.link import LinkedPlane
 from workbench.parameter_server.links.plasma import CONTROL

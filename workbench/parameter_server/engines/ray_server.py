@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from workbench.parameter_server.engines.ray_tasks import RayTask
-from workbench.parameter_server.links.gloo import CONNECT_S, waiting
-from workbench.parameter_server.links.gloo_pair import GlooPair
-from workbench.parameter_server.links.shared_block import Located, SharedBlock
+from workbench.parameter_server.links.gloo import CONNECT_S, GlooPair, waiting
 from workbench.parameter_server.links.shared_memory import Where, share
-from workbench.parameter_server.servers.layout import Lying, laid_out, taken
-from workbench.parameter_server.servers.server import Push, ServerRuntime
+from workbench.parameter_server.links.shm import Located, SharedBlock
+from workbench.parameter_server.servers.server import Lying, Push, ServerRuntime, laid_out, taken
 from workbench.parameter_server.workers.wire import from_wire, to_wire
 
 __all__ = ["ServerTask"]

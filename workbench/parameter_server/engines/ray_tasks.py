@@ -21,7 +21,7 @@ from workbench.parameter_server.errors import CancelledError
 from workbench.parameter_server.links.link import LinkedPlane
 from workbench.parameter_server.links.shared_memory import machine, shared_memory_missing
 from workbench.parameter_server.links.ways import Ways
-from workbench.parameter_server.servers.planes import set_plane
+from workbench.parameter_server.servers.plane import set_plane
 from workbench.parameter_server.workers.closure import map_structure
 from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime

@@ -18,9 +18,8 @@ from torch import Tensor
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.workers.closure import Closure, map_structure
-from workbench.parameter_server.workers.resources import PerWorkerValues
+from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
 from workbench.parameter_server.workers.worker import ResourceRef
-from workbench.parameter_server.workers.worker_variable import PerWorkerVariable
 
 __all__ = ["Kept", "NotKept", "SendOnce", "Sendable", "Sent"]
 

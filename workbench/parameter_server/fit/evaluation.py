@@ -9,11 +9,18 @@ from typing import Any, Literal
 
 from workbench.errors import UsageError
 from workbench.parameter_server.data.datasets import DatasetRecipe
+from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
 from workbench.parameter_server.data.feed import Feed, as_data, evaluation_feed
-from workbench.parameter_server.data.input_context import DatasetCreator, InputContext
 from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor
-from workbench.parameter_server.fit.metric_state import AdditiveMetric, MetricSet, total
-from workbench.parameter_server.fit.step_runner import StepRunner, evaluate_plan, predict_plan, train_step
+from workbench.parameter_server.fit.step_runner import (
+    AdditiveMetric,
+    MetricSet,
+    StepRunner,
+    evaluate_plan,
+    predict_plan,
+    total,
+    train_step,
+)
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.workloads.base import Workload

@@ -15,10 +15,9 @@ from torch import nn
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.placeable import check_placeable, trained_parameters
+from workbench.parameter_server.servers.partitioners import check_placeable, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
-from workbench.parameter_server.servers.plane import DirectPlane
-from workbench.parameter_server.servers.planes import forget_plane, set_plane
+from workbench.parameter_server.servers.plane import DirectPlane, forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy

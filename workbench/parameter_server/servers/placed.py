@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
-from workbench.parameter_server.servers.gradients import with_gradients
-from workbench.parameter_server.servers.placeable import trained_parameters
-from workbench.parameter_server.servers.plane import DataPlane, Place
-from workbench.parameter_server.servers.planes import plane_of
-from workbench.parameter_server.servers.portable import portable, unpacked
-from workbench.parameter_server.servers.replicas import Replica, forget_replicas, replica_of, tracks_statistics
+from workbench.parameter_server.servers.partitioners import trained_parameters
+from workbench.parameter_server.servers.plane import DataPlane, Place, plane_of
+from workbench.parameter_server.servers.replicas import (
+    Replica,
+    forget_replicas,
+    portable,
+    replica_of,
+    tracks_statistics,
+    unpacked,
+    with_gradients,
+)
 from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers
 

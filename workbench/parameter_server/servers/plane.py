@@ -1,4 +1,4 @@
-"""`DataPlane`: how values and gradients travel between a process and the servers; `DirectPlane` calls them in this process."""
+"""Which data plane a variable's values travel by in this process: one a cluster, found by the cluster's id."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from workbench.errors import UsageError
 from workbench.parameter_server.servers.server import Push, ServerRuntime
 
-__all__ = ["DataPlane", "DirectPlane", "Grad", "Place", "whole"]
+__all__ = ["forget_plane", "plane_of", "set_plane"]
+
 
 Grad = Tensor | Sequence[Tensor]
 """A flat gradient, or its pieces, which lie one after the other in the block."""
@@ -122,3 +124,30 @@ class DirectPlane:
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
         """See `DataPlane`."""
         return getattr(self._server(server), method)(*arguments)
+
+
+_PLANES: dict[str, DataPlane] = {}
+
+
+def set_plane(cluster: str, plane: DataPlane) -> None:
+    """Let this process reach the servers of a cluster, by its id."""
+    _PLANES[cluster] = plane
+
+
+def forget_plane(cluster: str) -> None:
+    """Forget a cluster that ended."""
+    _PLANES.pop(cluster, None)
+
+
+def plane_of(cluster: str) -> DataPlane:
+    """Return how this process reaches the servers of a cluster.
+
+    Raises:
+        UsageError: it does not; the cluster was shut down, or the variable came here in another way than through a closure.
+    """
+    if cluster not in _PLANES:
+        raise UsageError(
+            "This variable's cluster was shut down, or was never reached from this process. Variables are used on the "
+            "coordinator, and in functions that are given to schedule, while the cluster is up."
+        )
+    return _PLANES[cluster]

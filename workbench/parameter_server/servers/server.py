@@ -20,6 +20,43 @@ from workbench.train.update_rules import UpdateRule
 
 __all__ = ["Push", "ServerRuntime", "Token"]
 
+
+Lying = tuple[int, int, torch.dtype]
+"""Where a tensor lies: first byte, number of values, dtype."""
+
+ALIGNED = 64  # bytes
+
+
+def lay(tensors: Sequence[tuple[int, torch.dtype]]) -> tuple[list[Lying], int]:
+    """Return where tensors of these sizes and dtypes will lie, and how many bytes they take together."""
+    lying: list[Lying] = []
+    end = 0
+    for size, dtype in tensors:
+        lying.append((end, size, dtype))
+        end += -(-size * dtype.itemsize // ALIGNED) * ALIGNED
+    return lying, max(end, 1)
+
+
+def laid_out(tensors: Sequence[Tensor | Sequence[Tensor]], lying: Sequence[Lying], content: Tensor) -> None:
+    """Copy tensors, which may be given in pieces, to where they shall lie in `content`, shape (bytes,)."""
+    for tensor, there in zip(tensors, taken(content, lying), strict=True):
+        if isinstance(tensor, Tensor):
+            there.copy_(tensor.reshape(-1))
+        else:
+            torch.cat(list(tensor), out=there)
+
+
+def extent(tensor: Tensor | Sequence[Tensor]) -> tuple[int, torch.dtype]:
+    """Return number and dtype of the values of a tensor, which may be given in pieces."""
+    pieces = [tensor] if isinstance(tensor, Tensor) else tensor
+    return sum(piece.numel() for piece in pieces), pieces[0].dtype
+
+
+def taken(content: Tensor, lying: Sequence[Lying]) -> list[Tensor]:
+    """Return the tensors that lie in `content`; they are views of it."""
+    return [content[begin : begin + size * dtype.itemsize].view(dtype) for begin, size, dtype in lying]
+
+
 TOKENS = 4096  # pushes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
 
 Token = tuple[int, int]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
-from workbench.parameter_server.servers.plane import Place
-from workbench.parameter_server.servers.planes import plane_of
+from workbench.parameter_server.servers.plane import Place, plane_of
 
 __all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
 

@@ -11,8 +11,7 @@ from typing import Literal
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.ledger.push import pusher
-from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
 from workbench.parameter_server.trials.placed_run import PlacedRun
 from workbench.record.read import TrialRecord

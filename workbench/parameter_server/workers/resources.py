@@ -1,4 +1,4 @@
-"""What each worker holds for itself: datasets, iterators, values; made by a recipe, and made again where a worker comes back (T7)."""
+"""Variables that every worker has for itself, such as a metric's counts (behaviour 38)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import UsageError
-from workbench.parameter_server.workers.worker import ResourceRef
+import torch
+from torch import Tensor
 
-__all__ = ["PerWorkerValues", "Recipe", "ResourceTable"]
+from workbench.errors import UsageError
+from workbench.parameter_server.workers.worker import Call, ResourceRef
+
+__all__ = ["PerWorkerVariable", "WorkerVariable"]
 
 
 _IDS = itertools.count()  # of all coordinators of this process: they may have the same workers
@@ -86,3 +89,43 @@ class PerWorkerValues:
             f"next() of a container of {self._what}: its values are on the workers. Give the container to schedule(function, "
             "args=(container,)) and call next() inside the function."
         )
+
+
+class WorkerVariable:
+    """One worker's value.
+
+    Args:
+        value: its initial value.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = torch.as_tensor(value).clone()
+
+    def read(self) -> Tensor:
+        """Return a copy of the value."""
+        return self._value.clone()
+
+    def assign(self, value: Any) -> None:
+        """Replace the value."""
+        self._value.copy_(torch.as_tensor(value))
+
+    def assign_add(self, value: Any) -> None:
+        """Add to the value."""
+        self._value += torch.as_tensor(value, dtype=self._value.dtype)
+
+
+class PerWorkerVariable:
+    """A variable on every worker; as an argument of a function it is the `WorkerVariable` of the worker that runs it."""
+
+    def __init__(self, values: PerWorkerValues, on_every_worker: Callable[[Call], list[Any]]) -> None:
+        self.values = values
+        self.ref = values.ref
+        self._on_every_worker = on_every_worker
+
+    def read_all(self) -> list[Tensor]:
+        """Return the value of each worker, by its index."""
+        return self._on_every_worker(Call(WorkerVariable.read, [self.ref]))
+
+    def assign_all(self, value: Any) -> None:
+        """Replace the value of every worker."""
+        self._on_every_worker(Call(WorkerVariable.assign, [self.ref, value]))

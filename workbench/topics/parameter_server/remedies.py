@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.cluster.in_process import create_in_process_cluster
+from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
