@@ -28,7 +28,7 @@ from workbench.errors import (
     UsageError,
     WorkloadError,
 )
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1)

@@ -27,7 +27,7 @@ from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 
 ROOT = str(Path(__file__).parents[1])
 STEPS = 200
@@ -198,7 +198,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload
 from tests.test_playbook import QUICK
 from workbench.playbook.walk import diagnose
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks import Hook
 from workbench.train.trainer import Trainer
 counted = [0]
 class Stops(Hook):

@@ -249,10 +249,10 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.helpers.workloads import small_workload
-from workbench.train import checkpoint_store
+from workbench.train import checkpoint
 from workbench.record.folder import lock
 from workbench.train.trainer import Trainer
-checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint reaches the disk, as in a long run
+checkpoint.WRITE_SECONDS = -1.0  # every checkpoint reaches the disk, as in a long run
 counted = [0]
 def dying(function):
     def wrapped(*args, **kwargs):

@@ -25,8 +25,8 @@ from workbench.record.watch import Watcher, early_wanted, watching
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.on_ray import RayExecutor
 from workbench.topics.lr_sweep.study import LRSweep
-from workbench.train import loop as lane_run
-from workbench.train.hooks.base import Hook, Step
+from workbench.train import loop
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.registry import load_workload
 
@@ -83,7 +83,7 @@ class Loud(Watcher):
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are shown after each step, not five times a second."""
-    monkeypatch.setattr(lane_run, "SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SHOW_SECONDS", 0.0)
     monkeypatch.setattr(placed_run, "SHOW_SECONDS", 0.001)
 
 
@@ -237,7 +237,7 @@ def test_rows_are_not_brought_to_the_host_early_unless_wanted(
         early = False
 
     shown: list[int] = []
-    monkeypatch.setattr(lane_run.LaneLog, "show", lambda *_: shown.append(1))
+    monkeypatch.setattr(loop.LaneLog, "show", lambda *_: shown.append(1))
     Trainer(device="cpu").run(small_workload(), out=tmp_path / "nobody")
     seen = Late()
     with watching(seen):
@@ -260,14 +260,14 @@ def test_rows_wait_at_most_a_fifth_of_a_second(tmp_path: Path, monkeypatch: pyte
             return now[0]
 
     shown: list[int] = []
-    before = lane_run.LaneLog.show
+    before = loop.LaneLog.show
 
-    def show(log: Any, numbers: Any, lrs: Any) -> None:
+    def show(log: Any, lanes: Any) -> None:
         shown.append(len(log))
-        before(log, numbers, lrs)
+        before(log, lanes)
 
-    monkeypatch.setattr(lane_run, "time", Clock)
-    monkeypatch.setattr(lane_run.LaneLog, "show", show)
+    monkeypatch.setattr(loop, "time", Clock)
+    monkeypatch.setattr(loop.LaneLog, "show", show)
     made = small_workload(config={"total_steps": 30, "eval_every_steps": 30})
     with watching(Notebook()):
         Trainer(device="cpu", hooks=[Slow()], gradients="loop").run(made, out=tmp_path / "s")

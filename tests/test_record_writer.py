@@ -21,8 +21,8 @@ from workbench.record import write as record_writer
 from workbench.record.folder import default_folder
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.write import StudyWriter
-from workbench.train import checkpoint_store
-from workbench.train.hooks.base import Hook, Step
+from workbench.train import checkpoint
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4).to_dict()
@@ -242,7 +242,7 @@ def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     whole = Trainer().run(small_workload(), out=tmp_path / "whole")
-    monkeypatch.setattr(checkpoint_store, "WRITE_SECONDS", -1.0)  # on disk at each evaluation, as in a long run
+    monkeypatch.setattr(checkpoint, "WRITE_SECONDS", -1.0)  # on disk at each evaluation, as in a long run
     with pytest.raises(RecordError, match="No space left on device.*free some space"):
         Trainer(hooks=[FillsTheDisk()]).run(small_workload(), out=tmp_path / "s")
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Literal, get_args
 
-from workbench.errors import ConfigError, UnknownNameError, nearest
+from workbench.errors import ConfigError, UnknownNameError, check_integer, nearest
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "TrainConfig", "code_hash", "is_callable_name"]
 
@@ -94,12 +94,12 @@ class TrainConfig:
         """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""
         _number(self, "peak_lr", low=0.0, open_low=True)
         for name in ("total_steps", "batch_size", "accumulate_steps", "keep_best"):
-            _integer(self, name, low=1)
+            check_integer(name, getattr(self, name))
         for name in ("warmup_steps", "shared_seed", "per_host_seed"):
-            _integer(self, name, low=0)
+            check_integer(name, getattr(self, name), least=0)
         for name in ("eval_every_steps", "eval_batch_size", "checkpoint_every_steps", "bn_stat_examples"):
             if getattr(self, name) is not None:
-                _integer(self, name, low=1)
+                check_integer(name, getattr(self, name))
         for name in ("momentum", "rho", "beta1", "beta2"):
             _number(self, name, low=0.0, high=1.0)
         _number(self, "eps", low=0.0)
@@ -245,12 +245,6 @@ def _code_text(value: Any, *, depth: int) -> str:
         return type(value).__name__ + "|".join(sorted(parts) if isinstance(value, frozenset) else parts)
     kind = value if isinstance(value, type) else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _integer(config: TrainConfig, name: str, *, low: int) -> None:
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name}={value!r} must be an integer of at least {low}.")
 
 
 def _number(config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:

@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -26,6 +27,7 @@ __all__ = [
     "WorkbenchError",
     "WorkloadError",
     "callers_line",
+    "check_integer",
     "in_one_line",
     "nearest",
 ]
@@ -43,7 +45,13 @@ class WorkbenchError(Exception):
         """
         if _in_callers_code(self.__cause__) or os.environ.get("WORKBENCH_DEBUG") == "1":
             raise AttributeError("_render_traceback_")
-        return lambda: [f"{type(self).__name__}: {self}", *_own_lines(self)]
+        told = []
+        for frame in _callers_frames(self):
+            path = Path(frame.filename)
+            of_cell = path.parent.name.startswith("ipykernel_")
+            place = f"line {frame.lineno} of the cell" if of_cell else f"{frame.filename}, line {frame.lineno}"
+            told.append(f"  {place}: {frame.line}")
+        return lambda: [f"{type(self).__name__}: {self}", *told]
 
 
 class UsageError(WorkbenchError, ValueError):
@@ -102,17 +110,6 @@ _PACKAGE = Path(__file__).parent
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 
 
-def _own_lines(error: BaseException) -> list[str]:
-    """Return the lines of the caller's code that led to an error."""
-    told = []
-    for frame in _callers_frames(error):
-        path = Path(frame.filename)
-        of_cell = path.parent.name.startswith("ipykernel_")
-        place = f"line {frame.lineno} of the cell" if of_cell else f"{frame.filename}, line {frame.lineno}"
-        told.append(f"  {place}: {frame.line}")
-    return told
-
-
 def _in_callers_code(cause: BaseException | None) -> bool:
     return cause is not None and (bool(_callers_frames(cause)) or _in_callers_code(cause.__cause__))
 
@@ -142,3 +139,12 @@ def nearest(given: object, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Allowed: {', '.join(names)}."
+
+
+def check_integer(
+    name: str, value: Any, *, least: int = 1, hint: str = ".", error: type[WorkbenchError] = ConfigError
+) -> int:
+    """Return an argument's value; raise `error` unless it is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise error(f"{name}={value!r} must be an integer of at least {least}{hint}")
+    return value

@@ -32,7 +32,7 @@ from ours import Study, run_study
 from timing import cores_here, machine
 
 import workbench as wb
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 
 PEERS = {"plain": peers.plain, "lightning": peers.lightning, "optuna": peers.optuna, "ray": peers.ray_tune}
 NAMES = {

@@ -81,7 +81,7 @@ class Meter:
 
 def in_kernel() -> None:
     """Print one row per workload; runs within a kernel."""
-    from workbench.train.lane_log import LaneLog
+    from workbench.train.lane import LaneLog
     from workbench.views.live_feed import LiveFeed
 
     meter = Meter()

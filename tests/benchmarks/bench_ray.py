@@ -18,7 +18,7 @@ from lane_models import learning_rates, load
 from ours import Study, run_study
 from timing import cores_here, machine, ratio
 
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 
 BUDGET = 1.10
 PROBE_SECONDS = 10.0

@@ -18,7 +18,7 @@ import workbench as wb
 from workbench.record.read import StudyRecord
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.evaluation.validation_set import pair_facts, selected_model
-from workbench.train.example_values import example_values
+from workbench.train.evaluation import example_values
 
 
 def main() -> None:

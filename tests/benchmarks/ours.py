@@ -14,7 +14,7 @@ import torch
 from bare import Seconds, clock
 
 import workbench as wb
-from workbench.train.hooks.base import Step
+from workbench.train.hooks import Step
 
 _numbers = itertools.count()
 UNSAID = {"event", "state", "step", "pid", "ray_node"}

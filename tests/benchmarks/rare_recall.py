@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import workbench as wb
 from workbench.curves.class_counts import wilson
 from workbench.topics.evaluation.validation_set import selected_model
-from workbench.train.example_values import example_values
+from workbench.train.evaluation import example_values
 
 COUNTS = (5, 10, 20, 40)
 DRAWS = 4000

@@ -21,8 +21,7 @@ from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
-from workbench.train.hooks.activations import Activations
-from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.hooks import Activations, Hook, Run, Step
 from workbench.train.loop import FLUSH_STEPS
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import RULES

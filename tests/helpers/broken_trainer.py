@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import workbench as wb
-from workbench.train import loop as lane_run
+from workbench.train import loop
 from workbench.train.distributed.data_parallel import average_gradients
 
 HOW, OUT = sys.argv[1:]
@@ -17,9 +17,9 @@ def own_gradients(hosts: Any, grad: Any, local: Any, *, examples: int) -> Any:
 
 
 if HOW == "gradients":
-    lane_run.average_gradients = own_gradients
+    loop.average_gradients = own_gradients
 if HOW == "statistics":
-    lane_run.merged_running_statistics = lambda model: contextlib.nullcontext()
+    loop.merged_running_statistics = lambda model: contextlib.nullcontext()
 
 workload = wb.load_workload("digits_cnn")
 config = workload.config.replace(total_steps=25, max_grad_norm=1.0)

@@ -18,8 +18,8 @@ from workbench.config import TrainConfig
 from workbench.record.read import StudyRecord, TrialRecord, read_events
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor
-from workbench.train import checkpoint_store
-from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train import checkpoint
+from workbench.train.hooks import Hook, Run, Step
 from workbench.train.progress import Progress
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -95,10 +95,10 @@ class Durable(Hook):
     """Lets checkpoints reach the disk at once, in whichever process the run is."""
 
     def on_start(self, run: Run) -> None:
-        checkpoint_store.WRITE_SECONDS = -1.0
+        checkpoint.WRITE_SECONDS = -1.0
 
     def on_end(self, record: Any) -> None:
-        checkpoint_store.WRITE_SECONDS = 5.0
+        checkpoint.WRITE_SECONDS = 5.0
 
 
 class Dies(Hook):

@@ -29,7 +29,7 @@ from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import LEDGER, push, rebuild, shared_url
 from workbench.record.json_values import scrub
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 
 SECRET = "s3cret/word"
 

@@ -18,8 +18,8 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import early_wanted, watching
 from workbench.topics.lr_sweep.study import LRSweep
-from workbench.train import loop as lane_run
-from workbench.train.hooks.base import Hook, Step
+from workbench.train import loop
+from workbench.train.hooks import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.views import live as live_module
@@ -88,7 +88,7 @@ def same_curves(page: Page, record: StudyRecord | TrialRecord) -> None:
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_run, "SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SHOW_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.batch_norm.batches import batch_statistics
 from workbench.topics.batch_norm.collect import audit_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.train.batch_norm import ghost_batch_norm
+from workbench.train.batch_norm import ghost_batch_norm, replace_batch_norm
 from workbench.train.distributed import batch_norm as hosts_batch_norm
 from workbench.train.distributed.batch_norm import synchronise_batch_norm
 from workbench.train.distributed.running_statistics import gather_running_statistics
-from workbench.train.replace_norm import replace_batch_norm
 from workbench.workloads.base import first_of_batch
 
 

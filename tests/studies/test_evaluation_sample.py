@@ -20,7 +20,7 @@ from workbench.record.read import StudyRecord
 from workbench.topics.evaluation.cost import measure_evaluation
 from workbench.topics.evaluation.sample_study import EvaluationSampleStudy
 from workbench.topics.evaluation.validation_set import class_facts, collect_validation_set, compared_pairs, pair_facts
-from workbench.train.example_values import ExampleValues
+from workbench.train.evaluation import ExampleValues
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import SquaredError
 

@@ -17,7 +17,7 @@ from tests.helpers.workloads import small_workload
 from workbench.curves.clipped_runs import clipped_runs
 from workbench.record.read import open_record
 from workbench.studies.session import open_session
-from workbench.train.hooks.base import Step
+from workbench.train.hooks import Step
 from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
 
 

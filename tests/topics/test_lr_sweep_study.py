@@ -168,7 +168,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.topics.test_lr_sweep_study import SWEEP, killed_workload
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks import Hook
 from workbench.train.trainer import Trainer
 counted = [0]
 class Dies(Hook):

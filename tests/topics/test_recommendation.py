@@ -23,7 +23,7 @@ from workbench.studies.session import Session, open_session
 from workbench.topics.recommendation.diagnose import recommend, screen
 from workbench.topics.recommendation.replaced import collect_replaced, constants_of, suspects, torch_constants
 from workbench.topics.recommendation.study import Proof
-from workbench.train.any_trainer import AnyTrainer
+from workbench.train.trainer import AnyTrainer
 
 TOTAL, SEEDS = 100, 4
 

@@ -20,9 +20,9 @@ from workbench.errors import ConfigError
 from workbench.record.write import StudyWriter
 from workbench.topics.architecture.collect import collect_architecture
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, remember_updates
+from workbench.train.batches import resolve_device
 from workbench.train.checkpoint import load_checkpoint
-from workbench.train.device import resolve_device
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 from workbench.train.lane_groups import group_lanes
 from workbench.train.trainer import Trainer
 

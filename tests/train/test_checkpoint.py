@@ -19,9 +19,10 @@ from torch import nn
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, RecordError
 from workbench.record.read import TrialRecord, open_record
-from workbench.train import checkpoint_store
+from workbench.train import checkpoint as checkpoint_store
 from workbench.train.checkpoint import (
     Checkpoint,
+    CheckpointStore,
     best_steps,
     latest_checkpoint,
     load_checkpoint,
@@ -29,8 +30,7 @@ from workbench.train.checkpoint import (
     prune,
     save_checkpoint,
 )
-from workbench.train.checkpoint_store import CheckpointStore
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 NAN, INF = math.nan, math.inf

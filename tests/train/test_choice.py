@@ -19,8 +19,7 @@ from workbench.record.write import StudyWriter
 from workbench.train import gradient_backend as choice
 from workbench.train import known_backends as known_choices
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
-from workbench.train.hooks.activations import Activations
-from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.hooks import Activations, Hook, Run, Step
 from workbench.train.known_backends import forget_choices, recall, remember
 from workbench.train.traced.cannot_batch import CannotBatch
 from workbench.train.traced.vmap_gradients import VmapGradients

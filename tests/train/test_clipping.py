@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.config import TrainConfig
-from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 
 
 def config(**changes: object) -> TrainConfig:

@@ -16,8 +16,7 @@ from tests.helpers.workloads import small_workload
 from workbench.ledger.studies import list_studies
 from workbench.record.read import TrialRecord, open_record
 from workbench.topics.lr_sweep.figures import plot_loss_curves
-from workbench.train.hooks.base import Hook, Step
-from workbench.train.hooks.pause import Pause
+from workbench.train.hooks import Hook, Pause, Step
 from workbench.train.trainer import Trainer
 
 

@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
-from workbench.train.evaluation import evaluate
-from workbench.train.example_values import example_values, float_tensors
+from workbench.train.evaluation import evaluate, example_values, float_tensors
 from workbench.workloads.losses import classification
 
 CPU = torch.device("cpu")

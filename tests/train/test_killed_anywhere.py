@@ -17,7 +17,7 @@ import torch
 
 from tests.helpers.workloads import small_net, small_workload
 from workbench.record.read import TrialRecord, open_record, select_best
-from workbench.train import checkpoint_store
+from workbench.train import checkpoint as checkpoint_store
 from workbench.train.checkpoint import best_steps, load_checkpoint
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

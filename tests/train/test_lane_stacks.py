@@ -12,7 +12,7 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, WorkloadError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
-from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.hooks import Hook, Run, Step
 from workbench.train.lane_stacks import is_out_of_memory, train_stacks
 from workbench.train.trainer import Trainer
 

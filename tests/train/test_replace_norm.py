@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workbench.errors import UnknownNameError, UsageError
-from workbench.train.replace_norm import replace_batch_norm
+from workbench.train.batch_norm import replace_batch_norm
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(nn.BatchNorm1d, (5, 6)), (nn.BatchNorm1d, (5, 6, 3)), (nn.BatchNorm2d, (5, 6, 3, 2)), (nn.BatchNorm3d, (5, 6, 2, 2, 2))])  # fmt: skip

@@ -15,7 +15,7 @@ from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 from workbench.train.torch_optimizer import TorchOptimizer
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import make_updater

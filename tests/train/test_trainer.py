@@ -35,11 +35,7 @@ from workbench.record.parts import read_parts
 from workbench.record.read import TrialRecord, open_record
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_checkpoint, load_model
-from workbench.train.hooks.activations import Activations
-from workbench.train.hooks.base import Hook, Run, Step
-from workbench.train.hooks.norms import Norms
-from workbench.train.hooks.timing import Timing
-from workbench.train.hooks.update_ratios import UpdateRatios
+from workbench.train.hooks import Activations, Hook, Norms, Run, Step, Timing, UpdateRatios
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
 
@@ -205,9 +201,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload, small_net
 from workbench.train.trainer import Trainer
-from workbench.train.hooks.base import Hook
-from workbench.train import checkpoint_store
-checkpoint_store.WRITE_SECONDS = -1.0  # every checkpoint is on disk at once
+from workbench.train.hooks import Hook
+from workbench.train import checkpoint
+checkpoint.WRITE_SECONDS = -1.0  # every checkpoint is on disk at once
 import random, torch
 class Noisy(torch.utils.data.Dataset):
     def __init__(self, data): self.data = data

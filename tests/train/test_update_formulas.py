@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from workbench.config import OPTIMIZERS, TrainConfig
-from workbench.train.update_formulas import RULES
-from workbench.train.update_rules import UpdateRule
+from workbench.train.update_rules import RULES, UpdateRule
 
 GOLDEN = {
     ("sgd", "playbook", 1e-8): (0.900000000000, 0.810000000000, 0.769500000000),

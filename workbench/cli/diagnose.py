@@ -12,7 +12,7 @@ from workbench.errors import UsageError
 
 if TYPE_CHECKING:
     from workbench.findings.diagnosis import Diagnosis
-    from workbench.train.any_trainer import AnyTrainer
+    from workbench.train.trainer import AnyTrainer
 
 __all__ = ["add_diagnose"]
 

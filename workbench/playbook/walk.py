@@ -64,9 +64,8 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.search import cap_steps
 from workbench.topics.warmup.study import WarmupStudy
-from workbench.train.any_trainer import AnyTrainer
 from workbench.train.offline import evaluate_checkpoints
-from workbench.train.trainer import Trainer
+from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
 from workbench.workloads.subsets import subset_of

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from workbench.record.read import StudyRecord
 from workbench.record.repro import source_of
 from workbench.studies.session import Session, open_session
-from workbench.train.any_trainer import AnyTrainer
+from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on
 

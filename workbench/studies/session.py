@@ -16,12 +16,11 @@ from workbench.ledger.push import pusher
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
-from workbench.train.any_trainer import AnyTrainer
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
 from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
-from workbench.train.trainer import Trainer
+from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 

@@ -14,9 +14,9 @@ from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, RecordError, WorkbenchError, WorkloadError
 from workbench.record.folder import read_json
 from workbench.record.read import TrialRecord
-from workbench.train.batches import eval_batches
+from workbench.train.batches import eval_batches, resolve_device
 from workbench.train.checkpoint import load_model
-from workbench.train.device import resolve_device
+from workbench.train.evaluation import eval_mode
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -93,13 +93,22 @@ def export_program(workload: Workload, model: nn.Module, path: str | Path) -> Pa
     device = next(model.parameters()).device
     precision = {torch.float64: "float64"}.get(next(model.parameters()).dtype)
     batch, examples = next(eval_batches(workload, "validation", 4, device, precision))
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        args, expected = _call(workload, model, batch)
-        program = _exported(model, args, examples)
-        found = program.module()(*args)
-        torch.testing.assert_close(found, expected)
+        with eval_mode(model):
+            args, expected = _call(workload, model, batch)
+            batch_dim = {0: torch.export.Dim("batch")}
+            tensors = (isinstance(arg, torch.Tensor) and arg.dim() and arg.shape[0] == examples for arg in args)
+            shapes: Any = tuple(batch_dim if of_batch else None for of_batch in tensors)
+            kinds = {p.kind for p in inspect.signature(model.forward).parameters.values()}
+            with torch.no_grad(), warnings.catch_warnings(), isolated_rng():
+                warnings.simplefilter("ignore")
+                try:
+                    variadic = inspect.Parameter.VAR_POSITIONAL in kinds
+                    program = torch.export.export(model, args, dynamic_shapes=(shapes,) if variadic else shapes)
+                except Exception:  # the number of examples cannot be left open
+                    program = torch.export.export(model, args)
+            found = program.module()(*args)
+            torch.testing.assert_close(found, expected)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.stem}.tmp.pt2")
@@ -115,9 +124,6 @@ def export_program(workload: Workload, model: nn.Module, path: str | Path) -> Pa
             "torch.export takes no control flow that depends on the data; keep the checkpoint instead: state dict and config "
             "give the model back (load_trained)."
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _call(workload: Workload, model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], Any]:
@@ -147,22 +153,3 @@ def _call(workload: Workload, model: nn.Module, batch: Any) -> tuple[tuple[Any, 
             f"workload {workload.name!r}: forward calls the model {len(seen)} times, and a program stands for one call."
         )
     return seen[0], returned[0]
-
-
-def _exported(model: nn.Module, args: tuple[Any, ...], examples: int) -> Any:
-    """Return the program, with the number of examples left open where that is possible."""
-    batch = torch.export.Dim("batch")
-    shapes = tuple(
-        {0: batch} if isinstance(a, torch.Tensor) and a.dim() and a.shape[0] == examples else None for a in args
-    )
-    with torch.no_grad(), warnings.catch_warnings(), isolated_rng():
-        warnings.simplefilter("ignore")
-        try:
-            return torch.export.export(model, args, dynamic_shapes=(shapes,) if _is_variadic(model) else shapes)
-        except Exception:
-            return torch.export.export(model, args)
-
-
-def _is_variadic(model: nn.Module) -> bool:
-    kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
-    return inspect.Parameter.VAR_POSITIONAL in kinds

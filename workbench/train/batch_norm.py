@@ -1,23 +1,20 @@
-"""Batch norm whose statistics come from a set number of examples, whatever the size of the batch (P6.4 to P6.6).
-
-Where the batch is larger, a subsample of exactly so many examples gives the statistics, and every example of the batch is
-normalised by them; where it is not larger, the layer is torch's own.
-"""
+"""Batch norm with statistics from a set number of examples (P6.4 to P6.6), and the norms that take its place (P6.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, UnknownNameError, UsageError, check_integer, nearest
 
 __all__ = [
     "GhostBatchNorm",
+    "Norm",
     "batch_norm_layers",
     "drawn_examples",
     "ghost_batch_norm",
@@ -25,28 +22,28 @@ __all__ = [
     "normalise",
     "plain_name",
     "remember_updates",
+    "replace_batch_norm",
     "swap_batch_norm",
     "track",
 ]
 
 Layer = TypeVar("Layer", bound=nn.Module)
-
+Norm = Literal["layer", "group"]
+USUAL = "; 64 is a usual number."
 INPUT_DIMS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm1d: (2, 3),
     nn.BatchNorm2d: (4,),
     nn.BatchNorm3d: (5,),
 }
-"""Dimensions of the input that each layer takes."""
 
 
 class GhostBatchNorm(_BatchNorm):
     """Batch norm with statistics from at most `stat_examples` examples of a batch, drawn anew each time.
 
     Parameters, buffers and their names are those of `torch.nn.BatchNorm1d`, `2d` and `3d`, so that checkpoints fit both ways.
-    In training every example of the batch is normalised with the mean and the biased variance of the subsample; gradients
-    flow through the statistics into the subsample alone, and the running statistics take its mean and unbiased variance, once a batch.
-    In evaluation the running statistics normalise, for batches of any size. A layer without running statistics takes
-    the first examples of the batch there, so that an evaluation draws nothing.
+    In training every example is normalised with the mean and the biased variance of the subsample; gradients flow through
+    the statistics into the subsample alone, and the running statistics take its mean and unbiased variance, once a batch.
+    In evaluation the running statistics normalise; a layer without them takes the first examples, so that nothing is drawn.
 
     Args:
         num_features: channels.
@@ -72,7 +69,7 @@ class GhostBatchNorm(_BatchNorm):
         input_dims: tuple[int, ...] = (),
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        self.stat_examples, self.input_dims = _checked(stat_examples), input_dims
+        self.stat_examples, self.input_dims = check_integer("stat_examples", stat_examples, hint=USUAL), input_dims
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised batch, shape (examples, channels, ...)."""
@@ -155,9 +152,7 @@ def remember_updates(model: nn.Module, micro_batches: int) -> None:
     A momentum m becomes 1 - (1 - m)^(1 / micro_batches); an average of all batches (momentum None) is one already. Left as it is, a
     batch in 8 pieces would have running statistics of the last few updates alone, and warm ones 8 times as early.
 
-    Args:
-        model: changed in place.
-        micro_batches: forward passes in an update.
+    The model is changed in place.
     """
     for layer in batch_norm_layers(model).values() if micro_batches > 1 else ():
         if layer.momentum is not None:
@@ -172,19 +167,15 @@ def plain_name(name: str) -> str:
 def ghost_batch_norm(model: nn.Module, stat_examples: int) -> nn.Module:
     """Return the model with every batch norm layer taking its statistics from at most `stat_examples` examples.
 
-    Layers are exchanged within the model; their parameters and buffers stay the same objects, so an optimizer that has them
-    keeps working.
-
-    Args:
-        model: changed in place; the returned one differs where it is a batch norm layer itself.
-        stat_examples: examples in a statistic.
+    Layers are exchanged within the model, which is returned unless it is a batch norm layer itself; their parameters and
+    buffers stay the same objects, so an optimizer that has them keeps working.
 
     Raises:
         ConfigError: the number is below 1, the model has no batch norm, or a layer has a `forward` of its own.
 
     Source: P6.5, P6.6.
     """
-    _checked(stat_examples)
+    check_integer("stat_examples", stat_examples, hint=USUAL)
     if not batch_norm_layers(model):
         raise ConfigError(
             f"bn_stat_examples={stat_examples}: {type(model).__name__} has no batch norm layer that it could apply to. Leave "
@@ -235,7 +226,43 @@ def swap_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -
     return made.get(id(model), model)
 
 
-def _checked(stat_examples: int) -> int:
-    if isinstance(stat_examples, bool) or not isinstance(stat_examples, int) or stat_examples < 1:
-        raise ConfigError(f"stat_examples={stat_examples!r} must be an integer of at least 1; 64 is a usual number.")
-    return stat_examples
+def replace_batch_norm(model: nn.Module, norm: Norm, *, max_groups: int = 32, channels_per_group: int = 4) -> nn.Module:
+    """Return the model with every batch norm layer replaced by one that normalises each example by itself.
+
+        model = wb.replace_batch_norm(model, "layer")
+
+    "layer" normalises over all channels and places of an example, which is group norm with one group; "group" over groups of
+    channels: 8 of 32 channels, 6 of 24, 4 of 16. Channels that cannot be divided so, such as 17 or fewer than 8, make a single
+    group, which is layer norm. Scale and shift stay the same parameters, so an optimizer that has them keeps working; running statistics go.
+
+    Args:
+        model: changed in place; the returned one differs where it is a batch norm layer itself.
+        norm: "layer" or "group".
+        max_groups: the number of groups is the largest up to this that divides the channels (32 is what Wu and He 2018,
+            arXiv:1803.08494, use).
+        channels_per_group: that it has to leave in each: a group of one channel is instance norm (4 is a rule of thumb).
+
+    Raises:
+        UnknownNameError: `norm` is neither.
+        UsageError: the model has no batch norm, or `max_groups` or `channels_per_group` is below 1.
+        ConfigError: a layer has a `forward` of its own.
+
+    Source: P6.1.
+    """
+    if norm not in ("layer", "group"):
+        raise UnknownNameError(f"norm={norm!r} is not known.{nearest(norm, ('layer', 'group'))}")
+    for name, given in (("max_groups", max_groups), ("channels_per_group", channels_per_group)):
+        check_integer(name, given, error=UsageError)
+    if not batch_norm_layers(model):
+        raise UsageError(f"{type(model).__name__} has no batch norm layer to replace.")
+
+    def replaced(layer: _BatchNorm) -> nn.Module:
+        channels = layer.num_features
+        most = 1 if norm == "layer" else min(channels // channels_per_group, max_groups)
+        groups = next((g for g in range(most, 0, -1) if channels % g == 0), 1)
+        new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+        if layer.affine:
+            new.weight, new.bias = layer.weight, layer.bias
+        return new.train(layer.training)
+
+    return swap_batch_norm(model, replaced)

@@ -1,4 +1,4 @@
-"""The stream of batches: its order depends on the seed and the step alone, so a resumed run sees the same batches.
+"""Batches: their order depends on the seed and the step alone, so a resumed run sees the same ones; and the device they go to.
 
 Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch.
 An iterable dataset is read in its own order, and by one worker process at most, whatever `num_workers` says: two
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, NamedTuple
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +21,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from workbench.config import TrainConfig
-from workbench.errors import DataError
+from workbench.errors import DataError, DeviceError
+from workbench.train.forward import MicroBatches
+from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.items import (
     CountedStream,
@@ -30,11 +34,95 @@ from workbench.workloads.items import (
     plain_tensors,
 )
 
-__all__ = ["eval_batches", "to_device", "train_batches", "train_order"]
+__all__ = ["DataStream", "eval_batches", "resolve_device", "to_device", "train_batches", "train_order"]
 
 GATHER_BYTES = 16 * 2**20  # rule of thumb: tensors are shuffled in chunks of this size, so that memory stays bounded
 
 Batch = tuple[Any, int]
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device of a name; "auto" is the GPU where there is one.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"device={device!r} is not known. Allowed: 'auto', 'cpu', 'cuda', 'mps', or one of several, as 'cuda:1'."
+        ) from error
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device={device!r} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices "
+            "here. Use device='cpu' or 'auto', or install a CUDA build of torch."
+        )
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError(
+            f"device={device!r} was asked for, but torch {torch.__version__} has none here. Use 'cpu' or 'auto'."
+        )
+    return resolved
+
+
+class DataStream:
+    """Batches of one trial by step, loaded and moved once however many lanes read them.
+
+    What augmentation draws has random state of its own, which depends on `per_host_seed` and rank (P7.6).
+
+    Attributes:
+        wait_s: how long the last batch took to come.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        start_step: int = 0,
+        state: Mapping[str, Tensor] | None = None,
+        rank: int = 0,
+        hosts: int = 1,
+    ) -> None:
+        self._draws = plain_tensors(workload.train_data, workload.collate) is None
+        self._state: dict[str, Tensor] = {}
+        if self._draws:
+            with isolated_rng():
+                # unlike the words that seed the model's initialisation and dropout
+                seed_all(config.per_host_seed, 0, rank)
+                self._state = capture_rng()
+            self._state |= state or {}
+        self._batches = train_batches(workload, config, device, start_step=start_step, rank=rank, hosts=hosts)
+        self._ahead: deque[tuple[MicroBatches, dict[str, Tensor]]] = deque()
+        self.wait_s = 0.0
+
+    def next(self) -> MicroBatches:
+        """Return the micro-batches of the next update."""
+        start = time.perf_counter()
+        batches, self._state = self._ahead.popleft() if self._ahead else self._draw(self._state)
+        self.wait_s = time.perf_counter() - start
+        return batches
+
+    def peek(self, count: int) -> list[MicroBatches]:
+        """Return the next batches without taking them: `next` will return them again."""
+        while len(self._ahead) < count:
+            self._ahead.append(self._draw(self._ahead[-1][1] if self._ahead else self._state))
+        return [batches for batches, _ in list(self._ahead)[:count]]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the random state that the next batch begins with; empty where nothing is ever drawn."""
+        return dict(self._state)
+
+    def _draw(self, state: dict[str, Tensor]) -> tuple[MicroBatches, dict[str, Tensor]]:
+        """Return the next batch of the data, drawn under `state`, and the state after it."""
+        if not self._draws:
+            return next(self._batches), {}
+        with isolated_rng():
+            restore_rng(state)
+            return next(self._batches), capture_rng()
 
 
 def train_batches(
@@ -54,19 +142,19 @@ def train_batches(
     """
     whole = config.batch_size // config.accumulate_steps
     micro = whole // hosts
-    share = _Share(whole, slice(rank * micro, (rank + 1) * micro))
-    data = workload.train_data
-    dtype = _dtype(config.precision)
+    places = slice(rank * micro, (rank + 1) * micro)
+    data, dtype = workload.train_data, _dtype(config.precision)
     first = start_step * config.accumulate_steps
     if in_its_own_order(data):
-        stream = CountedStream(data) if hosts == 1 else HostShare(CountedStream(data), share.places, whole)
+        stream = CountedStream(data) if hosts == 1 else HostShare(CountedStream(data), places, whole)
         batches = _iterable(workload, stream, micro, first, seed=config.per_host_seed)
     elif workload.num_workers == 0 and (tensors := plain_tensors(data, workload.collate)) is not None:
-        batches = _tensors(tensors, share, config, first, device)
+        batches = _gathered(tensors, _positions(len(data), config, whole, first, places), micro, device)
     else:
-        order = _order(len(data), share, config, first)
+        order = (row for rows in _positions(len(data), config, whole, first, places) for row in rows.tolist())
         seed = config.per_host_seed + 1_000_003 * start_step + 999_983 * rank
-        batches = _loader(workload, "train", data, order, seed=seed)
+        indexed = IndexedDataset(data, split="train")
+        batches = _loaded(workload, indexed, workload.num_workers, seed=seed, batch_sampler=order)
     while True:
         chunk = list(itertools.islice(batches, config.accumulate_steps))
         if len(chunk) < config.accumulate_steps:
@@ -76,8 +164,8 @@ def train_batches(
 
 def train_order(examples: int, config: TrainConfig, *, start_step: int = 0) -> Iterator[list[int]]:
     """Yield for every step from `start_step` on the indices of its batch, as `train_batches` reads them."""
-    share = _Share(config.batch_size, slice(0, config.batch_size))
-    return _order(examples, share, config, start_step)
+    for rows in _positions(examples, config, config.batch_size, start_step):
+        yield from rows.tolist()
 
 
 def eval_batches(
@@ -93,12 +181,12 @@ def eval_batches(
         batches = ([t[start : start + batch_size] for t in tensors] for start in range(0, len(data), batch_size))
     else:
         order = (list(range(i, min(i + batch_size, len(data)))) for i in range(0, len(data), batch_size))
-        batches = _loader(workload, split, data, order, seed=0)
+        indexed = IndexedDataset(data, split=split)
+        batches = _loaded(workload, indexed, workload.num_workers, seed=0, batch_sampler=order)
     left = len(data)
     for batch in batches:
-        examples = min(batch_size, left)
-        left -= examples
-        yield to_device(batch, device, dtype), examples
+        yield to_device(batch, device, dtype), min(batch_size, left)
+        left -= batch_size
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
@@ -131,66 +219,38 @@ def _dtype(precision: str | None) -> torch.dtype | None:
     return {"float32": torch.float32, "float64": torch.float64}.get(precision or "")
 
 
-def _epoch_order(examples: int, config: TrainConfig, epoch: int) -> Tensor:
-    if config.batch_size == examples:
-        return torch.arange(examples)
-    generator = torch.Generator().manual_seed(config.per_host_seed * 1_000_003 + epoch)
-    return torch.randperm(examples, generator=generator)
-
-
-class _Share(NamedTuple):
-    """What one host reads of every micro-batch.
-
-    Attributes:
-        whole: examples in a micro-batch of all hosts.
-        places: which of them are this host's.
-    """
-
-    whole: int
-    places: slice
-
-
-def _positions(examples: int, share: _Share, config: TrainConfig, first: int) -> Iterator[Tensor]:
-    """Yield for each epoch the examples of this host, shape (micro-batches, examples of one), for ever.
+def _positions(
+    examples: int, config: TrainConfig, whole: int, first: int, places: slice = slice(None)
+) -> Iterator[Tensor]:
+    """Yield for each epoch the examples of every micro-batch, shape (micro-batches, examples of one), for ever.
 
     Args:
         examples: of the dataset.
-        share: of the host.
         config: of the trial.
+        whole: examples in a micro-batch of all hosts.
         first: the micro-batch to begin with.
+        places: of this host's examples in it.
     """
-    whole = share.whole
     per_epoch = (examples // config.batch_size) * (config.batch_size // whole)
     epoch, offset = divmod(first, per_epoch)
     while True:
-        order = _epoch_order(examples, config, epoch)[: per_epoch * whole].view(-1, whole)
-        yield order[offset:, share.places]
+        generator = torch.Generator().manual_seed(config.per_host_seed * 1_000_003 + epoch)
+        one_batch = config.batch_size == examples
+        order = torch.arange(examples) if one_batch else torch.randperm(examples, generator=generator)
+        yield order[: per_epoch * whole].view(-1, whole)[offset:, places]
         epoch, offset = epoch + 1, 0
 
 
-def _order(examples: int, share: _Share, config: TrainConfig, first: int) -> Iterator[list[int]]:
-    for order in _positions(examples, share, config, first):
-        yield from order.tolist()
-
-
-def _tensors(
-    tensors: Sequence[Tensor], share: _Share, config: TrainConfig, first: int, device: torch.device
+def _gathered(
+    tensors: Sequence[Tensor], positions: Iterator[Tensor], micro: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
     """Gather many batches at once and hand out views: one copy of each example per epoch, hardly any calls."""
-    micro = share.places.stop - share.places.start
     row_bytes = sum(t[0].numel() * t.element_size() for t in tensors)
     chunk = micro * max(1, GATHER_BYTES // max(1, micro * row_bytes))
-    for order in _positions(len(tensors[0]), share, config, first):
+    for order in positions:
         for indices in torch.split(order.reshape(-1), chunk):
             moved = (t[indices.to(t.device)].to(device, non_blocking=True) for t in tensors)
-            gathered = [torch.split(t, micro) for t in moved]
-            for parts in zip(*gathered, strict=True):
-                yield list(parts)
-
-
-def _loader(workload: Workload, split: str, data: Any, order: Iterator[list[int]], *, seed: int) -> Iterator[Any]:
-    data = IndexedDataset(data, split=split)
-    yield from _loaded(workload, data, workload.num_workers, seed=seed, batch_sampler=order)
+            yield from map(list, zip(*(torch.split(t, micro) for t in moved), strict=True))
 
 
 def _iterable(workload: Workload, data: Dataset[Any], micro: int, skip: int, *, seed: int) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON, whole or absent after a crash, and no code runs when one is read.
 
-`model.safetensors` is a plain state dict, `trainer.safetensors` optimizer and random state, `meta.json` the rest.
+`model.safetensors` is a plain state dict, `trainer.safetensors` optimizer and random state, `meta.json` the rest. What is
+superseded within seconds never reaches the disk.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +24,19 @@ from workbench.errors import CheckpointError, RecordError
 from workbench.record.json_values import dumps
 from workbench.record.read import select_best
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "load_model", "prune", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "SilentStore",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_model",
+    "prune",
+    "save_checkpoint",
+]
 
+WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
+WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
 _FILES = ("model.safetensors", "trainer.safetensors")
 
 
@@ -46,10 +59,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
     """Write `folder/step-<n>` whole or not at all, and return it.
 
-    Args:
-        folder: the trial's checkpoints.
-        checkpoint: what to write.
-        sync: wait until the disk has it, which is what a power cut asks for; the rename alone outlives a killed process.
+    `sync` waits until the disk has it, which is what a power cut asks for; the rename alone outlives a killed process.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -58,14 +68,22 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) 
     if target.exists():
         return target
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-    contents = [save_tensors(_plain(tensors)) for tensors in (checkpoint.model, checkpoint.trainer)]
-    meta = {"step": checkpoint.step, **checkpoint.meta}
-    meta["crc32"] = {name: zlib.crc32(content) for name, content in zip(_FILES, contents, strict=True)}
+    # copies on the CPU that share no memory, as the file format asks for
+    plain = (
+        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        for tensors in (checkpoint.model, checkpoint.trainer)
+    )
+    contents = {name: save_tensors(tensors) for name, tensors in zip(_FILES, plain, strict=True)}
+    crc32 = {name: zlib.crc32(content) for name, content in contents.items()}
+    contents["meta.json"] = dumps({"step": checkpoint.step, **checkpoint.meta, "crc32": crc32}).encode()
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        for name, content in zip(_FILES, contents, strict=True):
-            _write(temporary / name, content, sync=sync)
-        _write(temporary / "meta.json", dumps(meta).encode(), sync=sync)
+        for name, content in contents.items():
+            with (temporary / name).open("wb") as file:
+                file.write(content)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
         temporary.rename(target)
     except OSError as error:
         raise RecordError(
@@ -76,14 +94,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) 
         if temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-def _write(path: Path, content: bytes, *, sync: bool) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -136,11 +146,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, evaluated: Mapping[int, float], *, keep_best: int, mode: str) -> None:
     """Delete all checkpoints but the `keep_best` best and the latest (P4.4).
 
-    Args:
-        folder: the trial's checkpoints.
-        evaluated: step -> value that selection compares; NaN is never among the best, ties go to the earliest.
-        keep_best: how many to keep.
-        mode: "min" or "max".
+    `evaluated` is step -> value that selection compares; NaN is never among the best, ties go to the earliest.
     """
     present = {int(p.name.removeprefix("step-")): p for p in folder.glob("step-*")}
     if not present:
@@ -163,6 +169,61 @@ def best_steps(values: Mapping[int, float], count: int, *, mode: str) -> Sequenc
     return best
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that share no memory, as the file format asks for."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+class SilentStore:
+    """That of a host that trains along while another one writes (P7.2): it keeps the step of the newest checkpoint alone."""
+
+    due = False
+
+    def __init__(self, latest: int | None = None) -> None:
+        self.latest = latest
+
+    def add(self, checkpoint: Checkpoint, evaluated: Mapping[int, float]) -> None:  # noqa: ARG002
+        """Remember the step."""
+        self.latest = checkpoint.step
+
+    def write(self, evaluated: Mapping[int, float]) -> None:
+        """Write nothing."""
+
+
+class CheckpointStore:
+    """Keeps the best `keep_best` checkpoints of a trial and its latest (P4.4), in memory first and then on disk."""
+
+    def __init__(self, folder: Path, *, keep_best: int, mode: str) -> None:
+        self.folder = folder
+        self._keep_best, self._mode = keep_best, mode
+        self._waiting: dict[int, Checkpoint] = {}
+        self._written_at = time.perf_counter()
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint, written or waiting."""
+        path = latest_checkpoint(self.folder)
+        written = [] if path is None else [int(path.name.removeprefix("step-"))]
+        return max([*written, *self._waiting], default=None)
+
+    def add(self, checkpoint: Checkpoint, evaluated: Mapping[int, float]) -> None:
+        """Take one checkpoint, whose tensors must not change any more; `evaluated` is that of `prune`."""
+        self._waiting[checkpoint.step] = checkpoint
+        best = best_steps({s: v for s, v in evaluated.items() if s in self._waiting}, self._keep_best, mode=self._mode)
+        kept = {checkpoint.step, *best}
+        self._waiting = {step: c for step, c in self._waiting.items() if step in kept}
+
+    @property
+    def due(self) -> bool:
+        """Whether what waits is too old or too large to wait on."""
+        late = time.perf_counter() - self._written_at > WRITE_SECONDS
+        tensors = (t for c in self._waiting.values() for part in (c.model, c.trainer) for t in part.values())
+        return bool(self._waiting) and (late or sum(t.numel() * t.element_size() for t in tensors) > WAITING_BYTES)
+
+    def write(self, evaluated: Mapping[int, float]) -> None:
+        """Write what waits, and delete from disk what is neither among the best nor the latest.
+
+        A killed process loses nothing of it; for a power cut it is waited until the disk has it, but at most every
+        `WRITE_SECONDS`: less than that is sooner trained again.
+        """
+        sync = time.perf_counter() - self._written_at > WRITE_SECONDS
+        for step in sorted(self._waiting):
+            save_checkpoint(self.folder, self._waiting[step], sync=sync)
+            del self._waiting[step]
+        prune(self.folder, evaluated, keep_best=self._keep_best, mode=self._mode)
+        self._written_at = time.perf_counter()

@@ -1,17 +1,19 @@
-"""Evaluation: weighted means over examples, equal for any batch size, at fixed numbers of steps (P2.6 to P2.11)."""
+"""Evaluation: weighted means over examples, equal for any batch size (P2.6 to P2.11), and the values of each example."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workbench.errors import DataError, UsageError, WorkloadError
+from workbench.errors import DataError, UsageError, WorkloadError, check_integer
 from workbench.train.batches import eval_batches
 from workbench.train.forward import all_finite, autocast, graph_if_needed, has_diverged, per_example
 from workbench.train.predictions import TrackedExamples
@@ -19,14 +21,18 @@ from workbench.train.rng import isolated_rng
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
-from workbench.workloads.losses import label_of, prediction_of
+from workbench.workloads.losses import CrossEntropy, classes_of, label_of, prediction_of
 
 __all__ = [
     "Evaluation",
+    "ExampleValues",
     "check_first",
     "eval_mode",
     "evaluate",
     "evaluate_each",
+    "evaluation_columns",
+    "example_values",
+    "float_tensors",
     "on_host",
     "values_each",
     "values_of",
@@ -34,6 +40,7 @@ __all__ = [
 ]
 
 Diverged = Callable[[int, Exception, Any, int], bool]
+Floats = NDArray[np.float64]
 
 
 class Evaluation(NamedTuple):
@@ -71,10 +78,7 @@ def evaluate(
         UsageError: the batch size is no integer of at least 1, or the workload has no such split.
         DataError: the split has no examples.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(
-            f"batch_size={batch_size!r} must be an integer of at least 1: the examples of one forward pass."
-        )
+    check_integer("batch_size", batch_size, error=UsageError, hint=": the examples of one forward pass.")
     data = workload.data(split)
     if hasattr(data, "__len__") and len(data) == 0:
         raise DataError(
@@ -85,34 +89,10 @@ def evaluate(
     return evaluate_each(workload, [model], split=split, batch_size=batch_size, device=device, precision=precision)[0]
 
 
-def evaluate_each(
-    workload: Workload,
-    models: Sequence[nn.Module],
-    *,
-    split: str,
-    batch_size: int,
-    device: torch.device,
-    precision: str | None,
-    within: Callable[[int], AbstractContextManager[Any]] = lambda row: nullcontext(),  # noqa: ARG005
-    tracked: TrackedExamples | None = None,
-    diverged: Diverged | None = None,
-) -> list[list[Evaluation]]:
-    """Return what `evaluate` does for each of several models, of which each batch is loaded and moved once.
-
-    The arguments are those of `values_each`.
-    """
+def evaluate_each(workload: Workload, models: Sequence[nn.Module], *, split: str, **how: Any) -> list[list[Evaluation]]:
+    """Return what `evaluate` does for each of several models; the arguments are those of `values_each`."""
     start = time.perf_counter()
-    hosted = values_each(
-        workload,
-        models,
-        split=split,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        within=within,
-        tracked=tracked,
-        diverged=diverged,
-    )
+    hosted = values_each(workload, models, split=split, **how)
     seconds = (time.perf_counter() - start) / len(models)
     found = []
     for columns, weights in hosted:
@@ -139,7 +119,7 @@ def values_each(
 
     Args:
         workload: what is evaluated.
-        models: one after the other, batch by batch.
+        models: of which each batch is loaded and moved once, on `device`.
         split: of the data.
         batch_size: examples in a batch.
         device: where to compute.
@@ -163,11 +143,9 @@ def values_each(
             if tracked is not None and rows:
                 labels = label_of(workload.loss, batch, examples)
                 tracked.add_labels(labels, rows)
+            where = f"in the batch of the {split} split that begins with example {seen}"
             for lane, model in enumerate(models):
-                with (
-                    explained(workload, f"in the batch of the {split} split that begins with example {seen}"),
-                    within(lane),
-                ):
+                with explained(workload, where), within(lane):
                     try:
                         said = values_of(workload, model, batch, examples, device=device, precision=precision)
                         outputs, losses, weight, metrics = said
@@ -190,6 +168,13 @@ def values_each(
     return [
         ({name: on_host(parts) for name, parts in v.items()}, on_host(w)) for v, w in zip(values, weights, strict=True)
     ]
+
+
+def evaluation_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns of rows of `.evals`; a number of correct predictions that is not known is NaN."""
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns["num_correct"] = np.array([math.nan if n is None else n for n in columns["num_correct"]], dtype=np.float64)
+    return columns
 
 
 def check_first(workload: Workload, split: str, found: Sequence[Evaluation]) -> None:
@@ -239,14 +224,7 @@ def on_host(parts: list[Tensor]) -> Tensor:
 
 
 def weighted_means(name: str, values: Tensor, weights: Tensor, seconds: float) -> list[Evaluation]:
-    """Return the evaluation of one metric for each lane.
-
-    Args:
-        name: of the metric.
-        values: per example, shape (lanes, examples).
-        weights: of the examples, shape (examples,).
-        seconds: that each lane took.
-    """
+    """Return the evaluation of one metric for each lane, from values (lanes, examples) and weights (examples,)."""
     kept = weights > 0
     values, weights = values[:, kept], weights[kept]
     means = ((values * weights).sum(1) / weights.sum()).tolist()
@@ -269,3 +247,78 @@ def eval_mode(model: nn.Module) -> Iterator[Any]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+class ExampleValues(NamedTuple):
+    """What is known of every example of a split.
+
+    Attributes:
+        columns: "loss" and the workload's metrics -> values, shape (examples,).
+        weights: shape (examples,), ones without weights.
+        labels: class of each, shape (examples,); None where the loss is no cross-entropy with one class an example.
+        classes: how many the model tells apart; None where unknown.
+        features: shape (examples, features), every floating tensor of the batch; None where there is none.
+    """
+
+    columns: dict[str, Floats]
+    weights: Floats
+    labels: NDArray[np.int64] | None
+    classes: int | None
+    features: Floats | None
+
+    def only(self, mask: NDArray[np.bool_]) -> ExampleValues:
+        """Return the values of a part of the examples."""
+        return self._replace(
+            columns={name: values[mask] for name, values in self.columns.items()},
+            weights=self.weights[mask],
+            labels=None if self.labels is None else self.labels[mask],
+            features=None if self.features is None else self.features[mask],
+        )
+
+
+def example_values(workload: Workload, model: nn.Module, *, max_features: int = 0, **how: Any) -> ExampleValues:
+    """Return the values of `model` on every example of a split, in evaluation mode; model and RNG are left as they were.
+
+    The arguments are those of `values_each`; of the inputs `max_features` columns are kept, spread evenly over them.
+    """
+    labels: list[Tensor] = []
+    features: list[Tensor] = []
+    classes: int | None = None
+
+    def observe(batch: Any, outputs: Any, examples: int) -> None:
+        nonlocal classes
+        classes = classes_of(workload.loss, outputs)
+        if isinstance(workload.loss, CrossEntropy):
+            labels.append(workload.loss.targets(batch))
+        if max_features:
+            features.append(_columns(batch, examples, max_features))
+
+    ((columns, weights),) = values_each(workload, [model], observe=observe, **how)
+    return ExampleValues(
+        columns={name: values.numpy() for name, values in columns.items()},
+        weights=weights.numpy(),
+        labels=torch.cat(labels).cpu().numpy().astype(np.int64) if labels else None,
+        classes=classes if labels else None,
+        features=torch.cat(features).numpy() if features and features[0].shape[1] else None,
+    )
+
+
+def _columns(batch: Any, examples: int, most: int) -> Tensor:
+    """Return the floating tensors of a batch side by side, shape (examples, columns), at most `most` of the columns."""
+    parts = [t.detach().reshape(examples, -1) for t in float_tensors(batch) if t.dim() and t.shape[0] == examples]
+    if not parts:
+        return torch.empty(examples, 0, dtype=torch.float64)
+    rows = torch.cat([part.cpu().double() for part in parts], 1)
+    count = rows.shape[1]
+    return rows if count <= most else rows[:, torch.linspace(0, count - 1, most).long()]
+
+
+def float_tensors(batch: Any) -> list[Tensor]:
+    """Return the floating tensors of a nested batch, in order."""
+    if isinstance(batch, Tensor):
+        return [batch] if batch.is_floating_point() else []
+    if isinstance(batch, dict):
+        return [t for value in batch.values() for t in float_tensors(value)]
+    if isinstance(batch, (list, tuple)):
+        return [t for value in batch for t in float_tensors(value)]
+    return []

@@ -13,7 +13,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.arrangement import Arrangement, Verdict, arrangements
-from workbench.train.data_stream import DataStream
+from workbench.train.batches import DataStream
 from workbench.train.diverged_errors import Excuse
 from workbench.train.evaluation import Evaluation
 from workbench.train.gradients import Gradients, LaneLoss, LoopGradients, MicroBatches

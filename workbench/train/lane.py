@@ -1,21 +1,28 @@
-"""`Lane`: the life of one trial in the record, from its first step or its checkpoint to its end."""
+"""`Lane`: the life of one trial in the record, from its first step or its checkpoint to its end; `LaneLog`: the rows of many.
+
+Per-step values of all lanes stay on the device and reach the record on a cadence: no synchronisation in the loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from workbench.config import TrainConfig
+from workbench.record.parts import PartWriter
 from workbench.record.read import periodic_rows, select_best
 from workbench.record.write import TrialWriter
 from workbench.schedules import lr_values
-from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
-from workbench.train.checkpoint_store import CheckpointStore, SilentStore, Store
+from workbench.train.checkpoint import Checkpoint, CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint
 from workbench.train.evaluation import Evaluation
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "LaneLog", "padded_lrs"]
+
+_CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 
 
 class Lane:
@@ -35,11 +42,9 @@ class Lane:
         self.config, self.writer = config, writer
         self.lrs = lr_values(config)
         folder = writer.folder / "checkpoints"
-        self.checkpoints: Store = (
-            CheckpointStore(folder, keep_best=config.keep_best, mode=config.select_mode)
-            if writer.writes
-            else SilentStore()
-        )
+        self.checkpoints: CheckpointStore | SilentStore = SilentStore()
+        if writer.writes:
+            self.checkpoints = CheckpointStore(folder, keep_best=config.keep_best, mode=config.select_mode)
         self.selected: dict[int, float] = {}
         self.seconds = 0.0
         self.evaluated_at = -1
@@ -63,10 +68,10 @@ class Lane:
         return f"trial {self.number} (peak_lr={self.config.peak_lr:g}, shared_seed={self.config.shared_seed})"
 
     @property
-    def way(self) -> dict[str, Any] | None:
-        """How the gradients of a trial that goes on from a checkpoint were taken before."""
-        said = [event for event in self.writer.events if "gradients" in event] if self.start else []
-        return said[-1] if said else None
+    def backend(self) -> dict[str, Any] | None:
+        """The event that says which gradient backend trained a trial that goes on from a checkpoint."""
+        told = [event for event in self.writer.events if "gradients" in event] if self.start else []
+        return told[-1] if told else None
 
     def again(self) -> Lane:
         """Return the same trial, to go on from its newest checkpoint on disk."""
@@ -82,15 +87,13 @@ class Lane:
         self.seconds = float(self.start.meta["seconds"])
         self.evaluated_at = self.start.step if self.start.meta["evaluated"] else -1
         self.writer.rewind(self.start.step)
-        self.selected = self._selected_before() if self.writer.writes else {}
+        if self.writer.writes:
+            split, metric = self.config.select.split("/", 1)
+            evals = periodic_rows(self.writer.record.evals)
+            rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
+            self.selected = dict(zip(rows["step"].astype(int).tolist(), rows["value"].tolist(), strict=True))
         self.writer.event("resumed", state="running", step=self.start.step, **how)
         self.start = None
-
-    def _selected_before(self) -> dict[int, float]:
-        split, metric = self.config.select.split("/", 1)
-        evals = periodic_rows(self.writer.record.evals)
-        rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
-        return dict(zip(rows["step"].astype(int).tolist(), rows["value"].tolist(), strict=True))
 
     def evaluation_due(self, step: int) -> bool:
         """Whether the trial is evaluated at this step: at fixed numbers of steps, the first and the last (P2.8)."""
@@ -113,17 +116,8 @@ class Lane:
             if f"{split}/{result.metric}" == self.config.select:
                 self.selected[step] = result.value
         self.evaluated_at = step
-        return [
-            {
-                "trial": self.number,
-                "step": step,
-                "split": split,
-                "setting": "periodic",
-                **result._asdict(),
-                "subset": subset,
-            }
-            for result in results
-        ]
+        place = {"trial": self.number, "step": step, "split": split, "setting": "periodic"}
+        return [{**place, **result._asdict(), "subset": subset} for result in results]
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint of this trial."""
@@ -149,3 +143,82 @@ def padded_lrs(lanes: Sequence[Lane]) -> np.ndarray:
     for row, lane in enumerate(lanes):
         table[: len(lane.lrs), row] = lane.lrs
     return table
+
+
+class LaneLog:
+    """Collects the rows of K lanes between two flushes; the lanes may change only when it is empty."""
+
+    def __init__(self, steps: PartWriter) -> None:
+        self._steps = steps
+        self._first = 0
+        self._core: dict[str, list[Tensor]] = {"loss": [], "loss_se": [], "grad_norm": [], "clipped": []}
+        self._extra: dict[str, list[tuple[int, Any]]] = {}
+
+    def __len__(self) -> int:
+        """Steps not yet handed on."""
+        return len(self._core["loss"])
+
+    def append(self, step: int, core: Mapping[str, Tensor], extra: Mapping[str, Tensor | float]) -> None:
+        """Keep one step: tensors of shape (lanes,), or plain numbers that all lanes share."""
+        if not self._core["loss"]:
+            self._first = step
+        for name, tensor in core.items():
+            self._core[name].append(tensor)
+        for name, value in extra.items():
+            self._extra.setdefault(name, []).append((step - self._first, value))
+
+    def flush(self, lanes: Sequence[Lane]) -> dict[int, int]:
+        """Bring the rows to the host and hand them to the record, without those after a lane's first non-finite loss.
+
+        Returns:
+            For each lane that became non-finite, its row in the stack and the step at which its loss was so first.
+        """
+        if not len(self):
+            return {}
+        block, bad = self._block(lanes, self._extra)
+        self._steps.add(block)
+        for values in self._core.values():
+            values.clear()
+        self._extra.clear()
+        return bad
+
+    def show(self, lanes: Sequence[Lane]) -> None:
+        """Show the rows to observers; they stay here, and what is flushed later is the same."""
+        if len(self):
+            self._steps.show(self._block(lanes, {})[0])
+
+    def _block(
+        self, lanes: Sequence[Lane], extra: Mapping[str, list[tuple[int, Any]]]
+    ) -> tuple[dict[str, Any], dict[int, int]]:
+        """Return the rows up to each lane's first non-finite loss, and where that was, as `flush` returns it."""
+        count, first = len(self), self._first
+        shape = (len(lanes), count)
+        columns = {name: _stack(values, len(lanes)) for name, values in self._core.items() if values}
+        columns["loss_se"] = np.sqrt(columns["loss_se"])
+        columns["lr"] = np.stack([lane.lrs[first : first + count] for lane in lanes])
+        columns["clipped"] = columns.get("clipped", np.zeros(shape)).astype(np.int8)
+        columns = {name: columns[name] for name in _CORE}
+        for name, pairs in extra.items():  # NaN where nothing was measured
+            measured = [value for _, value in pairs]
+            if isinstance(measured[0], Tensor):
+                values = _stack(measured, len(lanes))
+            else:
+                values = np.broadcast_to(np.array(measured, dtype=np.float32), (len(lanes), len(measured)))
+            columns[name] = np.full(shape, np.nan, dtype=values.dtype)
+            columns[name][:, [i for i, _ in pairs]] = values
+        bad = ~np.isfinite(columns["loss"])
+        ends = np.where(bad.any(1), bad.argmax(1) + 1, count)
+        kept = np.arange(count) < ends[:, None]
+        block: dict[str, Any] = {
+            "trial": np.repeat(np.array([lane.number for lane in lanes], np.int32), count)[kept.ravel()],
+            "step": np.tile(np.arange(count) + first, len(lanes))[kept.ravel()],
+        }
+        block |= {name: values[kept] for name, values in columns.items()}
+        return block, {int(row): int(first + ends[row] - 1) for row in np.flatnonzero(bad.any(1))}
+
+
+def _stack(values: list[Tensor], lanes: int) -> np.ndarray:
+    """Return shape (lanes, steps)."""
+    stacked = torch.stack([v.detach().reshape(-1).expand(lanes) for v in values], dim=1).cpu()
+    short = stacked.dtype in (torch.bfloat16, torch.float16)  # NumPy has no bfloat16
+    return (stacked.float() if short else stacked).numpy()

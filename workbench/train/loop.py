@@ -1,4 +1,4 @@
-"""K trials that train together, step by step.
+"""`TrainingLoop`: K trials that train together, step by step.
 
 for step in range(total_steps):
     evaluate, checkpoint                       every fixed number of steps (P2.8); lanes that ended leave the stack
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +23,9 @@ from workbench.errors import CheckpointError, RecordError, StudyInterrupted, Wor
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
+from workbench.train.batches import DataStream
 from workbench.train.checkpoint import Checkpoint
-from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.data_stream import DataStream
 from workbench.train.distributed.batch_norm import synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
     average_gradients,
@@ -39,37 +37,34 @@ from workbench.train.distributed.process_group import ALONE, HostGroup
 from workbench.train.distributed.resume import gather_states, own_state, running_statistics
 from workbench.train.distributed.running_statistics import merged_running_statistics
 from workbench.train.diverged_errors import fault_of_weights, is_own_config
-from workbench.train.evaluation import Evaluation, check_first
+from workbench.train.evaluation import Evaluation, check_first, evaluation_columns
 from workbench.train.forward import MicroBatches
 from workbench.train.gradient_backend import Chosen
-from workbench.train.hooks.base import Hook, Run, Step
+from workbench.train.hooks import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
-from workbench.train.lane import Lane, padded_lrs
-from workbench.train.lane_log import LaneLog
+from workbench.train.lane import Lane, LaneLog, padded_lrs
 from workbench.train.lane_stack import LaneStack
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
 from workbench.train.rng import capture_rng, seed_all
-from workbench.train.update_rules import make_updater
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import subset_of
 
-__all__ = ["LaneRun"]
+__all__ = ["TrainingLoop"]
 
 FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this
 FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
 
-Choose = Callable[..., Chosen]
 
-
-class LaneRun:
+class TrainingLoop:
     """One stack of lanes from the step that they begin with to the end of the longest.
 
     Args:
         workload: what is trained.
-        lanes: equal in what a stack shares (see `lane_groups`), all beginning with the same step.
+        lanes: equal in what a stack shares, all beginning with the same step.
         study: where rows go.
         device: where to train.
         hooks: observers.
@@ -90,7 +85,7 @@ class LaneRun:
         device: torch.device,
         hooks: Sequence[Hook],
         tracked: TrackedExamples | None,
-        choose: Choose,
+        choose: Callable[..., Chosen],
         progress: Progress | None,
         splits: Sequence[str] = (),
         hosts: HostGroup = ALONE,
@@ -117,8 +112,9 @@ class LaneRun:
         self._set_constants()
         self.log = LaneLog(study.steps)
         self._gradients: Chosen | None = None
-        self.run = Run(self.stack.models, workload, configs, device, self._slices(), self._numbers(), self.step)
         self.began = [lane.number for lane in lanes]
+        slices = dict(zip(self.stack.names, self.stack.slices, strict=True))
+        self.run = Run(self.stack.models, workload, configs, device, slices, tuple(self.began), self.step)
         self._next = self.step
         self._flushed_at = self._accounted_at = self._shown_at = time.perf_counter()
 
@@ -137,7 +133,7 @@ class LaneRun:
             for model in self.stack.models:
                 model.train()
             with catch_interrupt() as stop:
-                self._gradients = gradients = self._way(watched)
+                self._gradients = gradients = self._choose_backend(watched)
                 how = {"lanes": len(self.lanes), **gradients.describe()}
                 for lane in self.lanes:
                     lane.begin(**how)
@@ -160,21 +156,20 @@ class LaneRun:
                 "goes on from there."
             )
 
-    def _way(self, watched: str | None) -> Chosen:
+    def _choose_backend(self, watched: str | None) -> Chosen:
         configs = [lane.config for lane in self.lanes]
-        steps = max(config.total_steps for config in configs) - self.step
-        ways = [lane.way for lane in self.lanes]
+        before = [lane.backend for lane in self.lanes]
         keys = ("gradients", "lanes_per_call", "threads")
-        same = len({tuple((way or {}).get(key) for key in keys) for way in ways}) == 1
+        same = len({tuple((event or {}).get(key) for key in keys) for event in before}) == 1
         with explained(self.workload, f"at step {self.step}"):
             return self._choose(
                 self.workload,
                 configs,
                 self.stack,
                 self.streams,
-                steps=steps,
+                steps=max(config.total_steps for config in configs) - self.step,
                 watched=watched,
-                before=ways[0] if same else None,
+                before=before[0] if same else None,
                 excused=self._excused,
             )
 
@@ -199,7 +194,10 @@ class LaneRun:
             try:
                 batch = gradients(batches)
             except Exception:
-                with explained(self.workload, self._where(gradients)):  # only now: a step that succeeds pays nothing
+                where = f"at step {step}"
+                if gradients.lane is not None and len(self.began) > 1:
+                    where += f" of {self.lanes[gradients.lane].name}"
+                with explained(self.workload, where):  # only now: a step that succeeds pays nothing
                     raise
             if gradients.fell_back and not fell_back:
                 fell_back = True
@@ -226,10 +224,8 @@ class LaneRun:
             if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
                 self._on_cadence()
                 before = self._shown_at = time.perf_counter()
-            elif (
-                now - self._shown_at >= SHOW_SECONDS and early_wanted()
-            ):  # somebody looks on: not before the flush, but now
-                self.log.show(self._numbers(), [lane.lrs for lane in self.lanes])
+            elif now - self._shown_at >= SHOW_SECONDS and early_wanted():  # an observer does not wait for the flush
+                self.log.show(self.lanes)
                 before = self._shown_at = time.perf_counter()
 
     def _on_cadence(self) -> None:
@@ -247,17 +243,13 @@ class LaneRun:
             self._write()
         if ended:
             self.study.flush()
-            self._account()
-            for lane in ended:
-                lane.checkpoints.write(lane.selected)
-                lane.end("complete", step=step)
-            self._leave(ended)
+            self._finish("complete", dict.fromkeys(ended))
         self._next = 1 if step == 0 else min((lane.next_due(step) for lane in self.lanes), default=step)
 
     def _flush(self) -> None:
         """Hand the rows on; lanes that are not finite any more are recorded and leave."""
         steps = len(self.log)
-        diverged = self.log.flush(self._numbers(), [lane.lrs for lane in self.lanes])
+        diverged = self.log.flush(self.lanes)
         if len(diverged) == len(self.lanes) and set(diverged.values()) == {0}:
             raise WorkloadError(
                 f"workload {self.workload.name!r}: the loss is not finite at step 0, before any update. Look at the data "
@@ -269,12 +261,26 @@ class LaneRun:
             self.study.flush()
             self._flushed_at = time.perf_counter()
         if diverged:
-            self._account()
-            leaving = [self.lanes[row] for row in diverged]
-            for lane, at in zip(leaving, diverged.values(), strict=True):
-                lane.checkpoints.write(lane.selected)
-                lane.end("diverged", step=self.step, diverged_at=at)
-            self._leave(leaving)
+            self._finish("diverged", {self.lanes[row]: at for row, at in diverged.items()})
+
+    def _finish(self, state: str, ended: Mapping[Lane, int | None]) -> None:
+        """Record how lanes ended, and at which step they diverged; take them out of the stack and pack the rest together."""
+        self._account()
+        for lane, diverged_at in ended.items():
+            lane.checkpoints.write(lane.selected)
+            lane.end(state, step=self.step, diverged_at=diverged_at)
+        rows = [row for row, lane in enumerate(self.lanes) if lane not in ended]
+        self.lanes = [self.lanes[row] for row in rows]
+        if rows:
+            self.stack.keep(rows)
+            self.updater.keep(rows)
+            self._set_constants()
+            read = sorted(set(self.stack.streams))
+            self.streams = [self.streams[stream] for stream in read]
+            self.stack.streams = [read.index(stream) for stream in self.stack.streams]
+        self.run.models = self.stack.models if rows else []
+        self.run.trials = tuple(lane.number for lane in self.lanes)
+        self.run.configs = [lane.config for lane in self.lanes]
 
     def _evaluate(self, lanes: Sequence[Lane]) -> None:
         assert self._gradients is not None
@@ -304,7 +310,7 @@ class LaneRun:
         for row in found_rows:
             for hook in self.hooks:
                 hook.on_evaluation(MappingProxyType(row))
-        self.study.evals.add(_columns(found_rows))
+        self.study.evals.add(evaluation_columns(found_rows))
 
     def _evaluate_together(self, split: str, tracked: TrackedExamples | None) -> list[Evaluation]:
         config = self.lanes[0].config
@@ -327,23 +333,23 @@ class LaneRun:
     def _checkpoint(self, row: int) -> Checkpoint:
         """Return a copy of everything that lane `row` goes on from."""
         self._account()
-        lane = self.lanes[row]
-        data = self.streams[self.stack.streams[row]].state()
-        states = {f"rng/{name}": _copied(t) for name, t in self.stack.rng.state(row).items()}
-        states |= {f"data/{name}": _copied(t) for name, t in data.items()}
-        trained = self.stack.models[row]
-        states |= {f"statistics/{name}": _copied(t) for name, t in running_statistics(self.hosts, trained).items()}
+        lane, trained = self.lanes[row], self.stack.models[row]
+        own = {
+            "rng": self.stack.rng.state(row),
+            "data": self.streams[self.stack.streams[row]].state(),
+            "statistics": running_statistics(self.hosts, trained),
+        }
+        states = {f"{kind}/{name}": _copied(t) for kind, tensors in own.items() for name, t in tensors.items()}
         states = gather_states(self.hosts, states)
         with merged_running_statistics(trained) if self.hosts.size > 1 else contextlib.nullcontext():
             model = {name: _copied(tensor) for name, tensor in trained.state_dict().items()}
-        trainer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
-        trainer |= states
+        optimizer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
         meta = {
             "evaluated": lane.evaluated_at == self.step,
             "seconds": lane.seconds,
             "optimizer": self.updater.plain_state(row),
         }
-        return Checkpoint(self.step, model, trainer, meta)
+        return Checkpoint(self.step, model, optimizer | states, meta)
 
     def _load(self) -> None:
         """Go back to the lanes' checkpoints, random state included."""
@@ -368,8 +374,12 @@ class LaneRun:
 
     def _parts(self, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
         """Return optimizer, rng, data and statistics, of which the last three are this host's own; a host that is new has none."""
-        own = own_state(self.hosts, checkpoint.trainer) or {}
-        return _parts({n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")} | own)
+        optimizer = {n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")}
+        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}, "statistics": {}}
+        for name, tensor in (optimizer | (own_state(self.hosts, checkpoint.trainer) or {})).items():
+            kind, rest = name.split("/", 1)
+            parts[kind][rest] = tensor
+        return parts
 
     def _stream(self, seed: int) -> DataStream:
         lane = next(lane for lane in self.lanes if lane.config.per_host_seed == seed)
@@ -378,20 +388,6 @@ class LaneRun:
             self.workload, lane.config, self.device, start_step=self.step, state=state, rank=self.hosts.rank,
             hosts=self.hosts.size,
         )  # fmt: skip
-
-    def _leave(self, lanes: Sequence[Lane]) -> None:
-        """Take lanes out of the stack and pack the rest together."""
-        rows = [row for row, lane in enumerate(self.lanes) if lane not in lanes]
-        self.lanes = [self.lanes[row] for row in rows]
-        if rows:
-            self.stack.keep(rows)
-            self.updater.keep(rows)
-            self._set_constants()
-            read = sorted(set(self.stack.streams))
-            self.streams = [self.streams[stream] for stream in read]
-            self.stack.streams = [read.index(stream) for stream in self.stack.streams]
-        self.run.models, self.run.trials = self.stack.models if rows else [], self._numbers()
-        self.run.configs = [lane.config for lane in self.lanes]
 
     def _set_constants(self) -> None:
         """Put what differs between lanes and steps on the device: learning rates and clipping thresholds."""
@@ -429,7 +425,7 @@ class LaneRun:
         """After an error: keep what there is, and say of every lane how it ended."""
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         with contextlib.suppress(Exception):  # the first error is the one to report
-            self.log.flush(self._numbers(), [lane.lrs for lane in self.lanes])
+            self.log.flush(self.lanes)
             self._write()
         for lane in self.lanes:
             with contextlib.suppress(RecordError):
@@ -438,26 +434,14 @@ class LaneRun:
     def _end(self, started: Sequence[Hook]) -> list[Exception]:
         """Call `on_end` of every hook that was started, whatever the others do, and return what they raised."""
         errors: list[Exception] = []
-        only = frozenset(self.began)
-        single = len(only) == 1
-        record = TrialRecord(self.study.path, self.began[0]) if single else StudyRecord(self.study.path, only)
+        path, numbers = self.study.path, self.began
+        record = TrialRecord(path, numbers[0]) if len(numbers) == 1 else StudyRecord(path, frozenset(numbers))
         for hook in started:
             try:
                 hook.on_end(record)
             except Exception as error:
                 errors.append(error)
         return errors
-
-    def _numbers(self) -> tuple[int, ...]:
-        return tuple(lane.number for lane in self.lanes)
-
-    def _slices(self) -> Mapping[str, slice]:
-        return dict(zip(self.stack.names, self.stack.slices, strict=True))
-
-    def _where(self, gradients: Chosen) -> str:
-        if gradients.lane is None or len(self.began) == 1:
-            return f"at step {self.step}"
-        return f"at step {self.step} of {self.lanes[gradients.lane].name}"
 
 
 def _watchers(model: nn.Module) -> int:
@@ -468,17 +452,3 @@ def _watchers(model: nn.Module) -> int:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _parts(trainer: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}, "statistics": {}}
-    for name, tensor in trainer.items():
-        kind, rest = name.split("/", 1)
-        parts[kind][rest] = tensor
-    return parts
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-    columns["num_correct"] = np.array([np.nan if v is None else v for v in columns["num_correct"]], dtype=np.float64)
-    return columns

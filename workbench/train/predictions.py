@@ -26,13 +26,12 @@ class TrackedExamples:
     """The tracked rows of one evaluation of several lanes.
 
     Args:
-        workload: what is evaluated.
         places: of the tracked examples in the order of evaluation, ascending.
         ids: their ids, one for each place.
     """
 
-    def __init__(self, workload: Workload, places: Sequence[int], ids: Sequence[int]) -> None:
-        self._workload, self.places, self.ids = workload, list(places), list(ids)
+    def __init__(self, places: Sequence[int], ids: Sequence[int]) -> None:
+        self.places, self.ids = list(places), list(ids)
         self._found: dict[int, list[tuple[Tensor | None, Tensor]]] = {}
         self._labels: list[Tensor | None] = []
 
@@ -43,7 +42,7 @@ class TrackedExamples:
 
     def alone(self) -> TrackedExamples:
         """Return these examples for an evaluation that reads nothing else; what it finds is found here."""
-        same = TrackedExamples(self._workload, range(len(self.places)), self.ids)
+        same = TrackedExamples(range(len(self.places)), self.ids)
         same._found, same._labels = self._found, self._labels
         return same
 
@@ -60,12 +59,7 @@ class TrackedExamples:
         self._found.setdefault(lane, []).append((prediction, losses))
 
     def columns(self, trials: Sequence[int], step: int) -> dict[str, Any]:
-        """Return the table's rows, lane by lane: trial, step, split, example, prediction, label, loss.
-
-        Args:
-            trials: number of each lane's trial.
-            step: updates made before the evaluation.
-        """
+        """Return the table's rows, lane by lane: trial, step, split, example, prediction, label, loss."""
         count = len(self.ids)
         found = [self._found[lane] for lane in range(len(trials))]
         label = _column(self._labels, count)
@@ -99,12 +93,15 @@ def tracked_examples(workload: Workload, track: int | Sequence[int]) -> TrackedE
         place_of = {known_id: place for place, known_id in enumerate(known)}
         missing = [wanted for wanted in track if wanted not in place_of]
         if missing:
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            part = f"part of a larger split, with ids {', '.join(map(str, known[:8]))}{more}"
+            shown = f"with ids 0 to {len(known) - 1}" if isinstance(known, range) else part
             raise UsageError(
                 f"track holds example {missing[0]}, which is not evaluated: the validation split of {workload.name!r} has "
-                f"{len(known)} example{'' if len(known) == 1 else 's'}, {_shown(known)}. Take ids from there, or a number of examples."
+                f"{len(known)} example{'' if len(known) == 1 else 's'}, {shown}. Take ids from there, or a number of examples."
             )
         places = sorted({place_of[wanted] for wanted in track})
-    return TrackedExamples(workload, places, [known[place] for place in places]) if places else None
+    return TrackedExamples(places, [known[place] for place in places]) if places else None
 
 
 def check_track(track: object) -> None:
@@ -116,13 +113,6 @@ def check_track(track: object) -> None:
         raise ConfigError(
             f"track={track!r} must be a number of examples of the validation split, or a list of their ids, from 0; 0 tracks none."
         )
-
-
-def _shown(known: Sequence[int]) -> str:
-    if isinstance(known, range):
-        return f"with ids 0 to {len(known) - 1}"
-    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-    return f"part of a larger split, with ids {', '.join(map(str, known[:8]))}{more}"
 
 
 def _column(parts: Sequence[Tensor | None], count: int) -> NDArray[Any]:

@@ -6,24 +6,22 @@ then let act alone, all else made equal, by the same formulas that train.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from workbench.config import OPTIMIZERS, TrainConfig
-from workbench.curves.rules import Cause, RuleForms, apart
+from workbench.curves.rules import Cause, FloatArray, RuleForms, apart
 from workbench.errors import ConfigError, UsageError
 from workbench.schedules import lr_values
-from workbench.train.update_formulas import RULES, Constants, Memory, Rule
+from workbench.train.update_rules import RULES, Constants, Memory, Rule
 
 __all__ = ["explain_rule"]
 
-FloatArray = NDArray[np.float64]
 NO_SCHEDULE = 1e9
 """psi of torch's NAdam at which its momentum schedule has ended at the first step."""
 _WHY: dict[str, tuple[str, str]] = {
@@ -51,59 +49,6 @@ _WHY: dict[str, tuple[str, str]] = {
         "torch raises the momentum from beta1 / 2 to beta1 over thousands of steps, the playbook keeps it at beta1",
     ),
 }
-
-
-@dataclass(frozen=True)
-class _Feed:
-    """What both forms are fed."""
-
-    config: TrainConfig
-    lrs: FloatArray
-    gradients: FloatArray
-
-    def updates(
-        self, rule: Rule, eps: Callable[[int], float] | None = None, lrs: FloatArray | None = None
-    ) -> FloatArray:
-        """Return the updates of a rule, shape (steps,); `eps` is that of step t, from 1."""
-        like = torch.zeros(1, 1, dtype=torch.float64)
-        memory = Memory(
-            {k: torch.full_like(like, v) for k, v in rule.initial.items()}, torch.empty_like(like), like.clone()
-        )
-        constants, found = Constants([self.config], like), np.empty(len(self.lrs))
-        pairs = zip(self.lrs if lrs is None else lrs, self.gradients, strict=True)
-        for step, (lr, gradient) in enumerate(pairs):
-            if eps is not None:
-                constants.eps = eps(step + 1)
-            update = rule.update(
-                memory, torch.full_like(like, gradient), torch.full_like(like, lr), step + 1, constants
-            )
-            found[step] = float(update)
-        return found
-
-    def causes(self, name: str) -> dict[str, tuple[FloatArray, FloatArray]]:
-        """Return for each cause the updates of two forms that differ in it alone."""
-        if (name, "torch") not in RULES:
-            return {}
-        play, ours = RULES[name, "playbook"], RULES[name, "torch"]
-        b2, size = self.config.beta2, self.config.eps
-        if name == "rmsprop":
-            zero, one = _started(play, v=0.0), _started(ours, v=1.0)
-            level = np.full_like(self.lrs, self.lrs.max())
-            return {
-                "start": (self.updates(play), self.updates(zero)),
-                "root_eps": (self.updates(play, lrs=level), self.updates(one, lrs=level)),
-                "buffer_lr": (self.updates(play, _none), self.updates(one, _none)),
-            }
-        corrected = partial(_corrected, size, b2)
-        eps = {"bias_eps": (self.updates(play), self.updates(play, corrected))}
-        if name != "nadam":
-            return eps
-        update: Any = ours.update
-        steady = Rule(ours.initial, partial(update, psi=NO_SCHEDULE))
-        return eps | {
-            "products": (self.updates(play, _none), self.updates(steady, _none)),
-            "schedule": (self.updates(steady), self.updates(ours)),
-        }
 
 
 def explain_rule(
@@ -136,23 +81,6 @@ def explain_rule(
             f"optimizer={config.to_dict()['optimizer']!r} is a function of your own, which has one form only. Rules with two "
             f"forms are known by name: {', '.join(OPTIMIZERS)}."
         )
-    feed = _feed(config, lrs, gradients)
-    play = RULES[config.optimizer, "playbook"]
-    ours = RULES.get((config.optimizer, "torch"), play)
-    updates = feed.updates(play), feed.updates(ours)
-    differing = np.flatnonzero(apart(*updates) > tolerance)
-    causes = [_cause(key, apart(*pair), tolerance) for key, pair in feed.causes(config.optimizer).items()]
-    return RuleForms(
-        optimizer=config.optimizer,
-        playbook=updates[0],
-        torch=updates[1],
-        first_step=int(differing[0]) if differing.size else None,
-        material_frac=material_frac,
-        causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
-    )
-
-
-def _feed(config: TrainConfig, lrs: ArrayLike | None, gradients: ArrayLike) -> _Feed:
     rates = lr_values(config) if lrs is None else np.asarray(lrs, dtype=np.float64).ravel()
     given = np.asarray(gradients, dtype=np.float64).ravel()
     sizes = np.full(len(rates), given[0]) if given.size == 1 else given
@@ -167,23 +95,77 @@ def _feed(config: TrainConfig, lrs: ArrayLike | None, gradients: ArrayLike) -> _
             raise UsageError(
                 f"{name} holds {values[bad[0]]} at step {bad[0]}: give finite numbers; leave out what diverged."
             )
-    return _Feed(config, rates, sizes)
+    play = RULES[config.optimizer, "playbook"]
+    ours = RULES.get((config.optimizer, "torch"), play)
+    updates = partial(_updates, config=config, lrs=rates, gradients=sizes)
+    both = updates(play), updates(ours)
+    differing = np.flatnonzero(apart(*both) > tolerance)
+    causes = [
+        Cause(name=_WHY[key][0], text=_WHY[key][1], apart=apart(*pair), tolerance=tolerance)
+        for key, pair in _causes(config, rates, updates).items()
+    ]
+    return RuleForms(
+        optimizer=config.optimizer,
+        playbook=both[0],
+        torch=both[1],
+        first_step=int(differing[0]) if differing.size else None,
+        material_frac=material_frac,
+        causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
+    )
 
 
-def _cause(key: str, difference: FloatArray, tolerance: float) -> Cause:
-    name, text = _WHY[key]
-    return Cause(name=name, text=text, apart=difference, tolerance=tolerance)
+def _updates(
+    rule: Rule,
+    eps: Callable[[int], float] | None = None,
+    *,
+    config: TrainConfig,
+    lrs: FloatArray,
+    gradients: FloatArray,
+) -> FloatArray:
+    """Return the updates of a rule, shape (steps,); `eps` is that of step t, from 1."""
+    like = torch.zeros(1, 1, dtype=torch.float64)
+    state = {name: torch.full_like(like, value) for name, value in rule.initial.items()}
+    memory, constants = Memory(state, torch.empty_like(like), like.clone()), Constants([config], like)
+    found = np.empty(len(lrs))
+    for step, (lr, gradient) in enumerate(zip(lrs, gradients, strict=True)):
+        if eps is not None:
+            constants.eps = eps(step + 1)
+        g, rate = torch.full_like(like, gradient), torch.full_like(like, lr)
+        found[step] = float(rule.update(memory, g, rate, step + 1, constants))
+    return found
 
 
-def _started(rule: Rule, **values: float) -> Rule:
-    initial: Mapping[str, float] = {**rule.initial, **values}
-    return Rule(initial, rule.update, rule.scratch)
+def _causes(
+    config: TrainConfig, lrs: FloatArray, updates: Callable[..., FloatArray]
+) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return for each cause the updates of two forms that differ in it alone."""
+    name = str(config.optimizer)
+    if (name, "torch") not in RULES:
+        return {}
+    play, ours = RULES[name, "playbook"], RULES[name, "torch"]
 
+    def none(t: int) -> float:  # noqa: ARG001
+        return 0.0
 
-def _none(t: int) -> float:  # noqa: ARG001
-    return 0.0
+    if name == "rmsprop":
+        zero = replace(play, initial={**play.initial, "v": 0.0})
+        one = replace(ours, initial={**ours.initial, "v": 1.0})
+        level = np.full_like(lrs, lrs.max())
+        return {
+            "start": (updates(play), updates(zero)),
+            "root_eps": (updates(play, lrs=level), updates(one, lrs=level)),
+            "buffer_lr": (updates(play, none), updates(one, none)),
+        }
 
+    def corrected(t: int) -> float:
+        """Return the eps with which the playbook's form gives what torch's gives with the config's."""
+        return float(config.eps * (1 - config.beta2**t) ** 0.5)
 
-def _corrected(eps: float, beta2: float, t: int) -> float:
-    """Return the eps with which the playbook's form gives what torch's gives with `eps`."""
-    return float(eps * (1 - beta2**t) ** 0.5)
+    eps = {"bias_eps": (updates(play), updates(play, corrected))}
+    if name != "nadam":
+        return eps
+    steady = Rule(ours.initial, partial(ours.update, psi=NO_SCHEDULE))  # type: ignore[call-arg]
+    return eps | {
+        "products": (updates(play, none), updates(steady, none)),
+        "schedule": (updates(steady), updates(ours)),
+    }

@@ -42,7 +42,9 @@ class TorchOptimizer:
                 f"{self._name} returned {type(self._optimizer).__name__}; a factory takes (params, lr) and returns a "
                 "torch.optim.Optimizer."
             )
-        if _needs_closure(self._optimizer):
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        arguments = inspect.signature(self._optimizer.step).parameters.values()
+        if any(p.kind in positional and p.default is inspect.Parameter.empty for p in arguments):
             raise ConfigError(
                 f"{self._name} returned {type(self._optimizer).__name__}, whose step needs a closure that computes the loss "
                 "again; this trainer computes one gradient per step. Take an optimizer whose step() works alone."
@@ -150,12 +152,3 @@ def _decoded(value: Any) -> Any:
             return float.fromhex(inside)
         return (tuple if kind == "tuple" else list)(_decoded(v) for v in inside)
     return value
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        parameters = inspect.signature(optimizer.step).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)

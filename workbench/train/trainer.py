@@ -1,14 +1,14 @@
-"""`Trainer`: where trials are trained, one alone or many together; the loop itself is in `lane_run.py`."""
+"""`Trainer`: where trials are trained, one alone or many together; the loop itself is in `loop.py`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -19,21 +19,19 @@ from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.train.distributed.study import begin_together, finished, open_together
 from workbench.train.fingerprint import fingerprint
 from workbench.train.gradient_backend import choose_gradients
-from workbench.train.hooks.base import Hook
-from workbench.train.hooks.norms import Norms
-from workbench.train.hooks.timing import Timing
+from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes, group_lanes
 from workbench.train.lane_memory import FREE_SHARE, STATE_SHARE, available_bytes, lane_bytes, lanes_that_fit
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lane_stacks import train_stacks
-from workbench.train.loop import LaneRun
+from workbench.train.loop import TrainingLoop
 from workbench.train.predictions import TrackedExamples, check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
@@ -41,7 +39,40 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on
 
-__all__ = ["Trainer"]
+__all__ = ["AnyTrainer", "Trainer"]
+
+
+class AnyTrainer(Protocol):
+    """A frozen dataclass that trains trials into a study's folder, in one process or on many: `Trainer`, `ParameterServerTrainer`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def device(self) -> str:
+        """Where trials compute."""
+        ...
+
+    @property
+    def hooks(self) -> Sequence[Hook]:
+        """Observers."""
+        ...
+
+    @property
+    def evaluate_also(self) -> Sequence[str]:
+        """Splits that are evaluated beside "validation" and the one that selection compares."""
+        ...
+
+    def run_trials(
+        self,
+        workload: Workload,
+        configs: Sequence[TrainConfig],
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> list[TrialRecord]:
+        """Train what is not finished yet and return all records, in the order of `configs`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +155,10 @@ class Trainer:
         tracked_examples(workload, self.track)
         with host_group(device) as hosts:
             check_shares(config, hosts)
+            call = None
+            if not self.hooks and not config.has_callables:  # no text stands for what is the user's own
+                said = f"{source_of(config)}, out={out and str(out)!r}"
+                call = call_on(workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {said})")
             opened = partial(
                 StudyWriter.open,
                 None if out is None else Path(out),
@@ -132,16 +167,14 @@ class Trainer:
                 config=config.to_dict(),
                 name=name,
                 note=note,
-                call=self._call(workload, config, out),
+                call=call,
                 when_closed=pusher(),
             )
             study = open_together(hosts, opened)
             try:
-                if hosts.main:
+                if hosts.main:  # in a new study, what is broken fails in its trial below
                     with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
-                        study.hold_against(
-                            fingerprint(workload, config, device)
-                        )  # what is broken fails in its trial below
+                        study.hold_against(fingerprint(workload, config, device))
                 with progress_bar(config.total_steps, workload.name, show=progress and hosts.main) as bar:
                     (record,) = self.run_trials(
                         workload, [config], study, stage=Role.TRIAL, progress=bar.advance, hosts=hosts
@@ -191,7 +224,12 @@ class Trainer:
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
         device = local_device(resolve_device(self.device))
-        self._check_splits(workload)
+        missing = [split for split in self.evaluate_also if split not in workload.splits]
+        if missing:
+            raise ConfigError(
+                f"evaluate_also={tuple(self.evaluate_also)!r}: workload {workload.name!r} has no split {missing[0]!r}; it has "
+                f"{', '.join(workload.splits)}. Give it with {missing[0]}_data=..., or leave it out."
+            )
         sizes = check_lanes(workload, configs)
         tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
@@ -207,14 +245,6 @@ class Trainer:
                     fit = self._fit(workload, group, device)
                 train_stacks(group, train, fit=fit)
         return [writer.record for writer in writers]
-
-    def _check_splits(self, workload: Workload) -> None:
-        missing = [split for split in self.evaluate_also if split not in workload.splits]
-        if missing:
-            raise ConfigError(
-                f"evaluate_also={tuple(self.evaluate_also)!r}: workload {workload.name!r} has no split {missing[0]!r}; it has "
-                f"{', '.join(workload.splits)}. Give it with {missing[0]}_data=..., or leave it out."
-            )
 
     def _fit(self, workload: Workload, lanes: Sequence[Lane], device: torch.device) -> int:
         """Return how many of the lanes fit in memory together."""
@@ -241,38 +271,24 @@ class Trainer:
         progress: Progress | None,
         hosts: HostGroup,
     ) -> None:
+        wanted = "loop" if hosts.size > 1 else self.gradients  # hosts do not measure: each might choose another backend
+        given = {type(hook) for hook in self.hooks}
+        hooks = [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)
         with _noted(*(lane.writer for lane in lanes)):
-            run = LaneRun(
+            loop = TrainingLoop(
                 workload,
                 lanes,
                 study=study,
                 device=device,
-                hooks=self._all_hooks(),
+                hooks=hooks,
                 tracked=tracked,
-                choose=partial(choose_gradients, wanted=self._wanted(hosts), memory=self._memory, share=hosts.size > 1),
+                choose=partial(choose_gradients, wanted=wanted, memory=self._memory, share=hosts.size > 1),
                 progress=progress,
                 splits=self.evaluate_also,
                 hosts=hosts,
                 synchronised=self.synchronise_batch_norm,
             )
-        run.train()
-
-    def _wanted(self, hosts: HostGroup) -> Literal["auto", "loop", "vmap"]:
-        """Return the way to the gradients: hosts do not measure, which might lead each to another way."""
-        return "loop" if hosts.size > 1 else self.gradients
-
-    def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
-        """Return the expression that repeats a run; None where hooks or functions of the user's own are part of it."""
-        if self.hooks or config.has_callables:
-            return None
-        return call_on(
-            workload,
-            f"wb.Trainer(device={self.device!r}).run({{workload}}, {source_of(config)}, out={out and str(out)!r})",
-        )
-
-    def _all_hooks(self) -> list[Hook]:
-        given = {type(hook) for hook in self.hooks}
-        return [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)
+        loop.train()
 
 
 @contextlib.contextmanager

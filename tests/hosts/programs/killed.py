@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from tests.hosts.programs.together import cases, drawing
-from workbench.train import checkpoint_store
-from workbench.train.hooks.base import Hook, Step
+from workbench.train import checkpoint
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 
@@ -29,7 +29,7 @@ class Kill(Hook):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    checkpoint_store.WRITE_SECONDS = 0.0  # every checkpoint reaches the disk
+    checkpoint.WRITE_SECONDS = 0.0  # every checkpoint reaches the disk
     out, marker, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     workload = cases()[sys.argv[4]] if len(sys.argv) > 4 else drawing()
     Trainer(device="cpu", hooks=[Kill(marker, step)]).run(workload, out=out)

@@ -18,7 +18,7 @@ from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.distributed.process_group import HostGroup, host_group
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

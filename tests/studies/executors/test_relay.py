@@ -20,8 +20,8 @@ from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.messages import Dropped, Event, Message, Rows, Saved
 from workbench.studies.executors.parcels import pack_chunk, unpacked
 from workbench.studies.executors.relay import RelayStudy
-from workbench.train import checkpoint_store
-from workbench.train.hooks.base import Hook, Step
+from workbench.train import checkpoint
+from workbench.train.hooks import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
 
@@ -31,7 +31,7 @@ CONFIGS = [WORKLOAD.config.replace(peak_lr=lr) for lr in (0.01, 0.02)]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_store, "WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint, "WRITE_SECONDS", -1.0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.helpers.executors import Holding
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, WorkloadError
 from workbench.studies.executors.shipping import Shipment, pack_shipment, packed_configs, unpack_shipment
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks import Hook
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_workload

@@ -32,7 +32,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import check_first, evaluate_each
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks import Hook
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane
 from workbench.train.lane_stack import LaneStack

@@ -19,7 +19,7 @@ from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.train.fingerprint import fingerprint
-from workbench.train.hooks.base import Hook
+from workbench.train.hooks import Hook
 from workbench.train.lane import Lane
 from workbench.train.lane_groups import check_lanes
 from workbench.train.predictions import check_track, tracked_examples

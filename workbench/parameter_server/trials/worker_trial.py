@@ -15,10 +15,10 @@ from workbench.config import TrainConfig
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, quicken_batch_norm
-from workbench.train.clipping import clip_by_norm, clip_thresholds, global_norm
-from workbench.train.data_stream import DataStream
+from workbench.train.batches import DataStream
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 
 __all__ = ["Made", "Update", "WorkerTrial", "train_steps"]

@@ -9,8 +9,8 @@ from workbench.config import TrainConfig
 from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter
-from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
+from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
 __all__ = ["EXECUTORS", "Executor", "make_executor"]

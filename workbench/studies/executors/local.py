@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from workbench.config import TrainConfig
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter
-from workbench.train.any_trainer import AnyTrainer
 from workbench.train.progress import Progress
+from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
 __all__ = ["LocalExecutor"]

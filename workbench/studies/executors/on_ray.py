@@ -14,11 +14,10 @@ from workbench.studies.executors.crew import Crew
 from workbench.studies.executors.inbox import Inbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment
 from workbench.studies.executors.sweep import Sweep, Task
-from workbench.train.any_trainer import AnyTrainer
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 from workbench.train.lane_groups import SHARED, check_lanes
 from workbench.train.progress import Progress
-from workbench.train.trainer import Trainer
+from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 
 __all__ = ["RayExecutor"]

@@ -16,7 +16,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, WorkbenchError, WorkloadError
 from workbench.record.folder import fingerprint_difference
-from workbench.train.device import resolve_device
+from workbench.train.batches import resolve_device
 from workbench.train.fingerprint import fingerprint
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

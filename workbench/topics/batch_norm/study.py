@@ -22,9 +22,8 @@ from workbench.topics.batch_norm.collect import collect_batch_norm, norm_model
 from workbench.topics.batch_norm.devices import Shards, measure_devices
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
-from workbench.train.batch_norm import batch_norm_layers
+from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_norm
 from workbench.train.lane_stack import build_model
-from workbench.train.replace_norm import Norm, replace_batch_norm
 from workbench.train.rng import isolated_rng
 
 __all__ = ["BatchNormStudy"]

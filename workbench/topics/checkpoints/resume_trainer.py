@@ -16,7 +16,7 @@ from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.topics.checkpoints.resume import Trace, difference
-from workbench.train.hooks.base import Hook, Step
+from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order

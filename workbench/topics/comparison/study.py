@@ -18,7 +18,7 @@ from workbench.topics.comparison.arms import Arms
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.search import cap_steps
-from workbench.train.any_trainer import AnyTrainer
+from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
 __all__ = ["ComparisonStudy"]

@@ -25,7 +25,7 @@ from workbench.topics.evaluation.validation_set import (
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.example_values import ExampleValues, example_values
+from workbench.train.evaluation import ExampleValues, example_values
 from workbench.workloads.subsets import How, check_drawable, draw_sample
 
 __all__ = ["EvaluationSampleStudy"]

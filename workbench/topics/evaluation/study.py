@@ -14,7 +14,7 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.memory import memory_per_example
-from workbench.train.hooks.pause import Pause
+from workbench.train.hooks import Pause
 from workbench.train.offline import evaluate_checkpoints
 from workbench.workloads.subsets import check_examples, periodic_subset, subset_of
 

@@ -24,7 +24,7 @@ from workbench.topics.evaluation.skew import skew_tests
 from workbench.topics.recommendation.diagnose import config_of
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.example_values import ExampleValues, example_values
+from workbench.train.evaluation import ExampleValues, example_values
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload

@@ -28,7 +28,7 @@ from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, s
 from workbench.topics.optimizers.diagnose_rules import ONE_FORM, matters
 from workbench.topics.optimizers.rule_choice import rival
 from workbench.topics.optimizers.stale_moment import shorter, stale_moments
-from workbench.train.hooks.norms import Norms
+from workbench.train.hooks import Norms
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.train.rule_forms import explain_rule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
-from workbench.train.checkpoint_store import SilentStore
+from workbench.train.checkpoint import SilentStore
 from workbench.train.distributed.process_group import HostGroup
 from workbench.train.distributed.resume import share_checkpoint
 from workbench.train.lane import Lane

@@ -85,9 +85,9 @@ class TrainerWatch:
         return checkpoint
 
     def _on_positions(self, original: Any) -> Callable[..., Any]:
-        def positions(examples: int, share: Any, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
-            for order in original(examples, share, *args, **kwargs):
-                if order.shape[1] < share.whole:  # not the batches by which one host knows the workload again
+        def positions(examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
+            for order in original(examples, config, whole, *args):
+                if order.shape[1] < whole:  # not the batches by which one host knows the workload again
                     self._loaders.add_order(examples, order)
                 yield order
 

@@ -1,0 +1,261 @@
+"""`Hook`: the four moments at which an observer is called, what it sees there, and the observers that come with the package.
+
+on_start(run)                 after the model is built, before step 0 (or the step that a resumed run goes on with)
+on_step(step)                 once an update: gradient known, update computed, not yet applied
+on_evaluation(row)            after each evaluated metric
+on_end(record)                always, also after an error or an interrupt, and when another hook's on_end raised
+
+Trials that train together are lanes: each of these is called once for all of them, and the leading axis of every tensor
+is the lane. `on_end` then gets a study's record that shows these trials.
+
+What a hook is given is live, not a copy: a tensor changed in place would change the training. Clone what you alter.
+Hooks add columns to the record; losses are bitwise equal with and without them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from workbench.config import TrainConfig
+from workbench.errors import check_integer
+from workbench.record.metrics import check_metric
+from workbench.record.read import StudyRecord, TrialRecord
+
+if TYPE_CHECKING:
+    from workbench.workloads.base import Workload
+
+__all__ = ["Activations", "Hook", "Norms", "Pause", "Run", "Step", "Timing", "UpdateRatios"]
+
+
+@dataclass
+class Run:
+    """What a hook may look at for the whole run: one trial, or several that train together as lanes.
+
+    Attributes:
+        models: the models being trained, one per lane; read only.
+        workload: what is trained.
+        configs: how, lane by lane.
+        device: where.
+        parameter_slices: name of each trained parameter -> its place in the flat tensors of a `Step`.
+        trials: number of each lane's trial; a lane that diverged or ended leaves them.
+        step: the step in progress, for hooks that attach to the model's forward pass.
+    """
+
+    models: Sequence[nn.Module]
+    workload: Workload
+    configs: Sequence[TrainConfig]
+    device: torch.device
+    parameter_slices: Mapping[str, slice]
+    trials: tuple[int, ...] = (0,)
+    step: int = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of the first lane, which is the only one where a trial is trained alone."""
+        return self.models[0]
+
+    @property
+    def config(self) -> TrainConfig:
+        """The config of the first lane."""
+        return self.configs[0]
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as a hook sees it: device tensors, lane axis first, measured before the update is applied.
+
+    The tensors are the trainer's own and must not be changed in place; `params`, `grad` and `update` hold other values a
+    step later, so clone what you keep.
+
+    Attributes:
+        index: the step, from 0.
+        loss: shape (lanes,).
+        grad_norm: before clipping, shape (lanes,).
+        lr: that this update uses, shape (lanes,).
+        params: flat parameters before the update, shape (lanes, parameters).
+        grad: flat gradient after clipping, same shape.
+        update: what will be subtracted, same shape.
+        data_wait_s: how long the loop waited for the batch.
+        step_time_s: host time since the previous step began, evaluation left out; of all lanes together.
+        trials: number of each lane's trial.
+    """
+
+    index: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: Tensor
+    params: Tensor
+    grad: Tensor
+    update: Tensor
+    data_wait_s: float
+    step_time_s: float
+    trials: tuple[int, ...] = (0,)
+    recorded: dict[str, Tensor | float] = field(default_factory=dict)
+
+    def record(self, name: str, value: Tensor | float) -> None:
+        """Add a column to this step's row: a number, or a tensor of one element per lane that stays on its device.
+
+        Raises:
+            UnknownNameError: the name is not in `workbench.record.metrics.METRICS` and does not begin with "user/".
+        """
+        check_metric(name)
+        self.recorded[name] = value
+
+
+class Hook:
+    """Base of all hooks; override what you need. A hook observes: it changes neither model nor random state."""
+
+    def on_start(self, run: Run) -> None:
+        """Look at the run before its first step; attach to the model here."""
+
+    def on_step(self, step: Step) -> None:
+        """Look at one step; keep values on the device, `step.record(name, value)` stores them."""
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Look at one row of `.evals`; it cannot be changed."""
+
+    def on_end(self, record: TrialRecord | StudyRecord) -> None:
+        """Detach whatever `on_start` attached; called exactly once for each `on_start`.
+
+        An error raised here reaches the caller after all hooks were called, unless training itself raised one before.
+        """
+
+
+def _cadence(every: int) -> int:
+    return check_integer("every", every, hint=": measure at every n-th step.")
+
+
+class Timing(Hook):
+    """Records `data_wait_s` and `step_time_s` at every step.
+
+    Both are host times. On an accelerator the host runs ahead of the device, so single values are launch times; their
+    mean over many steps is the true step time. Healthy: the wait is a few percent of the step (P1.1).
+    """
+
+    def on_step(self, step: Step) -> None:
+        """Store what the loop measured."""
+        step.record("data_wait_s", step.data_wait_s)
+        step.record("step_time_s", step.step_time_s)
+
+
+class Norms(Hook):
+    """Records `update_norm` and `param_norm`; the gradient's norm is recorded by the trainer at every step.
+
+    Healthy: the update is 1e-4 to 1e-2 of the parameters (rule of thumb) and both change slowly.
+
+    Args:
+        every: cadence in steps; the first step is always measured.
+    """
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = _cadence(every)
+
+    def on_step(self, step: Step) -> None:
+        """Measure on the cadence."""
+        if step.index % self.every == 0:
+            step.record("update_norm", torch.linalg.vector_norm(step.update, dim=1))
+            step.record("param_norm", torch.linalg.vector_norm(step.params, dim=1))
+
+
+class UpdateRatios(Hook):
+    """Records `update_ratio/<parameter>`: norm of the update / norm of the tensor before it, lr included.
+
+    Healthy: around 1e-3 (rule of thumb) and alike across layers. Much smaller: the layer hardly learns; near 1: it is
+    overwritten in one step. A tensor of zeros gives inf.
+
+    Args:
+        every: cadence in steps; the first step is always measured.
+    """
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = _cadence(every)
+        self._slices: Mapping[str, slice] = {}
+
+    def on_start(self, run: Run) -> None:
+        """Learn where each parameter lies."""
+        self._slices = run.parameter_slices
+
+    def on_step(self, step: Step) -> None:
+        """Measure on the cadence."""
+        if step.index % self.every:
+            return
+        for name, where in self._slices.items():
+            moved, size = (torch.linalg.vector_norm(t[:, where], dim=1) for t in (step.update, step.params))
+            step.record(f"update_ratio/{name}", moved / size)
+
+
+class Activations(Hook):
+    """Records `activation_rms/<module>` and `activation_zero_frac/<module>` for every leaf module.
+
+    Healthy: sizes alike from layer to layer and over time. A size that grows with depth or time points to missing
+    normalisation, a zero share near 1 to dead units. Attached at start and removed at the end; attaching twice is the
+    same as once.
+
+    Args:
+        every: cadence in steps; the first step is always measured.
+    """
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = _cadence(every)
+        self._handles: list[RemovableHandle] = []
+        self._values: dict[str, dict[int, Tensor]] = {}
+
+    def on_start(self, run: Run) -> None:
+        """Attach to the leaf modules."""
+        self._detach()
+        for trial, model in zip(run.trials, run.models, strict=True):
+            for name, module in model.named_modules():
+                if name and not list(module.children()):
+                    self._handles.append(module.register_forward_hook(self._observer(run, trial, name)))
+
+    def on_step(self, step: Step) -> None:
+        """Store what the forward pass of this step showed."""
+        for name, values in self._values.items():
+            step.record(name, torch.stack([values[trial] for trial in step.trials]))
+        self._values.clear()
+
+    def on_end(self, record: TrialRecord | StudyRecord) -> None:  # noqa: ARG002
+        """Detach."""
+        self._detach()
+
+    def _observer(self, run: Run, trial: int, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def observe(module: nn.Module, _: Any, output: Any) -> None:
+            if run.step % self.every or not module.training or not isinstance(output, Tensor):
+                return
+            if output.is_floating_point():
+                values = output.detach().float()
+                rms, zero_frac = values.square().mean().sqrt(), (values == 0).float().mean()
+                self._values.setdefault(f"activation_rms/{name}", {})[trial] = rms
+                self._values.setdefault(f"activation_zero_frac/{name}", {})[trial] = zero_frac
+
+        return observe
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._values.clear()
+
+
+class Pause(Hook):
+    """Waits during one step, as a preempted job or a slow network would (P2.8); what is trained stays the same bit for bit.
+
+    Args:
+        step: at which to wait; the pause shows in `step_time_s` of the next one.
+        seconds: how long.
+    """
+
+    def __init__(self, step: int, seconds: float) -> None:
+        self.step, self.seconds = step, seconds
+
+    def on_step(self, step: Step) -> None:
+        """Wait where it is time to."""
+        if step.index == self.step:
+            time.sleep(self.seconds)
