@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,4 +55,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_every_public_name_resolves_and_is_kept(name: str) -> None:
     value = getattr(workbench, name)
     assert value is getattr(workbench, name)
-    assert name == "__version__" or callable(value)
+    members = [getattr(value, member) for member in value.__all__] if isinstance(value, ModuleType) else [value]
+    assert name == "__version__" or all(callable(member) for member in members)
+
+
+@pytest.mark.parametrize("name", [n for n in workbench.__all__ if isinstance(getattr(workbench, n), ModuleType)])
+def test_a_question_lists_its_names_and_refuses_others(name: str) -> None:
+    question = getattr(workbench, name)
+    assert set(question.__all__) <= set(dir(question))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        question.no_such_name  # noqa: B018

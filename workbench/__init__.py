@@ -3,46 +3,26 @@
     import workbench as wb
 
     workload = wb.load_workload("digits_cnn")
-    record = wb.LRSweep(seeds=1).run(workload, out="runs/sweep")
-    diagnosis = wb.diagnose_lr_sweep(record)
-    wb.plot_lr_sweep(record, diagnosis)
+    record = wb.lr_sweep.Study(seeds=1).run(workload, out="runs/sweep")
+    diagnosis = wb.lr_sweep.diagnose(record)
+    wb.lr_sweep.plot(record, diagnosis)
 
-Names load when they are first used, so that the import alone brings in neither torch nor matplotlib; `__init__.pyi` says where each lives.
+Every question answers to `Study`, `diagnose`, `plot` and, where there is one, `panel`. Names load when they are first used.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
+from workbench.public import lazily
+
 __version__ = "0.1.0"
 
-_HOMES = {
-    alias.asname or alias.name: (str(node.module), alias.name)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
-"""Public name -> (module, name there)."""
-
-__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    """Import the module that `name` lives in, and keep what was found."""
-    if name not in _HOMES:
-        raise AttributeError(f"workbench has no {name!r}; dir(workbench) lists what there is")
-    module, there = _HOMES[name]
-    globals()[name] = value = getattr(importlib.import_module(module), there)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the public names, loaded or not."""
-    return list(__all__)
+__getattr__, __dir__, _names = lazily(sys.modules[__name__], Path(__file__).with_suffix(".pyi"))
+__all__ = [*_names, "__version__"]  # noqa: PLE0604
 
 
 def _show(record: Any) -> None:

@@ -1,5 +1,7 @@
 """The public names and where each lives; `__init__.py` imports it when a name is first used."""
 
+from workbench import errors as errors
+from workbench import schedules as schedules
 from workbench.config import TrainConfig as TrainConfig
 from workbench.curves.class_counts import class_counts as class_counts
 from workbench.errors import CheckpointError as CheckpointError
@@ -54,6 +56,26 @@ from workbench.parameter_server.workers.closure import RemoteValue as RemoteValu
 from workbench.parameter_server.workers.resources import PerWorkerValues as PerWorkerValues
 from workbench.playbook.walk import diagnose as diagnose
 from workbench.plots.trial_curves import plot_trial_curves as plot_trial_curves
+from workbench.public import architecture as architecture
+from workbench.public import batch_norm as batch_norm
+from workbench.public import batch_size as batch_size
+from workbench.public import checkpoints as checkpoints
+from workbench.public import clipping as clipping
+from workbench.public import comparison as comparison
+from workbench.public import data as data
+from workbench.public import evaluation as evaluation
+from workbench.public import hooks as hooks
+from workbench.public import hosts as hosts
+from workbench.public import input as input
+from workbench.public import lr_sweep as lr_sweep
+from workbench.public import optimizers as optimizers
+from workbench.public import periodicity as periodicity
+from workbench.public import predictions as predictions
+from workbench.public import ps as ps
+from workbench.public import schedule as schedule
+from workbench.public import stability as stability
+from workbench.public import tracking as tracking
+from workbench.public import warmup as warmup
 from workbench.record.read import StudyRecord as StudyRecord
 from workbench.record.read import TrialRecord as TrialRecord
 from workbench.record.read import how_trained as how_trained
