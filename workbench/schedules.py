@@ -14,7 +14,17 @@ import numpy as np
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 
-__all__ = ["constant", "cosine", "join", "linear", "linear_warmup", "lr_values", "prepend_warmup", "schedule_of", "shaped"]
+__all__ = [
+    "constant",
+    "cosine",
+    "join",
+    "linear",
+    "linear_warmup",
+    "lr_values",
+    "prepend_warmup",
+    "schedule_of",
+    "shaped",
+]
 
 Schedule = Callable[[int], float]
 _SHAPES: dict[str, Callable[[float], float]] = {
