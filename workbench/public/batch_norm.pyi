@@ -9,12 +9,12 @@ from workbench.topics.batch_norm.layout_figures import plot_batch_norm_layout as
 from workbench.topics.batch_norm.panel import batch_norm_panel as panel
 from workbench.topics.batch_norm.study import BatchNormStudy as Study
 from workbench.train.batch_norm import ghost_batch_norm as ghost
+from workbench.train.batch_norm import replace_batch_norm as replace
 from workbench.train.distributed.batch_norm import synchronise_batch_norm as synchronise
 from workbench.train.distributed.merge_statistics import merge_statistics as merge_statistics
 from workbench.train.distributed.running_statistics import gather_running_statistics as gather_running_statistics
 from workbench.train.distributed.running_statistics import merge_running_statistics as merge_running_statistics
 from workbench.train.distributed.running_statistics import merged_running_statistics as merged_running_statistics
-from workbench.train.replace_norm import replace_batch_norm as replace
 
 __all__ = [
     "Study",

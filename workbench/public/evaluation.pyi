@@ -17,7 +17,7 @@ from workbench.topics.evaluation.skew import skew_tests as skew_tests
 from workbench.topics.evaluation.study import EvaluationStudy as Study
 from workbench.train.evaluation import evaluate as evaluate
 from workbench.train.offline import evaluate_offline as evaluate_offline
-from workbench.train.replay import serve_requests as serve_requests
+from workbench.train.offline import serve_requests as serve_requests
 from workbench.workloads.subsets import periodic_subset as periodic_subset
 from workbench.workloads.subsets import sampled_workload as sampled_workload
 
