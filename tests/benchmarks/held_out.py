@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
 from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.collect import pair_facts, selected_model
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
-from workbench.topics.evaluation.validation_set import pair_facts, selected_model
 from workbench.train.evaluation import example_values
 
 

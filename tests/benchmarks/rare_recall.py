@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
 from workbench.curves.class_counts import wilson
-from workbench.topics.evaluation.validation_set import selected_model
+from workbench.topics.evaluation.collect import selected_model
 from workbench.train.evaluation import example_values
 
 COUNTS = (5, 10, 20, 40)

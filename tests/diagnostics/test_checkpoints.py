@@ -19,11 +19,11 @@ NAN, INF = math.nan, math.inf
 
 
 def best_not_last(*curves: Any, test: Any = None, **how: Any) -> Finding:
-    return diagnose_checkpoints(evaluated(curves, test, **how))[CODES[0]]
+    return diagnose_checkpoints(evaluated(curves, test, **how))["checkpoints.best_not_last"]
 
 
 def selection(*curves: Any, test: Any = None, **how: Any) -> Finding:
-    return diagnose_checkpoints(evaluated(curves, test, **how))[CODES[2]]
+    return diagnose_checkpoints(evaluated(curves, test, **how))["checkpoints.selection"]
 
 
 def noisy(level: float, *, seed: int, count: int = 41, sd: float = 0.02) -> np.ndarray:
@@ -204,7 +204,7 @@ def test_another_metric_that_is_not_finite_is_named_with_its_first_step(
     r = evaluated([[2.0, 1.2, 1.0, 0.9, 0.8, 0.7]])
     steps = [0, 200, 400, 600, 800, 1000]
     r.evals = pd.concat([r.evals, pd.DataFrame(evaluations(0, steps, bad, split=split, metric="f1"))])
-    found = diagnose_checkpoints(r)[CODES[2]]
+    found = diagnose_checkpoints(r)["checkpoints.selection"]
     first = steps[next(k for k, value in enumerate(bad) if not math.isfinite(value))]
     assert found.status == "warn"
     assert f"{split}/f1 was not finite in {count} of 6 evaluations, first at step {first}" in found.summary
@@ -219,7 +219,7 @@ def test_another_metric_that_is_finite_changes_nothing_and_a_diverged_run_is_not
     steps = [0, 200, 400, 600, 800, 1000]
     rows = evaluations(0, steps, [0.1] * 6, metric="f1") + evaluations(1, [0, 1000], [0.1, NAN], metric="f1")
     r.evals = pd.concat([r.evals, pd.DataFrame(rows)])
-    found = diagnose_checkpoints(r)[CODES[2]]
+    found = diagnose_checkpoints(r)["checkpoints.selection"]
     assert (found.status, found.summary) == (alone.status, alone.summary)
 
 
@@ -232,7 +232,7 @@ def test_a_metric_that_never_improves_selects_the_untrained_model() -> None:
 def test_a_metric_that_does_not_improve_from_its_first_evaluation_on_flatters_by_what_it_moves() -> None:
     late = evaluated([[0.1, 0.5, 0.2, 0.6, 0.3, 0.7, 0.4]])
     late.evals["step"] += 100
-    found = diagnose_checkpoints(late)[CODES[2]]
+    found = diagnose_checkpoints(late)["checkpoints.selection"]
     assert found.status == "warn"
     assert "and training learned nothing" in found.summary
     assert "inf" not in found.summary

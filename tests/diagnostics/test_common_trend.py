@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from workbench.topics.evaluation.common_trend import _OVERLAP, trend_free_correlation
+from workbench.topics.evaluation.proxy import OVERLAP, trend_free_correlation
 
 STEPS = np.arange(21.0) * 10
 
@@ -42,7 +42,7 @@ def test_it_is_that_of_the_noise_on_a_long_series() -> None:
 
 def test_the_variance_of_overlapping_residuals_is_bartletts() -> None:
     rho = signal.correlate([1, -2, 1], [1, -2, 1])[2:] / 6
-    assert 1 + 2 * np.sum(rho[1:] ** 2) == pytest.approx(_OVERLAP)
+    assert 1 + 2 * np.sum(rho[1:] ** 2) == pytest.approx(OVERLAP)
 
 
 @pytest.mark.parametrize(

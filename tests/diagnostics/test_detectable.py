@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from workbench.errors import ConfigError
-from workbench.topics.evaluation.detectable import detectable_difference, examples_needed, noise_share
+from workbench.topics.evaluation.sample_size import detectable_difference, examples_needed
 
 REPEATS = 4000
 
@@ -93,8 +93,6 @@ def test_the_number_of_examples_is_the_inverse(how: dict[str, Any], n: int) -> N
 
 
 def test_noise_shrinks_a_difference_in_accuracy() -> None:
-    assert noise_share(0.1, 2) == pytest.approx(0.8)
-    assert noise_share(0.1, 10) == pytest.approx(1 - 0.1 * 10 / 9)
     clean = detectable_difference(1000, disagreement=0.1)
     assert detectable_difference(1000, disagreement=0.1, label_noise=0.1) == pytest.approx(clean / 0.8)
 

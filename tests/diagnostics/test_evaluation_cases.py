@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.topics.evaluation.cases import predicted_values
-from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
+from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases, predicted_values
 
 VALUES = np.linspace(5.0, 1.0, 7)
 

@@ -15,9 +15,13 @@ import pytest
 from tests.helpers.records import MemoryRecord
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
-from workbench.topics.evaluation.detectable import detectable_difference, examples_needed
 from workbench.topics.evaluation.diagnose_sample import CODES, diagnose_evaluation_sample
-from workbench.topics.evaluation.sample_size import evaluation_sizes, size_bounds
+from workbench.topics.evaluation.sample_size import (
+    detectable_difference,
+    evaluation_sizes,
+    examples_needed,
+    size_bounds,
+)
 from workbench.topics.evaluation.skew import skew_tests
 
 TIMING = {"seconds_per_example": 1e-3, "start_s": 0.05, "batch_size": 64}
@@ -32,7 +36,7 @@ HEALTHY: dict[str, Any] = {
 
 def said(facts: dict[str, Any], **options: Any) -> Diagnosis:
     found = diagnose_evaluation_sample(facts, **options)
-    assert tuple(f.code for f in found) == CODES
+    assert tuple(f.code for f in found) == tuple(CODES)
     for finding in found:
         assert finding.clause
         assert finding.advice or finding.status in ("ok", "not_measured")

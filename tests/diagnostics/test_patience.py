@@ -7,8 +7,7 @@ import pytest
 
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from workbench.curves.selected_runs import read_runs
-from workbench.topics.checkpoints.early_stopping import early_stopping
-from workbench.topics.checkpoints.patience import stop_with_patience
+from workbench.topics.checkpoints.early_stopping import early_stopping, stop_with_patience
 
 CURVE = [2.0, 1.5, 1.6, 1.7, 1.0, 1.1, 1.2, 1.3, 1.4, 0.5, 0.6]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.topics.evaluation.selection_gap import (
+from workbench.topics.evaluation.sample_size import (
     climbing_gap,
     selection_gap,
     selection_gaps,

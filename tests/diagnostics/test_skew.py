@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
+from workbench.workloads.evaluation_sample import draw_sample
 
 from workbench.errors import DataError, UsageError
-from workbench.topics.evaluation.skew import class_test, feature_tests, metric_test, skew_tests, worst_skew
-from workbench.workloads.subsets import draw_sample
+from workbench.topics.evaluation.skew import class_test, skew_tests, worst_skew
 
 BUNCH = load_breast_cancer()
 ROWS, LABELS = BUNCH.data[:, :6], BUNCH.target
@@ -46,8 +46,8 @@ def test_each_kind_alone_keeps_its_rate() -> None:
     coin = (rng.random(SIZE) < 0.9) * 1.0
     for test in (
         lambda m: class_test(m, LABELS),
-        lambda m: metric_test(m, coin, "accuracy"),
-        lambda m: feature_tests(m, ROWS[:, :1])[0],
+        lambda m: skew_tests(m, metrics={"accuracy": coin})[0],
+        lambda m: skew_tests(m, features=ROWS[:, :1])[0],
     ):
         alarms = sum(test(mask)["p"] < 0.1 for mask in masks)
         assert stats.binom.ppf(0.0005, draws, 0.02) <= alarms <= stats.binom.ppf(0.9995, draws, 0.1)
@@ -93,7 +93,7 @@ def test_chi_square_is_that_of_sample_against_rest() -> None:
 def test_the_interval_of_the_metric_covers_and_knows_that_the_set_is_finite() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=60)
-    half = [metric_test(taken(rng.choice(60, 45, replace=False), 60), values, "m") for _ in range(400)]
+    half = [skew_tests(taken(rng.choice(60, 45, replace=False), 60), metrics={"m": values})[0] for _ in range(400)]
     truth = values.std(ddof=1) / math.sqrt(45) * math.sqrt(1 - 45 / 60)
     assert half[0]["se"] == pytest.approx(truth)
     assert np.std([t["difference"] for t in half]) == pytest.approx(truth, rel=0.12)
@@ -106,7 +106,7 @@ def test_large_sets_use_the_normal_law_and_agree_with_the_exact_one() -> None:
     rng = np.random.default_rng(4)
     values = rng.normal(size=20_000)
     mask = taken(rng.choice(20_000, 500, replace=False), 20_000)
-    found = metric_test(mask, values, "m")
+    found = skew_tests(mask, metrics={"m": values})[0]
     assert found["test"] == "normal"
     assert found["p"] == pytest.approx(stats.ttest_1samp(values[mask], values.mean()).pvalue, abs=0.03)
 
@@ -116,33 +116,33 @@ def test_the_full_set_one_class_and_constant_columns_cannot_differ() -> None:
     assert smallest(everything) == 1.0
     half = np.arange(SIZE) < 200
     assert class_test(half, np.zeros(SIZE))["p"] == 1.0
-    assert feature_tests(half, np.ones((SIZE, 3))) == []
-    assert metric_test(half, np.ones(SIZE), "m")["p"] == 1.0
+    assert skew_tests(half, features=np.ones((SIZE, 3))) == []
+    assert skew_tests(half, metrics={"m": np.ones(SIZE)})[0]["p"] == 1.0
 
 
 def test_missing_values_are_a_value_of_their_own() -> None:
     rows = ROWS[:, :2].copy()
     half = np.arange(SIZE) % 2 == 0
     rows[::4, 0] = np.nan  # only where the sample is
-    worst = worst_skew(feature_tests(half, rows))[0]
+    worst = worst_skew(skew_tests(half, features=rows))[0]
     assert (worst["name"], worst["test"], worst["p_adjusted"] < 1e-6) == ("0", "missing values", True)
     rows[:, 0] = np.nan
-    assert [test["name"] for test in feature_tests(half, rows)] == ["1"]
+    assert [test["name"] for test in skew_tests(half, features=rows)] == ["1"]
 
 
 def test_a_column_of_few_values_is_a_category() -> None:
     half = np.arange(SIZE) < 300
-    (found,) = feature_tests(half, (np.arange(SIZE) % 3)[:, None].astype(float))
+    (found,) = skew_tests(half, features=(np.arange(SIZE) % 3)[:, None].astype(float))
     assert found["test"] == "chi-square"
     assert found["p"] > 0.5
-    (found,) = feature_tests(half, np.where(half, 0.0, 1.0)[:, None])
+    (found,) = skew_tests(half, features=np.where(half, 0.0, 1.0)[:, None])
     assert found["p"] < 1e-9
 
 
 def test_a_metric_that_is_not_finite_is_not_tested() -> None:
     values = LOSSES.copy()
     values[7] = math.nan
-    found = metric_test(np.arange(SIZE) < 100, values, "loss")
+    found = skew_tests(np.arange(SIZE) < 100, metrics={"loss": values})[0]
     assert found["p"] is None
     assert found["reason"] == "1 values of loss are not finite"
     assert worst_skew([found]) == []

@@ -15,8 +15,8 @@ from tests.helpers.records import study
 from workbench.curves.class_counts import class_counts
 from workbench.plots.style import why_not_measured
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
-from workbench.topics.evaluation.sample_figures import plot_class_recall, plot_evaluation_sample, plot_selection_gap
-from workbench.topics.evaluation.selection_gap import selection_gaps
+from workbench.topics.evaluation.figures import plot_class_recall, plot_evaluation_sample, plot_selection_gap
+from workbench.topics.evaluation.sample_size import selection_gaps
 
 FACTS: dict[str, Any] = {
     "split": "validation", "examples": 2000, "metric": "accuracy", "asked": {"budget_s": 1.0, "smallest_difference": 0.05},

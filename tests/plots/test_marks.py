@@ -16,7 +16,7 @@ from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
 from workbench.config import TrainConfig
 from workbench.plots.style import not_measured
-from workbench.topics.checkpoints.patience import stop_with_patience
+from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.schedule.figures import mark_warmup
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8, warmup_steps=10)

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from tests.helpers.simulated_checkpoints import evaluated
 from workbench.plots.style import why_not_measured
-from workbench.topics.checkpoints.patience import stop_with_patience
-from workbench.topics.checkpoints.patience_figures import plot_patience
+from workbench.topics.checkpoints.early_stopping import stop_with_patience
+from workbench.topics.checkpoints.figures import plot_patience
 
 CURVE = [2.0, 1.5, 1.6, 1.7, 1.0, 1.1, 1.2, 1.3, 1.4, 0.5, 0.6]
 

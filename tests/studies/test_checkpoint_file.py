@@ -15,7 +15,7 @@ from tests.helpers.user_training import EVERYTHING, UserTraining
 from workbench.errors import CheckpointError, UsageError
 from workbench.findings.diagnosis import Finding
 from workbench.record.json_values import dumps
-from workbench.topics.checkpoints.checkpoint_file import audit_checkpoint
+from workbench.topics.checkpoints.resume import audit_checkpoint
 
 MISSING = {
     "parameters": {"model parameters"},

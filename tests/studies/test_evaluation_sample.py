@@ -12,15 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from workbench.train.example_values import ExampleValues
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, DataError, RecordError, UnknownNameError, UsageError
 from workbench.record.read import StudyRecord
-from workbench.topics.evaluation.cost import measure_evaluation
-from workbench.topics.evaluation.sample_study import EvaluationSampleStudy
-from workbench.topics.evaluation.validation_set import class_facts, collect_validation_set, compared_pairs, pair_facts
-from workbench.train.evaluation import ExampleValues
+from workbench.topics.evaluation.collect import (
+    class_facts,
+    collect_validation_set,
+    compared_pairs,
+    measure_evaluation,
+    pair_facts,
+)
+from workbench.topics.evaluation.study import EvaluationSampleStudy
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import SquaredError
 
@@ -239,7 +244,7 @@ def test_without_a_checkpoint_nothing_is_called_healthy(record: StudyRecord) -> 
 
 
 def test_a_large_set_is_looked_at_in_part(record: StudyRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.topics.evaluation.validation_set.LEAST_EXAMPLES", 60)
+    monkeypatch.setattr("workbench.topics.evaluation.collect.LEAST_EXAMPLES", 60)
     facts = collect_validation_set(session(record, breast_cancer(total_steps=1, batch_size=2)), NOTHING)
     assert facts["examples"] == 86
     assert facts["pair"]["difference_sd"] > 0
@@ -264,7 +269,7 @@ def test_a_set_that_is_read_in_its_own_order(
 ) -> None:
     workload = breast_cancer(total_steps=1, batch_size=2)
     stream = workload.replace(validation_data=Stream(workload.validation_data))
-    monkeypatch.setattr("workbench.topics.evaluation.validation_set.LEAST_EXAMPLES", 60)
+    monkeypatch.setattr("workbench.topics.evaluation.collect.LEAST_EXAMPLES", 60)
     facts = collect_validation_set(session(record, stream), NOTHING)
     assert [row["total"] for row in facts["classes"]] == [32, 54], "all of it was read"
     with pytest.raises(DataError, match="Stream has no index to draw a sample by"):
@@ -282,14 +287,14 @@ def test_pairs_are_of_equal_seeds_and_fresh_where_there_are_any(record: StudyRec
     chosen = {"candidate": "lr 0.4", "recommended": {"trials": [3]}}
     assert compared_pairs(study, chosen) == ("baseline and lr 0.4", [(1, 4)])
     study.trials = trials[trials["seed"] == 0]
-    assert compared_pairs(study, chosen).pairs == [(0, 3)]
-    assert compared_pairs(study, NOTHING).pairs == [(0, None)]
+    assert compared_pairs(study, chosen)[1] == [(0, 3)]
+    assert compared_pairs(study, NOTHING)[1] == [(0, None)]
     study.trials = study.trials.assign(stage=["baseline", "lr_sweep"], best_value=[0.3, 0.2])
     assert compared_pairs(study, NOTHING) == ("the baseline and the next best lr of its sweep", [(0, 3)])
     study.trials = trials.iloc[:3]
-    assert compared_pairs(study, NOTHING).pairs == [(0, 1)]
+    assert compared_pairs(study, NOTHING)[1] == [(0, 1)]
     study.trials = trials.iloc[:0]
-    assert compared_pairs(study, NOTHING).pairs == []
+    assert compared_pairs(study, NOTHING)[1] == []
 
 
 def test_what_has_no_classes_is_told_from_what_may_have_some() -> None:

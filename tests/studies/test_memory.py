@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.topics.evaluation.memory import memory_per_example, peak_bytes
+from workbench.topics.evaluation.collect import memory_per_example, peak_bytes
 from workbench.workloads.registry import load_workload
 
 CPU = torch.device("cpu")

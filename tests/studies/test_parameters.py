@@ -13,7 +13,8 @@ from torch import nn
 from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload, squared
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.one_batch.diagnose_parameters import CODES, diagnose_parameters
+from workbench.topics.one_batch.diagnose_layers import PARAMETER_CODES as CODES
+from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
 from workbench.topics.one_batch.parameters import collect_parameters
 
 FROZEN, UNOWNED = CODES
@@ -170,5 +171,5 @@ def test_only_what_is_random_and_never_trained_is_an_alarm(
 @pytest.mark.parametrize("facts", [{}, {"parameters": None}])
 def test_nobody_looked(facts: dict[str, Any]) -> None:
     found = diagnose_parameters(record([], facts=facts))
-    assert tuple(f.code for f in found) == CODES
+    assert tuple(f.code for f in found) == tuple(CODES)
     assert {f.status for f in found} == {"not_measured"}

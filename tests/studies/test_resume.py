@@ -13,10 +13,9 @@ from tests.helpers.user_training import UserTraining, X, Y
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Finding
-from workbench.topics.checkpoints.diagnose_resume import resume_finding
-from workbench.topics.checkpoints.resume import audit_resume
-from workbench.topics.checkpoints.resume_parts import same_values
-from workbench.topics.checkpoints.resume_trainer import collect_resume
+from workbench.topics.checkpoints.diagnose import resume_finding
+from workbench.topics.checkpoints.resume import audit_resume, same_values
+from workbench.topics.checkpoints.study import collect_resume
 from workbench.workloads.base import Workload
 
 PLANTED = {

@@ -35,9 +35,9 @@ from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.data.collect import collect_data
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.evaluation.check import collect_own_evaluation
+from workbench.topics.evaluation.collect import collect_validation_set
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
-from workbench.topics.evaluation.validation_set import collect_validation_set
 from workbench.topics.generalisation.collect import collect_generalisation
 from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap
 from workbench.topics.generalisation.underfit import diagnose_underfit
@@ -48,7 +48,7 @@ from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
-from workbench.topics.one_batch.diagnose_parameters import diagnose_parameters
+from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
 from workbench.topics.one_batch.parameters import collect_parameters
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity

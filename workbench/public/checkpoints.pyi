@@ -1,13 +1,13 @@
 """Which checkpoint to take, and does training resume where it stopped?"""
 
-from workbench.topics.checkpoints.checkpoint_file import audit_checkpoint as audit
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints as diagnose
 from workbench.topics.checkpoints.early_stopping import early_stopping as early_stopping
+from workbench.topics.checkpoints.early_stopping import stop_with_patience as stop_with_patience
 from workbench.topics.checkpoints.figures import plot_checkpoints as plot
 from workbench.topics.checkpoints.figures import plot_early_stopping as plot_early_stopping
+from workbench.topics.checkpoints.figures import plot_patience as plot_patience
 from workbench.topics.checkpoints.panel import checkpoints_panel as panel
-from workbench.topics.checkpoints.patience import stop_with_patience as stop_with_patience
-from workbench.topics.checkpoints.patience_figures import plot_patience as plot_patience
+from workbench.topics.checkpoints.resume import audit_checkpoint as audit
 from workbench.topics.checkpoints.resume import audit_resume as audit_resume
 from workbench.topics.checkpoints.study import CheckpointStudy as Study
 from workbench.train.artifacts import export_program as export_program

@@ -1,19 +1,19 @@
 """Does evaluation measure what it should, often and precisely enough?"""
 
 from workbench.topics.evaluation.check import check_evaluation as check
-from workbench.topics.evaluation.detectable import detectable_difference as detectable_difference
-from workbench.topics.evaluation.detectable import examples_needed as examples_needed
 from workbench.topics.evaluation.diagnose import diagnose_evaluation as diagnose
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample as diagnose_sample
+from workbench.topics.evaluation.figures import plot_class_recall as plot_class_recall
 from workbench.topics.evaluation.figures import plot_evaluation as plot
+from workbench.topics.evaluation.figures import plot_evaluation_sample as plot_sample
+from workbench.topics.evaluation.figures import plot_selection_gap as plot_selection_gap
 from workbench.topics.evaluation.figures import plot_timed_evaluations as plot_timed
-from workbench.topics.evaluation.sample_figures import plot_class_recall as plot_class_recall
-from workbench.topics.evaluation.sample_figures import plot_evaluation_sample as plot_sample
-from workbench.topics.evaluation.sample_figures import plot_selection_gap as plot_selection_gap
+from workbench.topics.evaluation.sample_size import detectable_difference as detectable_difference
 from workbench.topics.evaluation.sample_size import evaluation_sizes as sizes
-from workbench.topics.evaluation.sample_study import EvaluationSampleStudy as SampleStudy
-from workbench.topics.evaluation.selection_gap import selection_gaps as selection_gaps
+from workbench.topics.evaluation.sample_size import examples_needed as examples_needed
+from workbench.topics.evaluation.sample_size import selection_gaps as selection_gaps
 from workbench.topics.evaluation.skew import skew_tests as skew_tests
+from workbench.topics.evaluation.study import EvaluationSampleStudy as SampleStudy
 from workbench.topics.evaluation.study import EvaluationStudy as Study
 from workbench.train.evaluation import evaluate as evaluate
 from workbench.train.offline import evaluate_offline as evaluate_offline

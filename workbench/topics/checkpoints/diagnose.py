@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,31 @@ from scipy.stats import t as student
 
 from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
-from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.checkpoints.diagnose_resume import resume_finding
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.record.read import periodic_rows
 from workbench.topics.checkpoints.early_stopping import replay_rules
-from workbench.topics.checkpoints.selection_luck import selection_finding
 
-__all__ = ["CODES", "diagnose_checkpoints"]
+__all__ = ["CODES", "checkpoint_finding", "diagnose_checkpoints", "resume_finding"]
 
-CODES = ("checkpoints.best_not_last", "checkpoints.resume_jump", "checkpoints.selection")
+CODES = Codes({
+    "checkpoints.best_not_last": "P4.3", "checkpoints.resume_jump": "P4.2", "checkpoints.selection": "P4.5",
+})  # fmt: skip
+_LAST, _RESUME, _SELECTION = CODES
 FEWEST_TESTED = 3
 """Runs with a test split; fewer show no spread from seed to seed (rule of thumb)."""
+FEWEST_DISTINCT = 32
+"""Training rows; with fewer, as in a problem whose loss is no sample of anything, a split may well be all of it (rule of thumb)."""
+_NAN_ADVICE = "Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."
+_NOISE_ADVICE = (
+    "Evaluate on more examples, on the same ones every time, in evaluation mode (P3.4).",
+    "Until then compare the mean of several evaluations, and quote the test split and not the selected value.",
+)
+_RESUME_ADVICE = {
+    "parameters": "Save the model's state dict, and load it before the first step.",
+    "buffers": "Save the whole state dict of the model, not its parameters alone: batch-norm statistics are buffers.",
+    "random state": "Save and restore the random state of Python, NumPy and torch (torch.get_rng_state and the like).",
+}
 
 
 def diagnose_checkpoints(
@@ -54,7 +71,7 @@ def diagnose_checkpoints(
     findings = (
         _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds),
         resume_finding(record.facts.get("resume")),
-        selection_finding(record, runs, max_luck_frac=max_luck_frac),
+        _selection(record, runs, max_luck_frac),
     )
     return Diagnosis.of(record, findings)
 
@@ -62,107 +79,10 @@ def diagnose_checkpoints(
 def _best_not_last(
     record: RecordLike, runs: Sequence[SelectedRun], min_gain_frac: float, false_alarm: float, noise_sds: float
 ) -> Finding:
-    code, clause = CODES[0], "P4.3"
     judged = [run for run in runs if run.judged]
     if not judged:
         why = "no run has finished" if not runs else f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
-        return Finding(code=code, status="not_measured", clause=clause, summary=f"Not measured: {why}.")
-    tested = [run for run in judged if math.isfinite(run.test_gain)]
-    broken = [run for run in judged if not math.isfinite(run.gain)]
-    evidence = _evidence(record, judged)
-    known: dict[str, Any] = {"code": code, "clause": clause, "unit": str(record.config["select"]), "evidence": evidence}
-    if broken:
-        return Finding(
-            status="warn", advice=_advice(judged), **known,
-            summary=f"The last evaluation is not finite in {len(broken)} of {len(judged)} runs, so the last checkpoint is useless.",
-        )  # fmt: skip
-    enough = len(tested) >= FEWEST_TESTED
-    judge = _on_test(tested, false_alarm) if enough else _on_validation(judged, noise_sds, false_alarm)
-    evidence |= judge
-    scale = float(np.mean([r.learned for r in judged]))
-    evidence["matters_from"] = judge["matters_from"] = min_gain_frac * scale
-    real = judge["gain"] > max(judge["threshold"], judge["matters_from"])
-    finding: dict[str, Any] = {"value": judge["gain"], "threshold": judge["threshold"], **known}
-    summary = _where(judged)
-    if any(run.best < run.costs.size - 1 for run in judged):
-        summary += f" {(_on_test_said if enough else _on_validation_said)(judge)}"
-    if real:
-        return Finding(status="warn", summary=summary, advice=_advice(judged), **finding)
-    return Finding(status="ok", summary=summary, **finding)
-
-
-def _where(runs: Sequence[SelectedRun]) -> str:
-    early = sum(run.best < run.costs.size - 1 for run in runs)
-    if not early:
-        return f"The last checkpoint is the best in {f'each of {len(runs)} runs' if len(runs) > 1 else 'the one run there is'}."
-    of = f"{early} of {len(runs)} runs" if len(runs) > 1 else "the one run there is"
-    middle = float(np.median([run.best_frac for run in runs]))
-    return f"The best checkpoint is not the last in {of} (at {middle:.0%} of the steps{', median' if len(runs) > 1 else ''})."
-
-
-def _on_test(runs: Sequence[SelectedRun], false_alarm: float) -> dict[str, Any]:
-    """Judge the mean gain on the test split by Student's t over the seeds."""
-    gains = np.array([run.test_gain for run in runs])
-    se = float(gains.std(ddof=1) / math.sqrt(gains.size))
-    gain, seen = float(gains.mean()), float(np.mean([run.gain for run in runs]))
-    threshold = float(student.ppf(1 - false_alarm, gains.size - 1)) * se
-    return {
-        "split": "test",
-        "gain": gain,
-        "se": se,
-        "threshold": threshold,
-        "selected_gain": seen,
-        "runs_tested": gains.size,
-    }
-
-
-def _on_test_said(judge: Mapping[str, Any]) -> str:
-    seen, gain = judge["selected_gain"], judge["gain"]
-    lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
-    beyond = "beyond" if gain > judge["threshold"] else "not beyond"
-    small = _too_small(judge)
-    return (
-        f"It is better than the last by {seen:.3g} where it was chosen and by {gain:.3g} +- {judge['se']:.2g} on the test split"
-        f"{lost}: {beyond} chance{small}."
-    )
-
-
-def _too_small(judge: Mapping[str, Any]) -> str:
-    small = judge["threshold"] < judge["gain"] <= judge["matters_from"]
-    return f", but too little to matter ({judge['matters_from']:.2g})" if small else ""
-
-
-def _on_validation(runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float) -> dict[str, Any]:
-    """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread.
-
-    One run that ends on a bad evaluation makes a mean gain of its own; only a gain that the seeds share is believed.
-    """
-    gains = np.array([run.gain for run in runs])
-    luck, noise = float(np.mean([run.luck for run in runs])), math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
-    spread = 0.0
-    if gains.size >= FEWEST_TESTED:
-        se = float(gains.std(ddof=1) / math.sqrt(gains.size))
-        spread = float(student.ppf(1 - false_alarm, gains.size - 1)) * se
-    threshold = luck + max(noise_sds * noise, spread)
-    return {
-        "split": "selected",
-        "gain": float(gains.mean()),
-        "luck": luck,
-        "noise": noise,
-        "spread": spread,
-        "threshold": threshold,
-    }
-
-
-def _on_validation_said(judge: Mapping[str, Any]) -> str:
-    by = f"It is better than the last by {judge['gain']:.3g} on the split that chose it"
-    if judge["gain"] <= judge["threshold"]:
-        return f"{by}, which luck and noise explain ({judge['threshold']:.2g})."
-    tested = "how much of that holds on new data was not measured"
-    return f"{by}, more than luck and noise explain ({judge['threshold']:.2g}){_too_small(judge)}; {tested}."
-
-
-def _evidence(record: RecordLike, runs: Sequence[SelectedRun]) -> dict[str, Any]:
+        return CODES.not_measured(_LAST, why)
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
     rows = [
         {
@@ -171,15 +91,289 @@ def _evidence(record: RecordLike, runs: Sequence[SelectedRun]) -> dict[str, Any]
             "gain": run.gain, "test_gain": run.test_gain, "evaluations": int(run.costs.size), "noise": run.noise,
             "luck": run.luck, "learned": run.learned,
         }
-        for run in runs
+        for run in judged
     ]  # fmt: skip
-    return {"runs": rows, "early_stopping": replay_rules(runs)}
-
-
-def _advice(runs: Sequence[SelectedRun]) -> list[str]:
+    evidence: dict[str, Any] = {"runs": rows, "early_stopping": replay_rules(runs)}
+    known: dict[str, Any] = {"unit": str(record.config["select"]), "evidence": evidence}
     advice = [
         "Take the selected checkpoint, not the last: record.best().checkpoint, of the N best that are kept (P4.4, P4.5)."
     ]
-    if float(np.median([run.best_frac for run in runs])) <= 0.5:
+    middle = float(np.median([run.best_frac for run in judged]))
+    if middle <= 0.5:
         advice.append("The second half of the run brings nothing here: regularise, or plan fewer steps and tune again.")
-    return advice
+    broken = sum(not math.isfinite(run.gain) for run in judged)
+    if broken:
+        said = (
+            f"The last evaluation is not finite in {broken} of {len(judged)} runs, so the last checkpoint is useless."
+        )
+        return CODES.finding(_LAST, "warn", said, advice=advice, **known)
+    tested = [run for run in judged if math.isfinite(run.test_gain)]
+    matters_from = min_gain_frac * float(np.mean([r.learned for r in judged]))
+    if len(tested) >= FEWEST_TESTED:
+        numbers, better = _on_test(tested, false_alarm, matters_from)
+    else:
+        numbers, better = _on_validation(judged, noise_sds, false_alarm, matters_from)
+    evidence |= numbers | {"matters_from": matters_from}
+    early = sum(run.best < run.costs.size - 1 for run in judged)
+    many = len(judged) > 1
+    if early:
+        of = f"{early} of {len(judged)} runs" if many else "the one run there is"
+        said = (
+            f"The best checkpoint is not the last in {of} (at {middle:.0%} of the steps{', median' * many}). {better}"
+        )
+    else:
+        said = (
+            f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the one run there is'}."
+        )
+    known |= {"value": numbers["gain"], "threshold": numbers["threshold"]}
+    if numbers["gain"] > max(numbers["threshold"], matters_from):
+        return CODES.finding(_LAST, "warn", said, advice=advice, **known)
+    return CODES.finding(_LAST, "ok", said, **known)
+
+
+def _by_seeds(gains: Sequence[float], false_alarm: float) -> tuple[float, float, float]:
+    """Return the mean gain over the seeds, its standard error, and how far chance reaches by Student's t."""
+    values = np.array(gains)
+    se = float(values.std(ddof=1) / math.sqrt(values.size))
+    return float(values.mean()), se, float(student.ppf(1 - false_alarm, values.size - 1)) * se
+
+
+def _on_test(runs: Sequence[SelectedRun], false_alarm: float, matters_from: float) -> tuple[dict[str, Any], str]:
+    """Judge the mean gain on the test split over the seeds."""
+    gain, se, threshold = _by_seeds([run.test_gain for run in runs], false_alarm)
+    seen = float(np.mean([run.gain for run in runs]))
+    lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
+    beyond = "beyond" if gain > threshold else "not beyond"
+    small = _too_small(gain, threshold, matters_from)
+    said = (
+        f"It is better than the last by {seen:.3g} where it was chosen and by {gain:.3g} +- {se:.2g} on the test split"
+        f"{lost}: {beyond} chance{small}."
+    )
+    numbers = {"gain": gain, "se": se, "threshold": threshold, "selected_gain": seen, "runs_tested": len(runs)}
+    return {"split": "test"} | numbers, said
+
+
+def _on_validation(
+    runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float, matters_from: float
+) -> tuple[dict[str, Any], str]:
+    """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread.
+
+    One run that ends on a bad evaluation makes a mean gain of its own; only a gain that the seeds share is believed.
+    """
+    gains = [run.gain for run in runs]
+    luck, noise = float(np.mean([run.luck for run in runs])), math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
+    gain, spread = float(np.mean(gains)), 0.0
+    if len(gains) >= FEWEST_TESTED:
+        _, _, spread = _by_seeds(gains, false_alarm)
+    threshold = luck + max(noise_sds * noise, spread)
+    by = f"It is better than the last by {gain:.3g} on the split that chose it"
+    small = _too_small(gain, threshold, matters_from)
+    said = f"{by}, more than luck and noise explain ({threshold:.2g}){small}; how much of that holds on new data was not measured."
+    if gain <= threshold:
+        said = f"{by}, which luck and noise explain ({threshold:.2g})."
+    numbers = {"gain": gain, "luck": luck, "noise": noise, "spread": spread, "threshold": threshold}
+    return {"split": "selected"} | numbers, said
+
+
+def _too_small(gain: float, threshold: float, matters_from: float) -> str:
+    return f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
+
+
+def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
+    """Judge what a resume audit measured.
+
+    Args:
+        facts: of `audit_resume` or `collect_resume`: steps, after, jump (largest difference of the losses), floor (the same of two runs
+            that were not stopped), allowed (None: the same bits are asked for), changed, first_step, missing, outside, parts,
+            losses, losses_resumed; None where nobody looked.
+    """
+    if not facts:
+        return CODES.not_measured(
+            _RESUME, "no run was resumed here. wb.audit_resume does it with your own save and load"
+        )
+    allowed, changed, missing = facts["allowed"], facts["changed"], list(facts["missing"])
+    known: dict[str, Any] = {
+        "value": facts["jump"],
+        "unit": "loss",
+        "threshold": allowed or 0.0,
+        "evidence": dict(facts),
+    }
+    if not changed and allowed is not None:
+        return CODES.not_measured(
+            _RESUME, f"two runs that were not stopped differ by {facts['floor']:.2g} already, and the resumed one lies "
+            f"within {allowed:.2g} (ten times that): what is smaller cannot be seen", **known,
+            advice=["Make training repeat itself (seeds, torch.use_deterministic_algorithms), and audit again."],
+        )  # fmt: skip
+    if not changed:
+        after = f"the next {facts['after']} are bit for bit those of the run that was not stopped"
+        return CODES.finding(_RESUME, "ok", f"Resumed after {facts['steps']} steps, {after}.", **known)
+    known["step"] = None if facts["first_step"] is None else int(facts["steps"] + facts["first_step"])
+    jump = f"the losses agree, but {', '.join(changed)} end with other values"
+    if "loss" in changed:
+        jump = f"from step {known['step']} on the loss differs by up to {facts['jump']:.2g}"
+    if missing:
+        return CODES.finding(
+            _RESUME, "fail", f"The checkpoint loses {', '.join(missing)}: {jump}. Put back by hand, it vanishes.", **known,
+            advice=[_how_to_keep(name) for name in missing],
+        )  # fmt: skip
+    return CODES.finding(
+        _RESUME, "warn", f"A resumed run is not the one that was not stopped: {jump}. What is lost is none of the parts that could be put "
+        "back by hand.", **known,
+        advice=[
+            "Look for state outside of them: a dataset or an augmentation with random numbers of its own, counters in the model that "
+            "are no buffers, worker processes that draw."
+        ],
+    )  # fmt: skip
+
+
+def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
+    """Judge what `audit_checkpoint` found of the parts of a training in a checkpoint.
+
+    Args:
+        facts: parts (part, missing, names of what is missing of it, where, other_values), random_state (whether it is there), draws
+            (whether a model has dropout).
+    """
+    rows = list(facts["parts"])
+    missing = [row["part"] for row in rows if row["missing"]]
+    if facts["draws"] and not facts["random_state"]:
+        missing.append("random state")
+    there = [row["part"] for row in rows if not row["missing"]]
+    other = [row["part"] for row in rows if not row["missing"] and row["other_values"]]
+    known: dict[str, Any] = {
+        "value": float(len(missing)), "unit": "parts", "threshold": 0.0,
+        "evidence": {**facts, "missing": missing, "other_values": other},
+    }  # fmt: skip
+    if missing:
+        some = {row["part"]: row["names"] for row in rows if row["missing"] and row["where"] is not None}
+        said = ", ".join(f"{name} ({', '.join(some[name])})" if some.get(name) else name for name in missing)
+        advice = [_how_to_keep(name) for name in missing]
+        return CODES.finding(_RESUME, "fail", f"The checkpoint does not hold {said}.", advice=advice, **known)
+    if other and len(other) < len(there):
+        said = f"The checkpoint holds other values of {', '.join(other)} than the objects have, though the rest is the same."
+        advice = ["Save all parts at one moment, after the same update, from the objects that training uses."]
+        return CODES.finding(_RESUME, "warn", said, advice=advice, **known)
+    held = f"The checkpoint holds {', '.join(there)}"
+    if not facts["random_state"]:
+        said = f"{held}, but no random state: what is shuffled or drawn after a restart is something else."
+        return CODES.finding(_RESUME, "warn", said, advice=[_RESUME_ADVICE["random state"]], **known)
+    older = ", with other values than the objects have: it is of another moment" if other else ""
+    said = f"{held} and random state{older}. Whether your code puts all of it back, and the place in the data, audit_resume tells."
+    return CODES.finding(_RESUME, "ok", said, **known)
+
+
+def _how_to_keep(name: str) -> str:
+    other = f"Save {name}, where it has one by its state_dict, and load it after it was built."
+    return next((advice for kind, advice in _RESUME_ADVICE.items() if name.endswith(kind)), other)
+
+
+def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
+    """Judge the metric by which the best checkpoint of each run is chosen, and name every other one that is NaN or infinite."""
+    found, others = _of_selected(record, runs, max_luck_frac), dict[str, dict[str, int]]()
+    rows = periodic_rows(record.evals) if runs else None
+    ours = () if rows is None else rows[rows["trial"].isin([run.trial for run in runs])].groupby(["split", "metric"])
+    for (split, metric), each in ours:
+        bad = each[~np.isfinite(each["value"].to_numpy(dtype=np.float64, na_value=np.nan))]
+        name = f"{split}/{metric}"
+        if len(bad) and name != record.config["select"]:
+            others[name] = {"not_finite": len(bad), "evaluations": len(each), "first_step": int(bad["step"].min())}
+    if not others:
+        return found
+    told = "; ".join(
+        f"{name} was not finite in {row['not_finite']} of {row['evaluations']} evaluations, first at step {row['first_step']:,}"
+        for name, row in others.items()
+    )
+    return replace(
+        found, status="fail" if found.status == "fail" else "warn",
+        summary=f"{told}: it selects nothing here, but nothing can be read off it. {found.summary}",
+        evidence=dict(found.evidence) | {"others_not_finite": others}, advice=list(dict.fromkeys([*found.advice, _NAN_ADVICE])),
+    )  # fmt: skip
+
+
+def _told(evidence: Mapping[str, Any], known: Mapping[str, Any], status: Status, summary: str, *advice: str) -> Finding:
+    return CODES.finding(_SELECTION, status, summary, evidence=evidence, advice=advice, **known)
+
+
+def _of_selected(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
+    select = str(record.config.get("select", ""))
+    known: dict[str, Any] = {"unit": "luck / learned", "threshold": max_luck_frac}
+    evidence: dict[str, Any] = {"select": select}
+    told = partial(_told, evidence, known)
+    split = select.split("/", maxsplit=1)[0]
+    if split == "test":
+        return told(
+            "fail", f"Checkpoints and configs are chosen by {select}: the test split is then no test of what was chosen.",
+            'Write select="validation/...", and look at the test split once, at the end.',
+        )  # fmt: skip
+    overlap = (record.facts.get("data") or {}).get("overlap") or {}
+    distinct = overlap.get("train_rows", 0) - overlap.get("train_duplicates", 0)
+    same = ((overlap.get("splits") or {}).get(split) or {}).get("same", False) and distinct >= FEWEST_DISTINCT
+    if split == "train" or same:
+        what = "the training split" if split == "train" else "a copy of the training split"
+        return told(
+            "fail", f"Checkpoints and configs are chosen by {select}, on {what}: the one that memorises most is taken.",
+            'Write select="validation/...", with examples that are never trained on.',
+        )  # fmt: skip
+    if not runs:
+        evals = record.evals
+        there = sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)}) if len(evals) else []
+        if not there or select in there or not (record.trials["state"] == "complete").any():
+            return CODES.not_measured(_SELECTION, "no run has finished", **known)
+        evidence["evaluated"] = there
+        return told(
+            "fail", f"{select} was never evaluated, so no checkpoint could be selected by it; evaluated: {', '.join(there)}.",
+            "Select by one that is evaluated, or add the metric to the workload.",
+        )  # fmt: skip
+    return _of_runs(record, runs, select, max_luck_frac)
+
+
+def _of_runs(record: RecordLike, runs: Sequence[SelectedRun], select: str, max_luck_frac: float) -> Finding:
+    bad, evaluations = [int((~np.isfinite(run.costs)).sum()) for run in runs], [int(r.costs.size) for r in runs]
+    evidence: dict[str, Any] = {"select": select, "not_finite": bad, "evaluations": evaluations}
+    known: dict[str, Any] = {"unit": "luck / learned", "threshold": max_luck_frac}
+    told = partial(_told, evidence, known)
+    nothing = sum(not run.finite.size for run in runs)
+    if nothing:
+        return told(
+            "fail", f"{select} was never finite in {nothing} of {len(runs)} runs: no checkpoint could be selected.",
+            "Look at one evaluation by hand: where does the first NaN come from?",
+        )  # fmt: skip
+    if any(bad):
+        return told(
+            "warn", f"{select} was not finite in {sum(bad)} of {sum(evaluations)} evaluations; checkpoints made there "
+            "cannot be selected, however good they are.", _NAN_ADVICE,
+        )  # fmt: skip
+    judged = [run for run in runs if run.judged]
+    if not judged:
+        few = f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
+        return CODES.not_measured(_SELECTION, few, evidence=evidence, **known)
+    tied = sum(run.finite.max() == run.finite.min() for run in judged)
+    if tied:
+        return told(
+            "warn", f"{select} has the same value at every evaluation in {tied} of {len(judged)} runs: it tells no checkpoint "
+            "from another, and the earliest is taken.", "Select by a metric that moves, such as the loss, or by more digits of this one.",
+        )  # fmt: skip
+    if all(run.steps[run.best] == 0 for run in judged):  # it may be read the wrong way round
+        evidence["select_mode"] = mode = str(record.config["select_mode"])
+        better, worse, other = ("smaller", "larger", "max") if mode == "min" else ("larger", "smaller", "min")
+        many = f"{'all ' * (len(judged) > 1)}{len(judged)} run{'s' * (len(judged) > 1)}"
+        advice = f"If it is better when it is {worse}, write select_mode={other!r}."
+        if select.endswith("/loss"):
+            advice = "Look at the learning rate and at the targets of this split: training makes its loss worse from the first steps on."
+        return told("fail", f"{select}, where {better} is better, selects the untrained model in {many}.", advice)
+    luck, learned, noise = (float(np.mean([getattr(run, n) for run in judged])) for n in ("luck", "learned", "noise"))
+    share = luck / learned if learned > 0 else (0.0 if luck == 0 else math.inf)
+    rivals = float(np.median([run.contenders.sum() for run in judged]))
+    chosen, tested = np.array([run.carried for run in judged]).mean(
+        axis=0
+    )  # the lead over the contenders, and on the test split
+    carried = float(tested / chosen) if math.isfinite(tested) and chosen > 0 else None
+    evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": carried}
+    head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
+    head += f": the selected value flatters by about {luck:.2g}"
+    if share <= max_luck_frac:
+        return replace(told("ok", f"{head}, {share:.2%} of what training learned."), value=share)
+    much = "and training learned nothing"
+    if math.isfinite(share):
+        whole = f"as much as {share:.0%} of what training learned"
+        much = whole if share <= 1 else "more than all that training learned"
+    return replace(told("warn", f"{head}, {much}.", *_NOISE_ADVICE), value=share)

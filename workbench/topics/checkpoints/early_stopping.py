@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +15,9 @@ from numpy.typing import NDArray
 from workbench.curves.selected_runs import SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 
-__all__ = ["RULES", "StoppingRule", "early_stopping", "patience_rule", "replay", "replay_rule", "replay_rules"]
+__all__ = ["RULES", "Patience", "StoppedRun", "StoppingRule", "early_stopping", "replay_rules", "stop_with_patience"]
 
 Floats = NDArray[np.float64]
-
 COLUMNS = ["rule", "source", "runs", "stopped", "steps_saved", "lost", "lost_frac", "worst_lost_frac", "test_lost"]
 
 
@@ -35,14 +35,8 @@ class StoppingRule(NamedTuple):
     stop: Callable[[Floats], int | None]
 
 
-def patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) -> int | None:
-    """Stop when so many evaluations in a row have brought no new best.
-
-    Args:
-        costs: smaller is better.
-        evaluations: how many.
-        min_delta_frac: a new best counts only where it is better by more than this share of the old one.
-    """
+def _patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) -> int | None:
+    """Stop when so many evaluations in a row have brought no new best, by more than a share of the old one."""
     best, at = math.inf, 0
     for place, cost in enumerate(costs):
         margin = min_delta_frac * abs(best) if math.isfinite(best) else 0.0
@@ -53,7 +47,7 @@ def patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) ->
     return None
 
 
-def generalisation_loss(costs: Floats, *, percent: float) -> int | None:
+def _generalisation_loss(costs: Floats, *, percent: float) -> int | None:
     """Stop when the cost is so many percent above the lowest so far; never where the lowest is not above 0."""
     lowest = math.inf
     for place, cost in enumerate(costs):
@@ -63,7 +57,7 @@ def generalisation_loss(costs: Floats, *, percent: float) -> int | None:
     return None
 
 
-def successive_rises(costs: Floats, *, rises: int) -> int | None:
+def _successive_rises(costs: Floats, *, rises: int) -> int | None:
     """Stop when the cost has risen from one evaluation to the next so many times in a row."""
     count = 0
     for place in range(1, costs.size):
@@ -73,7 +67,7 @@ def successive_rises(costs: Floats, *, rises: int) -> int | None:
     return None
 
 
-def twice_as_long(costs: Floats, *, start: int) -> int | None:
+def _twice_as_long(costs: Floats, *, start: int) -> int | None:
     """Stop when twice as many evaluations have gone by as until the best, and at least `start`."""
     at, best = 0, math.inf
     for place, cost in enumerate(costs):
@@ -84,20 +78,17 @@ def twice_as_long(costs: Floats, *, start: int) -> int | None:
     return None
 
 
-def patience_rule(evaluations: int) -> StoppingRule:
-    """Return the rule that stops after so many evaluations in a row without a new best."""
-    return StoppingRule(f"patience {evaluations}", "rule of thumb", partial(patience, evaluations=evaluations))
+def _patience_rule(evaluations: int) -> StoppingRule:
+    return StoppingRule(f"patience {evaluations}", "rule of thumb", partial(_patience, evaluations=evaluations))
 
 
 RULES: tuple[StoppingRule, ...] = (
-    patience_rule(1),
-    patience_rule(3),
-    patience_rule(10),
-    StoppingRule("patience 3, by 1 %", "rule of thumb", partial(patience, evaluations=3, min_delta_frac=0.01)),
-    StoppingRule("GL 2", "Prechelt 1998", partial(generalisation_loss, percent=2.0)),
-    StoppingRule("GL 5", "Prechelt 1998", partial(generalisation_loss, percent=5.0)),
-    StoppingRule("UP 3", "Prechelt 1998", partial(successive_rises, rises=3)),
-    StoppingRule("twice as long", "after Bengio 2012, arXiv:1206.5533", partial(twice_as_long, start=5)),
+    *map(_patience_rule, (1, 3, 10)),
+    StoppingRule("patience 3, by 1 %", "rule of thumb", partial(_patience, evaluations=3, min_delta_frac=0.01)),
+    StoppingRule("GL 2", "Prechelt 1998", partial(_generalisation_loss, percent=2.0)),
+    StoppingRule("GL 5", "Prechelt 1998", partial(_generalisation_loss, percent=5.0)),
+    StoppingRule("UP 3", "Prechelt 1998", partial(_successive_rises, rises=3)),
+    StoppingRule("twice as long", "after Bengio 2012, arXiv:1206.5533", partial(_twice_as_long, start=5)),
 )
 """GL and UP with every evaluation as the end of a strip; patience counts evaluations."""
 
@@ -122,47 +113,116 @@ def early_stopping(record: RecordLike) -> pd.DataFrame:
 def replay_rules(runs: Sequence[SelectedRun]) -> list[dict[str, Any]]:
     """Return the rows of `early_stopping` for these runs; none where none can be judged."""
     judged = [run for run in runs if run.judged]
-    return [replay_rule(rule, judged) for rule in RULES] if judged else []
+    return [_replay_rule(rule, judged) for rule in RULES] if judged else []
 
 
-def replay_rule(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
+def _replay_rule(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
     """Return the row of one rule: means over the runs, each of which can be judged."""
-    stops = [rule.stop(run.costs) for run in runs]
-    replayed = [_replay(run, stop) for run, stop in zip(runs, stops, strict=True)]
-    saved, lost, share, tested = (np.array(column, dtype=np.float64) for column in zip(*replayed, strict=True))
+    replayed = []
+    for run in runs:
+        kept, saved, share = _replay(run, rule.stop(run.costs))
+        row = [saved, math.inf, share, math.nan]
+        if kept is not None:
+            row[1], row[3] = (float(costs[kept] - costs[run.best]) for costs in (run.costs, run.test_costs))
+        replayed.append(row)
+    saves, lost, shares, tested = (np.array(column, dtype=np.float64) for column in zip(*replayed, strict=True))
     return {
-        "rule": rule.name,
-        "source": rule.source,
-        "runs": len(runs),
-        "stopped": int((saved > 0).sum()),
-        "steps_saved": float(saved.mean()),
-        "lost": float(lost.mean()),
-        "lost_frac": float(share.mean()),
-        "worst_lost_frac": float(share.max()),
-        "test_lost": float(tested.mean()),
-    }
+        "rule": rule.name, "source": rule.source, "runs": len(runs), "stopped": int((saves > 0).sum()),
+        "steps_saved": float(saves.mean()), "lost": float(lost.mean()), "lost_frac": float(shares.mean()),
+        "worst_lost_frac": float(shares.max()), "test_lost": float(tested.mean()),
+    }  # fmt: skip
 
 
-def replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, float]:
-    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned.
-
-    Args:
-        run: one that can be judged.
-        stop: place of the evaluation at which it is stopped; None is the end of the run.
-    """
+def _replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, float]:
+    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned; None never stops."""
     end = run.costs.size - 1 if stop is None else stop
+    saved = 0.0 if stop is None else float(1.0 - run.steps[end] / run.total_steps)
     seen = run.costs[: end + 1]
     if not np.isfinite(seen).any():
-        return None, float(1 - run.steps[end] / run.total_steps), math.inf
+        return None, saved, math.inf
     kept = int(np.nanargmin(np.where(np.isfinite(seen), seen, np.nan)))
-    share = float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
-    return kept, float(1.0 - run.steps[end] / run.total_steps) if stop is not None else 0.0, share
+    return kept, saved, float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
 
 
-def _replay(run: SelectedRun, stop: int | None) -> tuple[float, float, float, float]:
-    """Return the share of steps saved, what is lost, the same over what was learned, and what is lost on the test split."""
-    kept, saved, share = replay(run, stop)
-    if kept is None:
-        return saved, math.inf, math.inf, math.nan
-    lost = float(run.costs[kept] - run.costs[run.best])
-    return saved, lost, share, float(run.test_costs[kept] - run.test_costs[run.best])
+@dataclass(frozen=True, kw_only=True)
+class StoppedRun:
+    """One run, watched; values are those of the metric, whichever way is better.
+
+    Attributes:
+        trial: its number.
+        total_steps: its full budget.
+        steps: at which it was evaluated, shape (evaluations,).
+        values: what was watched, shape (evaluations,).
+        stop_step: where it is stopped; None where it runs to the end.
+        kept_step: step of the checkpoint that is kept then; None where nothing finite was seen.
+        kept: its value.
+        best_step: step of the best of the full budget.
+        best: its value.
+        saved_frac: share of the steps that are not made.
+        lost_frac: what is lost against the best of the full budget, over what the run learned.
+    """
+
+    trial: int
+    total_steps: int
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    stop_step: int | None
+    kept_step: int | None
+    kept: float
+    best_step: int
+    best: float
+    saved_frac: float
+    lost_frac: float
+
+    @property
+    def words(self) -> str:
+        """All of it as a sentence."""
+        ends = "never stops" if self.stop_step is None else f"stops at step {self.stop_step:,} of {self.total_steps:,}"
+        if self.kept_step is None:
+            return f"Trial {self.trial} {ends}, with nothing finite to keep."
+        kept = f"keeps {self.kept:.4g} of step {self.kept_step:,}"
+        if self.kept_step == self.best_step:
+            return f"Trial {self.trial} {ends} and {kept}, the best of the full budget: it saves {self.saved_frac:.0%} and loses nothing."
+        lost = f"loses {self.lost_frac:.1%} of what was learned against the best of the full budget, {self.best:.4g} at step {self.best_step:,}"
+        return f"Trial {self.trial} {ends} and {kept}: it saves {self.saved_frac:.0%} of the steps and {lost}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """A rule, what it does to each run, and its row beside those of `early_stopping`.
+
+    Attributes:
+        rule: the rule.
+        runs: those that have enough finite evaluations.
+        row: as in `early_stopping`; None without a run.
+        select: what was watched, such as "validation/loss".
+    """
+
+    rule: StoppingRule
+    runs: Sequence[StoppedRun]
+    row: dict[str, Any] | None
+    select: str = "metric"
+
+
+def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[SelectedRun] | None = None) -> Patience:
+    """Replay a rule on the recorded runs: stop when so many evaluations in a row have brought no new best.
+
+    Args:
+        record: a study with finished runs, each evaluated at least a few times.
+        evaluations: how many.
+        runs: as `read_runs` returns them, for whoever asks again and again; None reads them.
+    """
+    sign = -1.0 if record.config.get("select_mode") == "max" else 1.0
+    judged = [run for run in (read_runs(record) if runs is None else runs) if run.judged]
+    rule, stopped = _patience_rule(evaluations), []
+    for run in judged:
+        stop = rule.stop(run.costs)
+        kept, saved, share = _replay(run, stop)
+        stopped.append(StoppedRun(
+            trial=run.trial, total_steps=run.total_steps, steps=run.steps, values=sign * run.costs,
+            stop_step=None if stop is None else int(run.steps[stop]), kept_step=None if kept is None else int(run.steps[kept]),
+            kept=math.nan if kept is None else sign * float(run.costs[kept]), best_step=int(run.steps[run.best]),
+            best=sign * float(run.costs[run.best]), saved_frac=saved, lost_frac=share,
+        ))  # fmt: skip
+    row = _replay_rule(rule, judged) if judged else None
+    return Patience(rule=rule, runs=stopped, row=row, select=str(record.config.get("select", "metric")))

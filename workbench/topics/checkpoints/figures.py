@@ -1,4 +1,4 @@
-"""The best checkpoint of each run: where it lies, what it is worth over the last, and what stopping early would have cost."""
+"""The best checkpoint of each run: where it lies and what it is worth over the last; what stopping early would have kept and cost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,26 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import Record, finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, PAPER, drawing, legend, not_measured, number
+from workbench.plots.loss import fit_y
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    PAPER,
+    draw_curve,
+    drawable,
+    drawing,
+    legend,
+    not_measured,
+    number,
+    short,
+)
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
-from workbench.topics.checkpoints.patience import Patience
+from workbench.topics.checkpoints.early_stopping import Patience
 
-__all__ = ["plot_checkpoints", "plot_early_stopping"]
+__all__ = ["plot_checkpoints", "plot_early_stopping", "plot_patience"]
 
 
 def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
@@ -40,16 +55,13 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
         rows = [row for row in rows if np.isfinite(number(row["gain"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
-        at = np.array([number(row["best_frac"]) for row in rows])
-        gain = np.array([number(row["gain"]) for row in rows])
-        tested = np.array([number(row["test_gain"]) for row in rows])
+        at, gain, tested = (_numbers(rows, name) for name in ("best_frac", "gain", "test_gain"))
         axes.axhline(0.0, color=INK, linewidth=0.8)
         for x, low, high in zip(at, tested, gain, strict=True):
             if np.isfinite(low):
                 axes.plot([x, x], [low, high], color=BASELINE, linewidth=1.0, linestyle=":", zorder=2)
-        axes.plot(
-            at, gain, "o", color=GOOD, markersize=7, label=f"where it was chosen (mean {gain.mean():.2g})", zorder=3
-        )
+        label = f"where it was chosen (mean {gain.mean():.2g})"
+        axes.plot(at, gain, "o", color=GOOD, markersize=7, label=label, zorder=3)
         if np.isfinite(tested).any():
             mean = float(np.nanmean(tested))
             axes.plot(at, tested, "^", color=BAD, markersize=7, label=f"on the test split (mean {mean:.2g})", zorder=3)
@@ -90,8 +102,7 @@ def plot_early_stopping(
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
         places = np.arange(len(rows))
-        lost = np.array([number(row["lost_frac"]) for row in rows])
-        worst = np.array([number(row["worst_lost_frac"]) for row in rows])
+        lost, worst = (_numbers(rows, name) for name in ("lost_frac", "worst_lost_frac"))
         own = np.array([stopped is not None and row["rule"] == stopped.rule.name for row in rows])
         axes.barh(places[~own], lost[~own], height=0.6, color=PALETTE[0], label="mean over the runs")
         if own.any():
@@ -108,13 +119,14 @@ def plot_early_stopping(
         axes.set_xlim(-0.02 * top, 1.1 * top)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        axes.set(
-            xlabel="lost against the best of the full budget,\nas a share of what was learned",
-            ylabel="rule",
-            title="What stopping early costs",
-        )
+        axes.set(xlabel="lost against the best of the full budget,\nas a share of what was learned", ylabel="rule")
+        axes.set_title("What stopping early costs")
         legend(axes, loc="lower right")
     return axes
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    return np.array([number(row[name]) for row in rows])
 
 
 def _evidence(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
@@ -122,3 +134,50 @@ def _evidence(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
     if found is None and "trial" in record.evals and len(record.evals):
         found = diagnose_checkpoints(record)["checkpoints.best_not_last"]
     return {} if found is None else found.evidence
+
+
+def plot_patience(
+    stopped: Patience, *, trial: int | None = None, step: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw what was watched of one run, with the step at which patience ends and the checkpoint that is kept then.
+
+    Healthy: the star, the best of the full budget, lies before the line: nothing is lost. Sick: it lies behind the line, in the
+    part of the run that would not have been made.
+
+    Args:
+        stopped: as `stop_with_patience` returns it.
+        trial: which one; None is the first that can be judged.
+        step: of a checkpoint to point out.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Source: P4.5 (retrospective selection), P4.6 (early stopping is not needed where the budget is set beforehand).
+    """
+    with drawing(ax, size=(6.8, 3.8)) as axes:
+        runs = [run for run in stopped.runs if trial is None or run.trial == trial]
+        if not runs:
+            return not_measured(axes, "no finished run has enough finite evaluations")
+        run = runs[0]
+        line = draw_curve(axes, run.steps.astype(float), run.values, color=GOOD, marker=".", label=f"trial {run.trial}")
+        axes.set(xlabel="step", title=f"Early stopping: {stopped.rule.name}")
+        axes.set_ylabel(stopped.select, parse_math=False)
+        fit_y(axes, [line])
+        axes.margins(x=0.02)
+        if run.stop_step is not None:
+            axes.axvspan(run.stop_step, run.total_steps, color=INK, alpha=0.08, linewidth=0)
+            axes.axvline(run.stop_step, color=BAD, linestyle="--", label=f"stops at step {run.stop_step:,}")
+        best = float(drawable([run.best])[0])
+        label = f"best: {short(run.best)}"
+        axes.plot(run.best_step, best, "*", color=INK, markersize=13, linestyle="none", label=label, zorder=4)
+        if run.kept_step is not None:
+            kept = float(drawable([run.kept])[0])
+            axes.plot(run.kept_step, kept, "s", color=BAD, fillstyle="none", markersize=11, markeredgewidth=1.8, linestyle="none",
+                      label=f"kept: {short(run.kept)}", zorder=5)  # fmt: skip
+        if step is not None:
+            at = np.flatnonzero(run.steps == step)
+            value = f": {short(float(run.values[at[0]]))}" if at.size else ""
+            axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}{value}", zorder=1.5)
+        legend(axes)
+    return axes

@@ -12,9 +12,8 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.answers import Answer, Choice, Control, Slider
 from workbench.panels.controls import controls_panel, needs, nothing
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
-from workbench.topics.checkpoints.figures import plot_early_stopping
-from workbench.topics.checkpoints.patience import StoppedRun, stop_with_patience
-from workbench.topics.checkpoints.patience_figures import plot_patience
+from workbench.topics.checkpoints.early_stopping import stop_with_patience
+from workbench.topics.checkpoints.figures import plot_early_stopping, plot_patience
 
 __all__ = ["checkpoints_panel"]
 
@@ -43,48 +42,41 @@ def checkpoints_panel(
     if not runs:
         why = "no finished run has enough finite evaluations. Run wb.CheckpointStudy().run(workload, out=...), or any trial with a smaller eval_every_steps."
         return nothing("checkpoints_panel", why, alt=ALT, live=live)
-    said = (
-        diagnosis
-        if diagnosis is not None and "checkpoints.best_not_last" in diagnosis
-        else diagnose_checkpoints(record)
-    )
-    most = max(run.steps.size for run in runs) - 1
+    said = diagnosis
+    if said is None or "checkpoints.best_not_last" not in said:
+        said = diagnose_checkpoints(record)
+    most = max(1, max(run.steps.size for run in runs) - 1)
     steps = sorted({int(step) for run in runs for step in run.steps})
 
     def answer(patience: int, step: int, trial: int) -> Answer:
         stopped = stop_with_patience(record, patience, runs=judged)
         run = next(each for each in stopped.runs if each.trial == trial)
-        words = f"{run.words}\n{_at_step(run, step)}"
+        words, at = (
+            f"{run.words}\nTrial {run.trial} was not evaluated at step {step:,}.",
+            np.flatnonzero(run.steps == step),
+        )
+        if at.size:
+            value = float(run.values[at[0]])
+            best = f"has {value:.4g}, the best one {run.best:.4g} (step {run.best_step:,}): {abs(value - run.best):.3g} apart"
+            best = f"is the best: {value:.4g}" if step == run.best_step else best
+            words = f"{run.words}\nThe checkpoint of step {step:,} {best}."
         if len(stopped.runs) > 1 and stopped.row is not None:
             row = stopped.row
             words += (
                 f"\nOver {len(stopped.runs)} runs: saves {row['steps_saved']:.0%} of the steps, loses {row['lost_frac']:.1%} of what was "
                 f"learned, {row['worst_lost_frac']:.1%} in the worst."
             )
-        return Answer(
-            words,
-            [
-                lambda ax: plot_patience(stopped, trial=trial, step=step, ax=ax),
-                lambda ax: plot_early_stopping(record, said, stopped=stopped, ax=ax),
-            ],
-        )
+        draws = [
+            lambda ax: plot_patience(stopped, trial=trial, step=step, ax=ax),
+            lambda ax: plot_early_stopping(record, said, stopped=stopped, ax=ax),
+        ]
+        return Answer(words, draws)
 
     controls: dict[str, Control] = {
-        "patience": Slider(label="patience", low=1, high=max(most, 1), start=min(max(patience, 1), max(most, 1))),
+        "patience": Slider(label="patience", low=1, high=most, start=min(max(patience, 1), most)),
         "step": Choice(label="checkpoint at", options=[(f"{step:,}", step) for step in steps], start=steps[-1]),
         "trial": Choice(
             label="trial", options=[(str(run.trial), run.trial) for run in runs], start=runs[0].trial, slides=False
         ),
     }
     return controls_panel("checkpoints_panel", answer, controls, alt=ALT, live=live)
-
-
-def _at_step(run: StoppedRun, step: int) -> str:
-    """Say what the checkpoint of a step is worth against the best one."""
-    at = np.flatnonzero(run.steps == step)
-    if not at.size:
-        return f"Trial {run.trial} was not evaluated at step {step:,}."
-    value = float(run.values[at[0]])
-    if step == run.best_step:
-        return f"The checkpoint of step {step:,} is the best: {value:.4g}."
-    return f"The checkpoint of step {step:,} has {value:.4g}, the best one {run.best:.4g} (step {run.best_step:,}): {abs(value - run.best):.3g} apart."

@@ -1,30 +1,48 @@
-"""Resume audit: a run that goes on from a checkpoint in fresh objects, held against its twin that was never stopped (P4.2).
+"""What a checkpoint loses: `audit_resume` goes on from it in fresh objects, `audit_checkpoint` reads it without running anything (P4.2).
 
-What is missing from a checkpoint is found by hand: every part of the training is put back from the twin but one. Where the
-traces part without that one, the checkpoint, or the code that loads it, has lost it.
+What is missing is found by hand: every part of the training is put back from a twin that was not stopped but one. Where the traces part
+without that one, the checkpoint, or the code that loads it, has lost it. In a file the state of every part is looked for by its names and
+shapes, under whatever key it is kept. One and the same entry serves one part only: averaged weights are not the model's.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from workbench.errors import UsageError
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from workbench.errors import CheckpointError, UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.checkpoints.diagnose_resume import resume_finding
-from workbench.topics.checkpoints.resume_parts import Part, parts_of, same_values, snapshot
+from workbench.topics.checkpoints.diagnose import checkpoint_finding, resume_finding
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
-__all__ = ["Trace", "audit_resume", "difference"]
+__all__ = ["Trace", "audit_checkpoint", "audit_resume", "difference", "same_values"]
 
 Parts = MutableMapping[str, Any]
 FLOOR_FACTOR = 10.0
 """A jump counts from this many times what two runs that were not stopped differ by (rule of thumb)."""
 OWN_SEED, OTHER_SEED = 1, 2
 """Global random state before `build`: twins share it, a resumed run starts in a process of its own."""
+WRAPPERS = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and torch.compile put in front of the names of a model."""
+SHOWN = 5
+PLAIN = (bool, int, float, str, type(None), Tensor)
+RANDOM_STATE = "random state"
+_EXPECTED = {
+    "build": "build() -> parts",
+    "step": "step(parts) -> loss",
+    "save": "save(parts) -> checkpoint",
+    "load": "load(parts, checkpoint)",
+}
 
 
 def audit_resume(
@@ -62,21 +80,13 @@ def audit_resume(
     for name, count in (("steps", steps), ("after", after)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UsageError(f"{name}={count!r} must be an integer of at least 1: updates to make.")
-    _check_takes("build", build, ())
-    _check_takes("step", step, ("parts",))
-    _check_takes("save", save, ("parts",))
-    _check_takes("load", load, ("parts", "checkpoint"))
+    for name, function, given in (
+        ("build", build, ()), ("step", step, ("parts",)), ("save", save, ("parts",)), ("load", load, ("parts", "checkpoint")),
+    ):  # fmt: skip
+        _check_takes(name, function, given)
     with isolated_rng():
         facts = _Audit(build, step, save, load, steps, after).run()
     return Diagnosis(findings=(resume_finding(facts),))
-
-
-_EXPECTED = {
-    "build": "build() -> parts",
-    "step": "step(parts) -> loss",
-    "save": "save(parts) -> checkpoint",
-    "load": "load(parts, checkpoint)",
-}
 
 
 def _check_takes(name: str, function: Any, given: tuple[str, ...]) -> None:
@@ -115,7 +125,8 @@ class _Audit:
 
     def run(self) -> dict[str, Any]:
         """Return the facts that `resume_finding` judges."""
-        whole, again, resumed = self._whole(), self._whole(), self._resumed(restored=())
+        whole, again = (self._go_on(self._until_checkpoint()[0]) for _ in range(2))
+        resumed = self._resumed(restored=())
         floor = difference(whole, again)
         allowed = FLOOR_FACTOR * floor["loss"] if floor["changed"] else None
         jump = difference(whole, resumed, allowed=allowed)
@@ -126,16 +137,16 @@ class _Audit:
         }  # fmt: skip
         if not jump["changed"]:
             return facts
-        names = [part.name for part in self._fresh(OWN_SEED)[1]]
-        facts["outside"] = bool(difference(whole, self._resumed(restored=set(names)), allowed=allowed)["changed"])
+        names = _restorable(self._fresh(OWN_SEED))
+        facts["outside"] = bool(difference(whole, self._resumed(restored=names), allowed=allowed)["changed"])
         if not facts["outside"]:
             for name in names:
-                without = difference(whole, self._resumed(restored=set(names) - {name}), allowed=allowed)
+                without = difference(whole, self._resumed(restored={*names} - {name}), allowed=allowed)
                 facts["parts"].append({"part": name, "missing": bool(without["changed"]), "jump": without["loss"]})
             facts["missing"] = [row["part"] for row in facts["parts"] if row["missing"]]
         return facts
 
-    def _fresh(self, seed: int) -> tuple[Parts, list[Part]]:
+    def _fresh(self, seed: int) -> Parts:
         seed_all(seed)
         parts = self.build()
         if not isinstance(parts, MutableMapping) or not parts:
@@ -143,44 +154,73 @@ class _Audit:
                 f"build() returned {type(parts).__name__}, but must return a dict of what training is made of, such as "
                 "{'model': model, 'optimizer': optimizer, 'batches': iter(loader)}."
             )
-        return parts, parts_of(parts)
+        return parts
 
     def _until_checkpoint(self) -> tuple[Parts, Any]:
-        parts, _ = self._fresh(OWN_SEED)
+        parts = self._fresh(OWN_SEED)
         for _ in range(self.steps):
             float(self.step(parts))
         return parts, self.save(parts)
-
-    def _whole(self) -> Trace:
-        parts, _ = self._until_checkpoint()
-        return self._go_on(parts)
 
     def _resumed(self, *, restored: Collection[str]) -> Trace:
         """Go on from a checkpoint in fresh objects, after some parts were put back by hand from a run that got there."""
         twin, checkpoint = self._until_checkpoint()
         there = capture_rng()
-        parts, known = self._fresh(OTHER_SEED)
+        parts = self._fresh(OTHER_SEED)
+        known = _restorable(parts)
         self.load(parts, checkpoint)
-        for part in known:
-            if part.name in restored:
-                part.restore(parts, twin)
-        if "random state" in restored:
+        for name in (name for name in known if name in restored):
+            _restore(name, parts, twin)
+        if RANDOM_STATE in restored:
             restore_rng(there)
         return self._go_on(parts)
 
     def _go_on(self, parts: Parts) -> Trace:
-        losses = [float(self.step(parts)) for _ in range(self.after)]
-        return Trace(losses, snapshot(parts))
+        losses, end = [float(self.step(parts)) for _ in range(self.after)], dict[str, Any]()
+        for name, value in parts.items():
+            if isinstance(value, nn.Module) or _has_state(value):
+                end[name] = copy.deepcopy(dict(value.state_dict()))
+            elif isinstance(value, PLAIN):
+                end[name] = copy.deepcopy(value)
+        return Trace(losses, end)
+
+
+def _restorable(parts: Parts) -> list[str]:
+    """Return what can be put back one by one: parameters and buffers of a module apart, and the global random state last.
+
+    A part with `state_dict` and `load_state_dict` goes through them. A generator's state is copied, plain values are too. An
+    iterator, a dataset, a sampler or a loader is taken over from the twin as it is. Anything else cannot be put back.
+    """
+    found = []
+    for name, value in parts.items():
+        if isinstance(value, nn.Module):
+            found += [f"{name} parameters"] + [f"{name} buffers"] * bool(_other_names(value))
+        elif _has_state(value) or isinstance(value, (torch.Generator, *PLAIN, Iterator, DataLoader, Dataset, Sampler)):
+            found.append(name)
+    return [*found, RANDOM_STATE]
+
+
+def _restore(part: str, into: Parts, twin: Parts) -> None:
+    """Put back a part of `_restorable` from a twin; the audit puts back the random state itself, when everything else is done."""
+    name, _, kind = part.rpartition(" ")
+    if part in into and not isinstance(into[part], nn.Module):
+        value = into[part]
+        if _has_state(value):
+            value.load_state_dict(copy.deepcopy(twin[part].state_dict()))
+        elif isinstance(value, torch.Generator):
+            value.set_state(twin[part].get_state())
+        else:
+            into[part] = twin[part]
+    elif part != RANDOM_STATE:
+        others = _other_names(twin[name])
+        wanted = {k: v for k, v in twin[name].state_dict().items() if (k not in others) == (kind == "parameters")}
+        into[name].load_state_dict(copy.deepcopy({**into[name].state_dict(), **wanted}))
 
 
 def difference(one: Trace, other: Trace, *, allowed: float | None = None) -> dict[str, Any]:
-    """Return the largest difference of the losses, where it begins, and what ends otherwise.
+    """Return the largest difference of the losses of two traces, where it begins, and what ends otherwise.
 
-    Args:
-        one: a trace.
-        other: another.
-        allowed: how far losses may lie apart where training does not repeat itself; then nothing else is compared. None asks for
-            the same bits.
+    `allowed` is how far losses may lie apart where training does not repeat itself; then nothing else is compared. None asks for the same bits.
     """
     pairs = list(zip(one.losses, other.losses, strict=True))
     apart = [0.0 if same_values(a, b) else abs(a - b) if math.isfinite(a - b) else math.inf for a, b in pairs]
@@ -189,3 +229,185 @@ def difference(one: Trace, other: Trace, *, allowed: float | None = None) -> dic
     if allowed is None:
         changed += [name for name, values in one.end.items() if not same_values(values, other.end.get(name))]
     return {"loss": max(apart), "first_step": beyond[0] if beyond else None, "changed": changed}
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two nested values are the same bit for bit; NaN is the same as NaN."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
+            return False
+        if one.is_floating_point():
+            return bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
+        return torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_values(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (one != one and other != other)  # noqa: PLR0124  # NaN
+    if type(one).__module__ in ("builtins", "numpy") and type(other) is type(one):
+        return bool(one == other)
+    return True  # functions and objects that a state dict may hold: nothing to compare
+
+
+def _has_state(value: Any) -> bool:
+    """Whether a part keeps its state as optimizers and schedules do."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _other_names(model: nn.Module) -> set[str]:
+    """Return the names in the state dict that are no parameters: batch-norm statistics and other buffers."""
+    return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def audit_checkpoint(checkpoint: Mapping[str, Any] | str | Path, parts: Mapping[str, Any]) -> Diagnosis:
+    """Tell what a checkpoint of your own does not hold: the optimizer, the schedule, batch-norm statistics, averages, random state.
+
+    Nothing is run. That your code also puts back what is there, and where it was in the data, only `audit_resume` can see.
+
+    Args:
+        checkpoint: what you give to `torch.save`, or the path of such a file, or of a .safetensors file.
+        parts: the objects that it was saved from, under any names, as they are at that moment: {"model": model, "optimizer":
+            optimizer, "scheduler": scheduler, ...}; a generator and plain counters as well.
+
+    Returns:
+        A diagnosis with the one code `checkpoints.resume_jump`: "fail" names what is missing, "warn" what has other values than the
+        object or whether random state alone is missing. Its evidence says under which key each part was found.
+
+    Raises:
+        UsageError: there are no parts, or none of them has a state.
+        CheckpointError: the file cannot be read, or holds objects that reading would have to run.
+
+    Source: P4.2 (what a run needs to go on).
+    """
+    if not isinstance(parts, Mapping) or not any(_can_be_lost(value) for value in parts.values()):
+        raise UsageError(
+            f"parts={str(parts)[:60]} must be a dict of what training is made of, such as {{'model': model, 'optimizer': optimizer}}."
+        )
+    found = checkpoint if isinstance(checkpoint, Mapping) else _read(Path(checkpoint))
+    entries = list(_entries(found, ""))
+    options = [(n, v, sorted(_matches(v, entries, n))) for n, v in parts.items() if _can_be_lost(v)]
+    options.sort(key=lambda one: one[2][0] if one[2] else _Match(2**62, True, 0, ""))  # who fits best chooses first
+    taken: set[str] = set()
+    rows = []
+    for name, value, matches in options:
+        match = next((m for m in matches if not taken & (m.taken or {m.where})), None)
+        if match is not None and not isinstance(value, (int, float)):
+            taken |= match.taken or {match.where}
+        rows += _rows(name, value, match)
+    rng = torch.get_rng_state()
+    modules = [m for v in parts.values() if isinstance(v, nn.Module) for m in v.modules()]
+    facts = {
+        "parts": sorted(rows, key=lambda row: row["part"]), "random_state": any(_alike(rng, value) for _, value in entries),
+        "draws": any(isinstance(m, _DropoutNd) and m.p > 0 for m in modules),
+    }  # fmt: skip
+    return Diagnosis(findings=(checkpoint_finding(facts),))
+
+
+class _Match(NamedTuple):
+    """An entry of the checkpoint that may be the state of a part; the least of several fits best."""
+
+    gone: int
+    other_values: bool
+    renamed: int
+    where: str
+    names: tuple[str, ...] = ()
+    taken: frozenset[str] = frozenset()
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"cannot read {path} without running what is in it ({str(error).splitlines()[0][:160]}). If you trust it, pass its content: "
+            "audit_checkpoint(torch.load(path, weights_only=False), parts)."
+        ) from error
+
+
+def _rows(name: str, value: Any, match: _Match | None) -> list[dict[str, Any]]:
+    """Return one row for each part as `audit_resume` names them: parameters and buffers of a model apart."""
+    row = {"where": match.where if match else None, "other_values": bool(match and match.other_values)}
+    if not isinstance(value, nn.Module):
+        return [{"part": name, "missing": match is None, "names": [], **row}]
+    others = _other_names(value)
+    rows = []
+    for kind, names in (("parameters", set(value.state_dict()) - others), ("buffers", others)):
+        gone = sorted(names if match is None else names & set(match.names))
+        if names:
+            rows.append({"part": f"{name} {kind}", "missing": bool(gone), "names": gone[:SHOWN], **row})
+    return rows
+
+
+def _can_be_lost(value: Any) -> bool:
+    """Whether a part has a state that could be lost."""
+    if isinstance(value, torch.optim.Optimizer):
+        held = value.state_dict()
+        moved = any(group["lr"] != group.get("initial_lr", group["lr"]) for group in held["param_groups"])
+        return moved or any(held["state"].values())  # plain SGD at its first lr is made anew as it was
+    if isinstance(value, nn.Module) or _has_state(value):
+        return bool(value.state_dict())
+    return isinstance(value, (torch.Generator, int, float)) and not isinstance(value, bool)
+
+
+def _entries(node: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield everything in a checkpoint with its place, from the outside in."""
+    yield where, node
+    if isinstance(node, nn.Module) or (_has_state(node) and not isinstance(node, Tensor)):
+        yield from _entries(dict(node.state_dict()), where)
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _entries(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, (list, tuple)):
+        for key, value in enumerate(node):
+            yield from _entries(value, f"{where}[{key}]")
+
+
+def _matches(value: Any, entries: list[tuple[str, Any]], name: str) -> Iterator[_Match]:
+    if isinstance(value, nn.Module):
+        state = dict(value.state_dict())
+        for where, node in entries:
+            if isinstance(node, Mapping):
+                yield from _named(state, node, where)
+    elif isinstance(value, (int, float)):
+        for where, node in entries:
+            called = where.rpartition(".")[2] == name
+            at_top = not {".", "["} & set(where)  # a small number is somewhere in every optimizer
+            if isinstance(node, (int, float)) and not isinstance(node, bool) and (called or (at_top and node == value)):
+                yield _Match(int(not called), node != value, 0, where)
+    else:
+        own = value.get_state() if isinstance(value, torch.Generator) else dict(value.state_dict())
+        for where, node in entries:
+            if _alike(own, node):
+                there = node if isinstance(own, Tensor) else {key: node[key] for key in own}
+                yield _Match(0, not same_values(own, there), 0, where)
+
+
+def _named(state: Mapping[str, Any], node: Mapping[Any, Any], where: str) -> Iterator[_Match]:
+    """Yield how tensors of a model lie in an entry, under their names or with something in front of all of them."""
+    theirs = {str(key): value for key, value in node.items() if isinstance(value, Tensor)}
+    for front in {key[: -len(own)] for own in state for key in theirs if key.endswith(own)}:
+        there = [own for own in state if _alike(state[own], theirs.get(front + own))]
+        if there:
+            other = any(not same_values(state[own].detach().cpu(), theirs[front + own].detach().cpu()) for own in there)
+            gone = tuple(sorted(set(state) - set(there)))
+            renamed = 0 if not front else 1 if front in WRAPPERS else 2
+            place = f"{where}{'.' * bool(where)}{front}*" if front else where
+            yield _Match(len(gone), other, renamed, place, gone, frozenset(f"{where}.{front}{own}" for own in there))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether a value of a checkpoint has the form of another: names, lengths, shapes."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+            return False
+        return one.shape == other.shape and one.is_floating_point() == other.is_floating_point()
+    if isinstance(one, Mapping):
+        return isinstance(other, Mapping) and all(key in other and _alike(v, other[key]) for key, v in one.items())
+    if isinstance(one, (list, tuple)):
+        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(map(_alike, one, other))
+    return not isinstance(other, (Mapping, list, tuple))

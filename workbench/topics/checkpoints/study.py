@@ -1,21 +1,38 @@
-"""`CheckpointStudy`: the baseline under several seeds, evaluated often, on the test split as well (P4.3)."""
+"""`CheckpointStudy`: the baseline under several seeds, evaluated often, on the test split as well (P4.3); `collect_resume` (P4.2)."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
+from torch.utils.data import Subset
+
+from workbench.config import TrainConfig
 from workbench.errors import ConfigError
+from workbench.record.folder import lock
+from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
+from workbench.record.write import StudyWriter
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.checkpoints.resume_trainer import collect_resume
+from workbench.topics.checkpoints.resume import Trace, difference
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
+from workbench.train.hooks import Hook, Step
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+from workbench.workloads.items import in_its_own_order
 
-__all__ = ["CheckpointStudy"]
+__all__ = ["CheckpointStudy", "collect_resume"]
 
-STAGE = Role.CHECKPOINTS
+STEPS = 4
+"""Updates before the checkpoint, and after it (rule of thumb: a few cost nothing)."""
+MAX_EXAMPLES = 64
+"""Validation examples that are looked at (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +73,56 @@ class CheckpointStudy(Study):
         if session.workload.test_data is not None:
             session.trainer = replace(before, evaluate_also=tuple({*before.evaluate_also, "test"}))
         try:
-            run_round(session, [Asked(STAGE, one) for one in seeded(config, config.peak_lr, self.seeds)])
+            run_round(session, [Asked(Role.CHECKPOINTS, one) for one in seeded(config, config.peak_lr, self.seeds)])
         finally:
             session.trainer = before
+
+
+def collect_resume(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Return the facts that `resume_finding` judges: a few steps trained twice, and once with a crash in between.
+
+    What is lost under our own trainer lies in the workload's own code: random state in its data or its model.
+    """
+    config = config.replace(
+        total_steps=2 * STEPS, warmup_steps=0, eval_every_steps=2 * STEPS, checkpoint_every_steps=STEPS, keep_best=1
+    )
+    data = workload.validation_data
+    if not in_its_own_order(data) and len(data) > MAX_EXAMPLES:
+        workload = workload.replace(validation_data=Subset(data, range(MAX_EXAMPLES)))
+    with tempfile.TemporaryDirectory() as folder:
+        whole, again, resumed = (
+            _trained(workload, config, device, Path(folder) / name, crash=name == "resumed")
+            for name in ("whole", "again", "resumed")
+        )
+    floor, jump = difference(whole, again), difference(whole, resumed)
+    return {
+        "steps": STEPS, "after": STEPS, "jump": jump["loss"], "floor": floor["loss"], "allowed": None, "parts": [], "missing": [],
+        "changed": jump["changed"], "first_step": jump["first_step"], "outside": bool(jump["changed"]),
+        "losses": whole.losses, "losses_resumed": resumed.losses,
+    } | ({"allowed": 10.0 * floor["loss"], "changed": [], "outside": False} if floor["changed"] else {})  # fmt: skip
+
+
+class _CrashError(Exception):
+    """Stands for a crash."""
+
+
+class _Crash(Hook):
+    def on_step(self, step: Step) -> None:
+        if step.index == STEPS:
+            raise _CrashError
+
+
+def _trained(workload: Workload, config: TrainConfig, device: torch.device, folder: Path, *, crash: bool) -> Trace:
+    """Train in a folder of its own, outside of every ledger; with `crash`, break off behind the checkpoint and go on."""
+    folder.mkdir()
+    with contextlib.closing(lock(folder)) as held:
+        for hooks in ([_Crash()], []) if crash else ([],):
+            study = StudyWriter(folder, held)
+            trainer = Trainer(device=str(device), gradients="loop", hooks=hooks)
+            with contextlib.suppress(_CrashError):
+                trainer.run_trial(workload, config, study, stage=Role.RESUME)
+        study.flush()
+        record = TrialRecord(folder, 0)
+        after = record.steps["loss"].to_numpy()[STEPS:].tolist()
+        ended = record.evals[record.evals["step"] == 2 * STEPS]
+        return Trace(after, {"evaluation": dict(zip(ended["metric"], ended["value"].tolist(), strict=True))})

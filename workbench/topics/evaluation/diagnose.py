@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
-from workbench.topics.evaluation.cases import NOBODY_LOOKED, judge_cases
 from workbench.topics.evaluation.proxy import judge_proxy
 
-__all__ = ["diagnose_evaluation", "diagnose_evaluation_cases"]
+__all__ = ["diagnose_evaluation", "diagnose_evaluation_cases", "predicted_values"]
 
+CODES = Codes({
+    "evaluation.interval": "P2.8", "evaluation.batch_size": "P2.7", "evaluation.weighting": "P2.11", "evaluation.coverage": "P2.11",
+})  # fmt: skip
 TOLERANCE = 1e-4
 """Rule of thumb: float32 values of the same examples in other batches differ by less than this share of their spread."""
+SHORT = 100.0
+"""So many times the tolerance for values of bfloat16, or of a device that may round as coarsely (rule of thumb)."""
+LITTLE = 0.01
+"""Of the spread between examples, up to which the batch's part in the value of one is no failure: padding that reaches the outputs
+through a recurrent layer, not a mean over the batch (rule of thumb)."""
+NOBODY_LOOKED = "no evaluation was looked at; check_evaluation(evaluate, workload) looks at one"
+EXACT, ROWS, UNEXPLAINED = "exact", "rows seen", "unexplained"
+BATCH_MEANS, PADDING, UNWEIGHTED = "mean of batch means", "counted padding", "weights ignored"
+_ADVICE = {
+    BATCH_MEANS: "Sum the values of all examples and divide once by their number; the mean of batch means gives an example of a "
+    "short last batch more than its share.",
+    PADDING: "Give padding the weight zero: multiply by a mask before the sum, and divide by the sum of the mask.",
+    UNWEIGHTED: "Divide the sum of weight times value by the sum of the weights.",
+    UNEXPLAINED: "Hold its value for each example against the workload's own, on one batch: another metric, training mode, or "
+    "a model that looks at the whole batch.",
+}
+"""The faults of weighting, and what to do."""
+Floats = NDArray[np.float64]
+Facts = Mapping[str, Any]
 
 
 def diagnose_evaluation(
@@ -54,45 +79,37 @@ def diagnose_evaluation(
         `evaluation.interval`, `.batch_size`, `.weighting`, `.coverage`, `.bad_proxy`, once each.
     """
     missing = why_missing(record.facts, "evaluation", NOBODY_LOOKED)
+    proxy = judge_proxy(
+        record, offline_split=offline_split, min_correlation=min_correlation, min_checkpoints=min_checkpoints,
+        confidence=confidence, resolution=resolution,
+    )  # fmt: skip
     findings = (
-        _interval(record, min_evaluations=min_evaluations, max_time_frac=max_time_frac, min_seconds=min_seconds),
+        _interval(record, min_evaluations, max_time_frac, min_seconds),
         _batch_size(record),
-        *judge_cases(record.facts.get("evaluation"), tolerance=tolerance, missing=missing),
-        judge_proxy(
-            record,
-            offline_split=offline_split,
-            min_correlation=min_correlation,
-            min_checkpoints=min_checkpoints,
-            confidence=confidence,
-            resolution=resolution,
-        ),
+        *_judge_cases(record.facts.get("evaluation"), tolerance, missing),
+        proxy,
     )
     return Diagnosis.of(record, findings)
 
 
-def diagnose_evaluation_cases(
-    facts: Mapping[str, Any], *, workload: str | None = None, tolerance: float = TOLERANCE
-) -> Diagnosis:
-    """Judge what `collect_cases` saw of an evaluation function.
+def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tolerance: float = TOLERANCE) -> Diagnosis:
+    """Judge what `collect_cases` saw of an evaluation function: `evaluation.weighting` and `evaluation.coverage`.
+
+    A case is one call: the value that came back, and which examples the model saw in which batches. Each known fault predicts a value
+    from the values of the examples; the first prediction that is right names the fault, with its exact bias.
 
     Args:
         facts: values and weights of the examples, and the cases.
         workload: its name.
         tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
-
-    Returns:
-        `evaluation.weighting` and `evaluation.coverage`.
     """
-    return Diagnosis(findings=judge_cases(facts, tolerance=tolerance), workload=workload)
+    return Diagnosis(findings=_judge_cases(facts, tolerance, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
 
 
-def _interval(record: RecordLike, *, min_evaluations: int, max_time_frac: float, min_seconds: float) -> Finding:
-    code, clause = "evaluation.interval", "P2.8"
-    trial, rows = _first_trial(record)
+def _interval(record: RecordLike, min_evaluations: int, max_time_frac: float, min_seconds: float) -> Finding:
+    code, (trial, rows) = "evaluation.interval", _first_trial(record)
     if trial is None or rows.empty:
-        return Finding(
-            code=code, status="not_measured", clause=clause, summary="Not measured: no trial has been evaluated."
-        )
+        return CODES.not_measured(code, "no trial has been evaluated")
     steps = np.unique(rows["step"].to_numpy(dtype=np.int64))
     gaps = np.diff(steps[:-1]) if len(steps) > 2 else np.empty(0)
     seconds = float(rows.drop_duplicates(["step", "split"])["seconds"].sum())
@@ -100,82 +117,63 @@ def _interval(record: RecordLike, *, min_evaluations: int, max_time_frac: float,
     share = seconds / whole if whole > 0 else float("nan")
     count = int((steps > 0).sum())
     evidence: dict[str, Any] = {"trial": int(trial["trial"]), "steps": steps[:50].tolist()}
-    common: dict[str, Any] = {
-        "code": code,
-        "clause": clause,
-        "value": float(count),
-        "unit": "evaluations",
-        "threshold": float(min_evaluations),
-        "evidence": evidence,
-    }
+    numbers: dict[str, Any] = {
+        "value": float(count), "unit": "evaluations", "threshold": float(min_evaluations), "evidence": evidence,
+    }  # fmt: skip
     if len(gaps) and gaps.min() != gaps.max():
-        return Finding(
-            **common, status="warn",
-            summary=f"Evaluations are {gaps.min()} to {gaps.max()} steps apart: not every fixed number of steps.",
+        return CODES.finding(
+            code, "warn", f"Evaluations are {gaps.min()} to {gaps.max()} steps apart: not every fixed number of steps.", **numbers,
             advice=["Evaluate every fixed number of steps, never of seconds: a pause of the machine then moves no point of the curve."],
         )  # fmt: skip
     if count < min_evaluations and trial["state"] == "complete":
-        return Finding(
-            **common, status="warn",
-            summary=f"{count} evaluations after the initial one leave retrospective selection little to choose from.",
+        return CODES.finding(
+            code, "warn", f"{count} evaluations after the initial one leave retrospective selection little to choose from.", **numbers,
             advice=[f"Set eval_every_steps so that a run has at least {min_evaluations} evaluations; None makes ten."],
         )  # fmt: skip
     if share > max_time_frac and seconds > min_seconds:
         evidence |= {"evaluation_seconds": seconds, "trial_seconds": whole, "time_frac": share}
-        return Finding(
-            **common, status="warn", summary=f"Evaluation takes {share:.0%} of the trial's time.",
+        return CODES.finding(
+            code, "warn", f"Evaluation takes {share:.0%} of the trial's time.", **numbers,
             advice=["Evaluate less often, or on a named subset (periodic_subset), and check the subset by evaluate_offline."],
         )  # fmt: skip
     every = f"every {gaps[0]} steps" if len(gaps) else "at the ends"
-    return Finding(**common, status="ok", summary=f"{count} evaluations after the initial one, {every}.")
+    return CODES.finding(code, "ok", f"{count} evaluations after the initial one, {every}.", **numbers)
 
 
 def _batch_size(record: RecordLike) -> Finding:
-    code, clause = "evaluation.batch_size", "P2.7"
+    code = "evaluation.batch_size"
     train, given = record.config.get("batch_size"), record.config.get("eval_batch_size")
     if not train:
-        return Finding(
-            code=code, status="not_measured", clause=clause, summary="Not measured: the batch size is unknown."
-        )
+        return CODES.not_measured(code, "the batch size is unknown")
     coupled = bool((record.facts.get("evaluation") or {}).get("coupled"))
     own = int(train) // int(record.config.get("accumulate_steps") or 1)
     size = int(given or (own if coupled else 4 * train))
     memory = record.facts.get("memory") or {}
-    evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
-    common: dict[str, Any] = {
-        "code": code,
-        "clause": clause,
-        "value": float(size),
-        "unit": "examples",
-        "threshold": float(train),
-        "evidence": evidence,
-    }
+    numbers: dict[str, Any] = {
+        "value": float(size), "unit": "examples", "threshold": float(train),
+        "evidence": {"batch_size": int(train), "eval_batch_size": size, "memory": memory},
+    }  # fmt: skip
+    if coupled:
+        said = f"The loss of an example depends on the others in its batch: evaluated in batches of {size}"
+        if size == own:
+            return CODES.finding(code, "ok", f"{said}, as in training.", **numbers)
+        return CODES.finding(
+            code, "warn", f"{said}, trained in batches of {own}, it is another loss.", **numbers,
+            advice=[f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."],
+        )  # fmt: skip
     bytes_ = [memory.get(name) for name in ("training_bytes_per_example", "evaluation_bytes_per_example")]
-    cost = (
+    takes = (
         f"; an example takes {bytes_[0]:,.0f} bytes in training and {bytes_[1]:,.0f} in evaluation"
         if all(bytes_)
         else ""
     )
-    if coupled:
-        said = (
-            f"The loss of an example depends on the others in its batch: evaluated in batches of {size}, as in training"
-        )
-        if size == own:
-            return Finding(**common, status="ok", summary=f"{said}.")
-        return Finding(
-            **common, status="warn", summary=f"{said.removesuffix(', as in training')}, trained in batches of {own}, it is another loss.",
-            advice=[f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."],
-        )  # fmt: skip
     if size < train:
-        return Finding(
-            **common, status="warn", summary=f"Evaluation batches of {size} are smaller than training batches of {train}{cost}.",
+        return CODES.finding(
+            code, "warn", f"Evaluation batches of {size} are smaller than training batches of {train}{takes}.", **numbers,
             advice=[f"Set eval_batch_size to at least {train}: no activations are kept, so a larger batch fits and takes less time."],
         )  # fmt: skip
-    return Finding(
-        **common,
-        status="ok",
-        summary=f"Evaluation batches of {size} are at least the training batches of {train}{cost}.",
-    )
+    said = f"Evaluation batches of {size} are at least the training batches of {train}{takes}."
+    return CODES.finding(code, "ok", said, **numbers)
 
 
 def _first_trial(record: RecordLike) -> tuple[Mapping[str, Any] | None, pd.DataFrame]:
@@ -187,6 +185,186 @@ def _first_trial(record: RecordLike) -> tuple[Mapping[str, Any] | None, pd.DataF
     there = trials[trials["trial"].isin(rows["trial"])]
     if there.empty:
         return None, rows
-    first = there[there["stage"] == Role.BASELINE] if (there["stage"] == Role.BASELINE).any() else there
-    row: dict[str, Any] = {str(k): v for k, v in first.iloc[0].items()}
+    baseline = there[there["stage"] == Role.BASELINE]
+    row = {str(k): v for k, v in (there if baseline.empty else baseline).iloc[0].items()}
     return row, rows[rows["trial"] == row["trial"]]
+
+
+def predicted_values(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return the value that each kind of evaluation would give, the right one first.
+
+    Args:
+        values: of the examples, shape (examples,).
+        weights: of the examples, same shape.
+        batches: examples that the model saw, batch by batch; -1 is a row that is no example.
+    """
+    rows = [[i for i in batch if i >= 0] for batch in batches]
+    seen = [i for batch in rows for i in batch]
+    found = {EXACT: float((values * weights).sum() / weights.sum())}
+    if seen and weights[seen].sum() > 0:
+        found[ROWS] = float((values[seen] * weights[seen]).sum() / weights[seen].sum())
+        found[UNWEIGHTED] = float(values[seen].mean())
+        means = [np.average(values[batch], weights=weights[batch]) for batch in rows if weights[batch].sum() > 0]
+        found[BATCH_MEANS] = float(np.mean(means))
+        found[PADDING] = float(values[seen].sum() / sum(len(batch) for batch in batches))
+    return found
+
+
+def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
+    """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
+    if not facts:
+        weighting, coverage = (
+            CODES.finding(f"evaluation.{name}", "not_measured", missing) for name in ("weighting", "coverage")
+        )
+        return weighting, coverage
+    values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
+    spread, metric = float(values.max() - values.min()), facts["metric"]
+    allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
+    allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
+    pads = _pads(facts, values)
+    cases = [_case(case, values, weights, allowed, pad) for case, pad in zip(facts["cases"], pads, strict=True)]
+    because = None
+    if float(facts.get("random") or 0.0) > allowed:
+        because = (
+            f"the {metric} is random in evaluation, and differs by {facts['random']:.3g} between two looks at one batch"
+        )
+    elif facts.get("coupled"):
+        because = f"the {metric} of an example depends on the other examples of its batch, so that it has no weight of its own"
+    evidence = {"metric": metric, "cases": cases, "batch_dependence": float(facts.get("batch_dependence", 0.0))}
+    if because is not None and facts.get("observed_batches", True):
+        weighting = CODES.finding("evaluation.weighting", "ok", f"Does not apply: {because}.", evidence=evidence)
+    else:
+        weighting = _weighting(cases, metric, evidence, spread=spread, allowed=allowed)
+    return weighting, _coverage(cases, facts, values_tell=because is None)
+
+
+def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: float | None) -> dict[str, Any]:
+    """Return one case with the fault that explains it, and its counts.
+
+    Args:
+        case: what was called, what came back, and which examples were in which batch.
+        values: of the examples.
+        weights: of the examples.
+        allowed: difference between equal values.
+        pad: what a row that is no example adds, as another case tells; None where none does.
+    """
+    batches = case["batches"]
+    predicted = predicted_values(values, weights, batches)
+    observed = math.nan if case["observed"] is None else float(case["observed"])
+    counts = Counter(i for batch in batches for i in batch)
+    strange = counts.pop(-1, 0)
+    copies = sum(len(batch) - len(set(batch)) for batch in ([i for i in batch if i >= 0] for batch in batches))
+    seen = sum(counts.values())
+    if strange and pad is not None and seen:
+        predicted[PADDING] = (predicted[PADDING] * (seen + strange) + strange * pad) / (seen + strange)
+    fault = next((name for name, value in predicted.items() if abs(value - observed) <= allowed), UNEXPLAINED)
+    repeated = seen - len(counts)
+    if not seen and not math.isfinite(observed):
+        fault = ROWS
+    elif fault == ROWS and repeated and repeated == copies:  # copies beside their originals fill up a batch
+        predicted[PADDING], fault = predicted[ROWS], PADDING
+    expected, dropped = predicted[EXACT], len(values) - len(counts)
+    if fault == EXACT and strange >= dropped:  # the model was given these examples in another form, and each counts
+        strange, dropped = strange - dropped, 0
+    return {
+        "batch_size": case["batch_size"], "hosts": case["hosts"],
+        "observed": observed, "expected": expected, "bias": observed - expected,
+        "predicted_bias": predicted[fault] - expected if fault in predicted else math.nan, "fault": fault,
+        "dropped": dropped, "repeated": repeated - copies, "padding": strange + copies, "by_order": bool(case.get("by_order")),
+        "recognised": fault != UNEXPLAINED or not (case.get("by_order") or (strange and dropped)), "error": case.get("error"),
+    }  # fmt: skip
+
+
+def _pads(facts: Facts, values: Floats) -> list[float | None]:
+    """Return for each case what a row that is no example adds to the sum, if padding is counted, as another case tells.
+
+    None where there are more such rows than fill up a batch: they are something else, such as a second look at each example.
+    """
+    told: list[tuple[int, float] | None] = []
+    for case in facts["cases"]:
+        rows = [i for batch in case["batches"] for i in batch]
+        strange = rows.count(-1)
+        known = float(values[[i for i in rows if i >= 0]].sum()) if len(rows) > strange else 0.0
+        fills_up = 0 < strange < case["batch_size"] * case["hosts"] and case["observed"] is not None
+        told.append((strange, (float(case["observed"]) * len(rows) - known) / strange) if fills_up else None)
+    others = [[t for i, t in enumerate(told) if i != place and t is not None] for place in range(len(told))]
+    return [max(rest)[1] if rest and own is not None else None for own, rest in zip(told, others, strict=True)]
+
+
+def _weighting(cases: Sequence[Facts], metric: str, evidence: Facts, *, spread: float, allowed: float) -> Finding:
+    code, dependent = "evaluation.weighting", evidence["batch_dependence"]
+    numbers: dict[str, Any] = {"unit": metric, "threshold": allowed, "evidence": evidence}
+    if dependent > allowed:
+        same = ", and all examples of a batch have the same" if not spread > allowed else ""
+        little = (
+            ""
+            if same or dependent > LITTLE * spread
+            else f", {dependent / spread:.2%} of what it differs by between examples"
+        )
+        averaged = f"Return the {metric} of each example: no mean over the batch, expanded or not."
+        looks = "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
+        said = (
+            f"The {metric} of one and the same example differs by {dependent:.3g} between batch sizes{same or little}."
+        )
+        advice = [] if little else [averaged if same else looks]
+        return CODES.finding(code, "ok" if little else "fail", said, value=dependent, advice=advice, **numbers)
+    if not spread > allowed:
+        said = f"all examples have the same {metric}, so no weighting shows"
+        return CODES.not_measured(code, said, evidence=evidence)
+    wrong = [case for case in cases if case["fault"] in _ADVICE]
+    if not wrong:
+        largest = max((abs(case["bias"]) for case in cases if case["fault"] == EXACT), default=0.0)
+        said = f"Each example has its weight in the {metric}, at {_shown(cases)}."
+        return CODES.finding(code, "ok", said, value=largest, **numbers)
+    worst = max(wrong, key=lambda case: abs(case["bias"]) if math.isfinite(case["bias"]) else math.inf)
+    fault = worst["fault"]
+    said = f"{fault.capitalize()}: {metric} {worst['observed']:.6g} instead of {worst['expected']:.6g} at {_shown([worst])}"
+    if fault != UNEXPLAINED:
+        said += f"; the fault predicts a bias of {worst['predicted_bias']:+.6g}, found is {worst['bias']:+.6g}"
+    return CODES.finding(code, "fail", f"{said}.", value=abs(worst["bias"]), advice=[_ADVICE[fault]], **numbers)
+
+
+def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: bool) -> Finding:
+    code, count, metric = "evaluation.coverage", len(facts["values"]), facts["metric"]
+    evidence = {"metric": metric, "cases": list(cases), "examples": count}
+    if not facts.get("observed_batches", True):
+        said = "the evaluation never called the model, so nobody saw which examples it took"
+        return CODES.not_measured(code, said, evidence=evidence)
+    known = [case for case in cases if case["recognised"] or not values_tell]
+    wrong = [case for case in known if case["dropped"]]
+    wrong += [case for case in known if case["repeated"] and case["fault"] != EXACT and values_tell]
+    numbers: dict[str, Any] = {"unit": "examples", "threshold": 0.0, "evidence": evidence}
+    if not wrong and len(known) < len(cases):
+        return CODES.not_measured(
+            code, f"at {_shown([case for case in cases if not case['recognised']])} the model was given inputs that are "
+            "none of the examples as the workload's forward gives them, so nobody saw which examples they are", evidence=evidence,
+        )  # fmt: skip
+    if not wrong:
+        return CODES.finding(
+            code, "ok", f"Each of {count} examples counts once, at {_shown(cases)}.", value=0.0, **numbers
+        )
+    worst = max(wrong, key=lambda case: (case["error"] is None, case["dropped"] + case["repeated"]))
+    parts, advice = [], []
+    if worst["dropped"]:
+        parts.append(f"{worst['dropped']} of {count} examples are never evaluated")
+        advice.append("Look for drop_last=True: in evaluation the last batch may be smaller.")
+    if worst["repeated"]:
+        parts.append(f"{worst['repeated']} examples are counted twice")
+        advice.append(
+            "Look for a sampler that pads, such as DistributedSampler: give every host its own examples without padding, or "
+            "weigh the repeated ones zero, and join sums instead of means."
+        )
+    error = f" ({worst['error']})" if worst["error"] else ""
+    bias = f"; the {metric} is off by {worst['bias']:+.6g}" if math.isfinite(worst["bias"]) else ""
+    if bias and worst["fault"] == ROWS:
+        bias += f", as predicted ({worst['predicted_bias']:+.6g})"
+    return CODES.finding(
+        code, "fail", f"{' and '.join(parts)} at {_shown([worst])}{error}{bias}.", value=float(worst["dropped"] + worst["repeated"]),
+        advice=advice, **numbers,
+    )  # fmt: skip
+
+
+def _shown(cases: Sequence[Facts]) -> str:
+    sizes, hosts = (sorted({case[name] for case in cases}) for name in ("batch_size", "hosts"))
+    said = f"batch size {', '.join(map(str, sizes))}"
+    return said if hosts == [1] else f"{said} on {', '.join(map(str, hosts))} hosts"

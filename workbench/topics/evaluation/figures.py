@@ -1,19 +1,49 @@
-"""Periodic against offline metric, checkpoint by checkpoint; and evaluations by steps against evaluations by seconds."""
+"""Periodic against offline metric, evaluations by steps and by seconds; what a sample can show and costs, and recall in counts."""
 
 from __future__ import annotations
 
-import numpy as np
-from matplotlib.axes import Axes
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import NDArray
+
+from workbench.curves.class_counts import class_counts
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.timed import timed_steps, trial_seconds
 from workbench.plots.frames import Record, finding, trials_in
-from workbench.plots.style import BAD, GOOD, INK, drawing, legend, log_scale, not_measured, number
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    number,
+    short,
+)
 from workbench.record.read import periodic_rows
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.proxy import paired_checkpoints
+from workbench.topics.evaluation.sample_size import evaluation_sizes
 
-__all__ = ["plot_evaluation", "plot_timed_evaluations"]
+__all__ = [
+    "plot_class_recall", "plot_evaluation", "plot_evaluation_sample", "plot_selection_gap", "plot_timed_evaluations",
+]  # fmt: skip
+
+MAX_CLASSES = 30
+SHIFT = 1.06
+"""Factor by which points of different groups at the same number of examples are moved apart."""
+
+
+def _floats(table: pd.DataFrame, column: str) -> NDArray[np.float64]:
+    return table[column].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def plot_evaluation(
@@ -43,18 +73,16 @@ def plot_evaluation(
         found = finding(diagnosis, "evaluation.bad_proxy")
         value = number(None if found is None else found.value)
         said = "not measured" if np.isnan(value) else f"{value:.2f}"
-        x, y = pairs["periodic"].to_numpy(dtype=float), pairs["offline"].to_numpy(dtype=float)
+        x, y, steps = _floats(pairs, "periodic"), _floats(pairs, "offline"), pairs["step"].astype(int).tolist()
         sign = 1.0 if record.config["select_mode"] == "min" else -1.0
         picked, best = int(np.argmin(sign * x)), int(np.argmin(sign * y))
         axes.set(xlabel=f"periodic {metric}", ylabel=f"offline {metric}", title=f"Rank correlation {said}")
         axes.plot(x, y, "o", color=GOOD, markersize=5, alpha=0.7, label=f"checkpoints ({len(x)})")
+        axes.plot(x[best], y[best], "*", color=INK, markersize=13, label=f"best offline: step {steps[best]}")
         axes.plot(
-            x[best], y[best], "*", color=INK, markersize=13, label=f"best offline: step {int(pairs['step'].iloc[best])}"
-        )
-        label = f"picked by the proxy: step {int(pairs['step'].iloc[picked])}"
-        axes.plot(
-            x[picked], y[picked], "s", color=BAD, markersize=11, fillstyle="none", markeredgewidth=1.6, label=label
-        )
+            x[picked], y[picked], "s", color=BAD, markersize=11, fillstyle="none", markeredgewidth=1.6,
+            label=f"picked by the proxy: step {steps[picked]}",
+        )  # fmt: skip
         for name, values in (("x", x), ("y", y)):
             if values.min() > 0 and values.max() > 5 * values.min():
                 log_scale(axes, name)
@@ -83,25 +111,172 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
         live = periodic_rows(record.evals)
         by_steps = {t: np.unique(live[(live["trial"] == t) & (live["step"] > 0)]["step"]) for t in trials}
         every_s = trial_seconds(rows[trials[0]]) / max(1, len(by_steps[trials[0]]))
-        names = ("without a pause", "with a pause")
         for place, trial in enumerate(trials):
-            for shift, color, marker, steps, kind in (
-                (0.0, GOOD, "o", by_steps[trial], "fixed steps"),
-                (2.0, BAD, "x", timed_steps(rows[trial], every_s), "fixed seconds"),
+            for height, color, marker, steps, kind in (
+                (3 - place, GOOD, "o", by_steps[trial], "fixed steps"),
+                (1 - place, BAD, "x", timed_steps(rows[trial], every_s), "fixed seconds"),
             ):
-                height = np.full(len(steps), 3 - shift - place)
-                axes.plot(
-                    steps, height, linestyle="none", marker=marker, color=color, label=kind if place == 0 else None
-                )
-        axes.set_yticks(
-            [3, 2, 1, 0],
-            [f"by steps, {names[0]}", f"by steps, {names[1]}", f"by seconds, {names[0]}", f"by seconds, {names[1]}"],
-        )
-        axes.set(
-            xlabel="step of an evaluation",
-            ylabel="evaluations",
-            ylim=(-0.5, 4.1),
-            title="Evaluate by steps, not by seconds",
-        )
+                y, label = np.full(len(steps), float(height)), None if place else kind
+                axes.plot(steps, y, linestyle="none", marker=marker, color=color, label=label)
+        names = [f"by {by}, {pause} a pause" for by in ("steps", "seconds") for pause in ("without", "with")]
+        axes.set_yticks([3, 2, 1, 0], names)
+        axes.set(xlabel="step of an evaluation", ylabel="evaluations", ylim=(-0.5, 4.1))
+        axes.set_title("Evaluate by steps, not by seconds")
         legend(axes, loc="upper center", ncols=2)
+    return axes
+
+
+def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the smallest difference that shows, and the seconds of an evaluation, against the size of the sample.
+
+    Left of a kink the sample is so small that a difference shows only where all examples on which two models disagree speak for
+    the same one of them.
+
+    Healthy: a shaded band, the sizes that show the smallest difference of interest within the time budget, with the taken
+    size in it. Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget
+    allows or the set holds.
+
+    Args:
+        record: a study with "evaluation_sample" in its facts.
+        diagnosis: its `evaluation.too_small` says which bounds there are; without it only the curves are drawn.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes; the seconds stand along the top.
+
+    Source: P3.1, P3.3, P3.4, P3.5.
+    """
+    with drawing(ax, size=(7.2, 4.6)) as axes:
+        found = finding(diagnosis, "evaluation.too_small")
+        evidence = {} if found is None else found.evidence
+        comparisons = int(evidence.get("comparisons") or 100)
+        table = evaluation_sizes(record, comparisons=comparisons)
+        if table.empty or not np.isfinite(_floats(table, "detectable")).any():
+            return not_measured(axes, "no two models were evaluated on the validation set")
+        facts, x = record.facts["evaluation_sample"], _floats(table, "examples")
+        for column, label, color, style in (
+            ("detectable", "difference that shows, same examples", PALETTE[0], "-"),
+            ("unpaired", "difference that shows, different examples", PALETTE[4], "--"),
+            ("selection_gap", f"how much the best of {comparisons} equal models flatters itself", PALETTE[6], "-."),
+        ):
+            y = _floats(table, column)
+            seen = np.isfinite(y) & (y > 0)
+            if seen.any():
+                axes.plot(x[seen], y[seen], color=color, linestyle=style, label=label)
+        log_scale(axes, "x", "y")
+        _mark_bounds(axes, number((facts.get("asked") or {}).get("smallest_difference")), evidence)
+        seconds = _floats(table, "seconds")
+        if np.isfinite(seconds).all():  # they grow with the examples, so each size has its own
+            slope = (seconds[-1] - seconds[0]) / (x[-1] - x[0])
+            start = seconds[0] - slope * x[0]
+            top = axes.secondary_xaxis("top", functions=(lambda n: start + slope * n, lambda s: (s - start) / slope))
+            top.xaxis.set_major_formatter(FuncFormatter(lambda s, _: short(s)))
+            top.xaxis.set_minor_formatter(NullFormatter())
+            top.set_xlabel("seconds of one evaluation")
+        axes.set(xlabel="examples in the sample", ylabel=f"difference in {facts['metric']}")
+        axes.set_title("How large a sample: what it shows and what it costs")
+        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    return axes
+
+
+def _mark_bounds(ax: Axes, wanted: float, evidence: Mapping[str, Any]) -> None:
+    names = ("available", "largest", "smallest", "size", "detectable")
+    available, largest, smallest, size, detectable = (number(evidence.get(name)) for name in names)
+    if np.isfinite(wanted):
+        ax.axhline(wanted, color=BASELINE, linestyle="--", label=f"smallest difference of interest: {short(wanted)}")
+    top = np.fmin(available, largest)
+    if np.isfinite(top) and top > 0:
+        what = "the time budget allows" if largest < available else "the set holds"
+        ax.axvline(top, color=BAD, linestyle=":", label=f"largest: {top:,.0f}, what {what}")
+        if smallest <= top:
+            label = f"both bounds kept: {smallest:,.0f} to {top:,.0f}"
+            ax.axvspan(smallest, top, color=GOOD, alpha=0.15, linewidth=0, label=label)
+    if np.isfinite(size):
+        label = f"the sample: {size:,.0f} examples, {short(detectable)}"
+        ax.plot([size], [detectable], marker="o", linestyle="none", color=PALETTE[0], markersize=7, label=label)
+
+
+def plot_class_recall(
+    counts: pd.DataFrame | Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None
+) -> Axes:
+    """Draw the recall of each class with its interval, the rare classes first, and how many examples it rests on.
+
+    Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain
+    that looks large is one of them.
+
+    Args:
+        counts: of `class_counts`, or a study whose facts hold them.
+        diagnosis: not needed; every figure takes one.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. A diamond is the recall before, where there was an evaluation before, and the words beside the bar say what
+        the change is in examples. Of more than 30 classes the rarest 30 are drawn.
+
+    Source: P3.6, P3.7.
+    """
+    del diagnosis
+    table = (counts if isinstance(counts, pd.DataFrame) else class_counts(counts)).head(MAX_CLASSES)
+    with drawing(ax, size=(7.2, max(2.4, 1.2 + 0.3 * len(table)))) as axes:
+        if table.empty:
+            return not_measured(axes, "no predictions were counted class by class")
+        rows = np.arange(len(table), dtype=np.float64)
+        recall, low, high = (_floats(table, name) for name in ("recall", "low", "high"))
+        axes.hlines(rows, low, high, color=PALETTE[0], linewidth=4, alpha=0.35, label="95 % interval (Wilson)")
+        axes.plot(recall, rows, linestyle="none", marker="o", color=PALETTE[0], label="recall")
+        before = _floats(table, "before") / np.maximum(table["total"].to_numpy(), 1)
+        if np.isfinite(before).any():
+            axes.plot(
+                before, rows, linestyle="none", marker="D", markersize=4.5, markerfacecolor="none", color=BASELINE,
+                label="before, or the other model",
+            )  # fmt: skip
+        for place, row in enumerate(table.to_dict("records")):
+            text, delta = f"{row['correct']} of {row['total']}", number(row["delta"])
+            if delta and np.isfinite(delta):
+                text += f"  ({delta:+.2f}: {row['delta_examples']})"
+            axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
+        axes.set_yticks(rows, [str(k) for k in table["class"]])
+        axes.set_ylim(len(table) - 0.4, -0.6)
+        axes.set_xlim(min(0.9, float(np.nanmin(low)) - 0.03), 1.01)
+        axes.set(xlabel="recall", ylabel="class, rarest first")
+        axes.set_title("Recall of each class, and the examples behind it")
+        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2 if len(table) > 6 else -0.28), ncols=3)
+    return axes
+
+
+def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw how far the validation accuracy of a chosen model lies above its accuracy on held-out examples.
+
+    Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that
+    the gap of the best of many is as large as the improvements that it is used to find.
+
+    Args:
+        gaps: columns examples, rounds, gap (simulated), se (of it), expected (closed form) and how ("best of equal models",
+            "rounds that build on each other").
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Points are simulated with two standard errors, each group a little to the side so that none hides another;
+        lines are the closed form. Nothing of it is of a study.
+
+    Source: P3.5.
+    """
+    with drawing(ax, size=(7.2, 4.4)) as axes:
+        if gaps.empty:
+            return not_measured(axes, "nothing was simulated")
+        groups = list(gaps.groupby(["how", "rounds"], sort=False))
+        for place, ((how, rounds), rows) in enumerate(groups):
+            color, marker = PALETTE[place % len(PALETTE)], "osD^vP"[place % 6]
+            x, shift = _floats(rows, "examples"), SHIFT ** (place - (len(groups) - 1) / 2)
+            axes.errorbar(
+                x * shift, _floats(rows, "gap"), yerr=2 * _floats(rows, "se"), linestyle="none", marker=marker, markersize=5,
+                color=color, capsize=2.5, label=f"{how}: {rounds:,}",
+            )  # fmt: skip
+            axes.plot(x, _floats(rows, "expected"), color=color, linestyle="-" if "best" in str(how) else "--")
+        axes.set_yscale("linear")
+        axes.margins(y=0.08)
+        log_scale(axes, "x")
+        axes.set(xlabel="validation examples", ylabel="validation - held-out accuracy")
+        axes.set_title("Simulated: what choosing on a validation set costs its honesty")
+        legend(axes)
     return axes

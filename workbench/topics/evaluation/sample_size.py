@@ -1,4 +1,15 @@
-"""How large an evaluation sample has to be, and how large it may be: both bounds, or that no size keeps both (P3.3, P3.4)."""
+"""What an evaluation set of n examples can show, how far choosing on it flatters, and how large it may be (P3.3, P3.4, P3.5).
+
+Two models on the same examples (paired) differ where exactly one of them is right: the share of those examples is their
+disagreement D. With a the normal quantile of 1 - false_alarm / 2 and b that of the power, McNemar's test sees a difference d in
+accuracy where sqrt(n) d = a sqrt(D) + b sqrt(D - d^2) (Connor 1987, Biometrics 43). Labels that are wrong with probability e,
+spread evenly over the other classes of K, shrink every difference in accuracy to the share 1 - e K / (K - 1) of itself, while the noise stays.
+
+Of k models that are equally good the best one on n examples looks better than it is by the expected maximum of k noisy draws.
+Where the models differ in truth by a spread t, and in noise by s, the winner's gap is e(k) s^2 / sqrt(s^2 + t^2), with e(k) the
+expected maximum of k standard normal draws. Rounds that build on each other are worse: each small random change that looks better is
+kept, and the gap adds up.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +19,280 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
+from workbench.curves.selected_runs import expected_maximum
 from workbench.curves.trials import RecordLike
-from workbench.topics.evaluation.detectable import detectable_difference, examples_needed
-from workbench.topics.evaluation.selection_gap import selection_gap
+from workbench.errors import ConfigError
 
-__all__ = ["SizeBounds", "evaluation_sizes", "how_models_differ", "largest_within", "seconds_of", "size_bounds"]
+__all__ = [
+    "SizeBounds", "climbing_gap", "detectable_difference", "evaluation_sizes", "examples_needed", "how_models_differ",
+    "selection_gap", "selection_gaps", "simulate_climbing", "simulate_selection", "size_bounds",
+]  # fmt: skip
 
 Facts = Mapping[str, Any]
+Floats = NDArray[np.float64]
+
+
+def detectable_difference(
+    n: float,
+    *,
+    disagreement: float | None = None,
+    accuracy: float | None = None,
+    sd: float | None = None,
+    label_noise: float = 0.0,
+    classes: int = 2,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
+) -> float:
+    """Return the smallest true difference that a test on `n` examples finds with the given power.
+
+    Give one of `disagreement` (two models on the same examples, a metric of zeros and ones), `accuracy` (each model on
+    examples of its own) and `sd` (the same examples, any metric).
+
+    Args:
+        n: examples in the set.
+        disagreement: share of the examples on which exactly one of the two models is right, by the labels that there are.
+        accuracy: of the models, by the labels that there are.
+        sd: standard deviation of the difference between the two models from example to example, in the metric's unit.
+        label_noise: share of wrong labels, spread evenly over the other classes; for a metric of zeros and ones.
+        classes: how many there are.
+        false_alarm: how often equal models are called different, two-sided (rule of thumb: 5 %, as is common).
+        power: how often the difference is found (rule of thumb: 80 %, as is common).
+
+    Returns:
+        The difference by clean labels, in the metric's unit; inf where no difference that is possible can be found. Models
+        that differ by d disagree on d of the examples at least, so about 8 examples have to change in any case.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+
+    Source: P3.4.
+    """
+    level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
+    kept, a, b = _checked(disagreement, accuracy, sd, **level)
+    if not n > 0:
+        raise ConfigError(f"n={n!r} examples show no difference: give at least 1.")
+    if sd is not None:
+        return (a + b) * sd / math.sqrt(n)
+    left = n + b**2 - a**2
+    if disagreement is None:
+        assert accuracy is not None
+        found = (a + b) * math.sqrt(2 * accuracy * (1 - accuracy) / n)
+    elif left >= 0:
+        found = math.sqrt(disagreement) * (a * math.sqrt(n) + b * math.sqrt(left)) / (n + b**2)
+    else:
+        found = math.inf
+    left = n * (n - a**2 + b**2)  # every example that changes changes for the better
+    same = (math.sqrt(left) - a * b) / (n + b**2) if left >= 0 else -1.0
+    true = max(found, 1 - same**2 if same >= 0 else math.inf) / kept
+    return true if true <= 1 else math.inf
+
+
+def examples_needed(
+    difference: float,
+    *,
+    disagreement: float | None = None,
+    accuracy: float | None = None,
+    sd: float | None = None,
+    label_noise: float = 0.0,
+    classes: int = 2,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
+) -> int:
+    """Return how many examples show a true `difference`: the inverse of `detectable_difference`, rounded up.
+
+    The arguments and errors are those of `detectable_difference`; `difference` is by clean labels, in the metric's unit, above 0.
+
+    Source: P3.4.
+    """
+    level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
+    kept, a, b = _checked(disagreement, accuracy, sd, **level)
+    if not 0 < difference < math.inf or (sd is None and difference > 1):
+        raise ConfigError(f"difference={difference!r} must be above 0, and at most 1 for a share of the examples.")
+    if sd is not None:
+        return max(1, math.ceil(((a + b) * sd / difference) ** 2 - 1e-9))
+    seen = difference * kept
+    one_way = ((a * math.sqrt(seen) + b * math.sqrt(seen - seen**2)) / seen) ** 2
+    if disagreement is not None:
+        share = max(disagreement, seen)
+        exact = ((a * math.sqrt(share) + b * math.sqrt(share - seen**2)) / seen) ** 2
+    else:
+        assert accuracy is not None
+        exact = (a + b) ** 2 * 2 * accuracy * (1 - accuracy) / seen**2
+    return math.ceil(max(exact, one_way) - 1e-9)
+
+
+def _checked(
+    disagreement: float | None, accuracy: float | None, sd: float | None, *, label_noise: float, classes: int,
+    false_alarm: float, power: float,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Return which share of a difference in accuracy wrong labels leave, and the quantiles of false alarm and power."""
+    given = {"disagreement": disagreement, "accuracy": accuracy, "sd": sd}
+    known = {name: value for name, value in given.items() if value is not None}
+    if len(known) != 1:
+        raise ConfigError(f"give one of disagreement, accuracy and sd, not {', '.join(known) or 'none'}.")
+    ((name, value),) = known.items()
+    if not 0 <= value <= (math.inf if name == "sd" else 1.0):
+        raise ConfigError(f"{name}={value!r} must be finite and at least 0{'' if name == 'sd' else ', and at most 1'}.")
+    if isinstance(classes, bool) or classes < 2:
+        raise ConfigError(f"classes={classes!r} must be at least 2.")
+    kept = 1 - label_noise * classes / (classes - 1)
+    if not 0 <= label_noise < 1 or kept <= 1e-12:
+        raise ConfigError(
+            f"label_noise={label_noise!r} must be at least 0 and below {1 - 1 / classes:g}: with that many wrong labels among "
+            f"{classes} classes the labels say nothing."
+        )
+    if sd is not None and label_noise > 0:
+        raise ConfigError(
+            "label_noise is for a metric of zeros and ones: sd is measured on labels that have their noise already."
+        )
+    if not 0 < false_alarm < 1 or not 0.5 <= power < 1:
+        raise ConfigError(
+            f"false_alarm={false_alarm!r} must lie between 0 and 1, and power={power!r} be at least 0.5 and below 1."
+        )
+    return kept, float(stats.norm.isf(false_alarm / 2)), float(stats.norm.ppf(power))
+
+
+def selection_gap(n: float, trials: int, *, sd: float, spread: float = 0.0) -> float:
+    """Return by how much the best of `trials` models looks better on `n` validation examples than it is.
+
+    Args:
+        n: examples of the validation set.
+        trials: models that are compared, each once.
+        sd: standard deviation, from example to example, of what sets a model apart from the others: sqrt(D / 2) for an
+            accuracy, with D the disagreement of two of them; the standard deviation of a paired difference over sqrt(2).
+        spread: standard deviation of the models' true values; 0 where they are equally good, which is the worst case.
+
+    Source: P3.5.
+    """
+    if not n > 0 or not sd >= 0 or not spread >= 0:
+        raise ConfigError(f"n={n!r} must be above 0, sd={sd!r} and spread={spread!r} at least 0.")
+    noise = sd**2 / n
+    both = noise + spread**2
+    return expected_maximum(trials) * noise / math.sqrt(both) if both > 0 else 0.0
+
+
+def simulate_selection(
+    n: int, trials: int, *, accuracy: float = 0.9, disagreement: float = 0.05, spread: float = 0.0, held_out: int = 2000,
+    repeats: int = 50, seed: int = 0,
+) -> Floats:  # fmt: skip
+    """Return accuracy on validation minus accuracy on held-out examples of the best of `trials` models, shape (repeats,).
+
+    Every model is right or wrong on every example; nothing of the closed form is used.
+
+    Args:
+        n: examples of the validation set.
+        trials: models, of which the one that is best on them is chosen.
+        accuracy: their mean true accuracy.
+        disagreement: share of the examples on which exactly one of two models is right.
+        spread: standard deviation of their true accuracies.
+        held_out: examples that no choice sees.
+        repeats: simulations.
+        seed: of the random numbers.
+
+    Raises:
+        ConfigError: models of this accuracy cannot disagree that often.
+    """
+    most = 2 * accuracy * (1 - accuracy)
+    if not 0 < disagreement <= most:
+        raise ConfigError(
+            f"disagreement={disagreement!r} must be above 0 and at most {most:g} at accuracy={accuracy!r}."
+        )
+    rng = np.random.default_rng(seed)
+    own = 1 - math.sqrt(max(1 - disagreement / most, 0.0))  # share of the examples on which a model is its own
+    gaps = np.empty(repeats)
+    for repeat in range(repeats):
+        truths = np.clip(accuracy + spread / max(own, 1e-12) * rng.standard_normal(trials), 0, 1)
+        scores = []
+        for examples in (n, held_out):
+            shared = rng.random(examples) < accuracy
+            right = rng.random((trials, examples), dtype=np.float32) < truths[:, None]
+            is_own = rng.random((trials, examples), dtype=np.float32) < own
+            scores.append(np.where(is_own, right, shared).mean(1))
+        best = int(np.argmax(scores[0]))
+        gaps[repeat] = scores[0][best] - scores[1][best]
+    return gaps
+
+
+def simulate_climbing(
+    n: int, rounds: int, *, accuracy: float = 0.9, changed: float = 0.05, held_out: int = 2000, repeats: int = 20, seed: int = 0
+) -> Floats:  # fmt: skip
+    """Return validation minus held-out accuracy after each of `rounds` that build on each other, shape (repeats, rounds + 1).
+
+    A round draws the answers to the share `changed` of all inputs anew, with the same accuracy, and is kept where it looks better on the
+    validation set: nothing is ever gained, and everything that is seen is fitted.
+    """
+    rng = np.random.default_rng(seed)
+    right = rng.random((repeats, n + held_out), dtype=np.float32) < accuracy
+    gaps = [right[:, :n].mean(1) - right[:, n:].mean(1)]
+    for _ in range(rounds):
+        drawn = rng.random(right.shape, dtype=np.float32) < accuracy
+        changed_now = rng.random(right.shape, dtype=np.float32) < changed
+        proposed = np.where(changed_now, drawn, right)
+        better = proposed[:, :n].sum(1) > right[:, :n].sum(1)
+        right = np.where(better[:, None], proposed, right)
+        gaps.append(right[:, :n].mean(1) - right[:, n:].mean(1))
+    return np.stack(gaps, 1)
+
+
+def climbing_gap(n: float, rounds: int, *, accuracy: float = 0.9, changed: float = 0.05) -> Floats:
+    """Return the gap that `simulate_climbing` comes to in expectation, round by round, shape (rounds + 1,).
+
+    At a gap g a round moves the validation accuracy by a normal draw with mean -c g and variance c (p (1 - p) + (p + g)(1 - p - g) +
+    (1 - c) g^2) / n, p being the accuracy and c the share that changes, and is kept where that is above half an example.
+    """
+    gap = np.zeros(rounds + 1)
+    for k in range(rounds):
+        g = gap[k]
+        seen = min(accuracy + g, 1.0)
+        variance = changed * (accuracy * (1 - accuracy) + seen * (1 - seen) + (1 - changed) * g**2) / n
+        sd, mean, least = math.sqrt(variance), -changed * g, 0.5 / n
+        z = (mean - least) / sd
+        kept = mean * stats.norm.cdf(z) + sd * stats.norm.pdf(z)  # E[x; x > least] of a normal draw
+        gap[k + 1] = min(g + max(float(kept), 0.0), 1 - accuracy)
+    return gap
+
+
+def selection_gaps(
+    sizes: Sequence[int] = (50, 100, 300, 1000),
+    *,
+    rounds: Sequence[int] = (10, 100),
+    accuracy: float = 0.9,
+    disagreement: float = 0.05,
+    repeats: int = 50,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Simulate what choosing on a validation set does to its honesty, against the closed forms (P3.5).
+
+    Args:
+        sizes: examples of the validation set.
+        rounds: models of which the best is taken, and rounds that build on each other, each redrawing the answers to
+            `disagreement` of the examples.
+        accuracy: true accuracy of all of them.
+        disagreement: share of the examples on which exactly one of two models is right.
+        repeats: simulations of each.
+        seed: of the random numbers.
+
+    Returns:
+        Columns how, rounds, examples, gap (validation minus held-out accuracy of what was chosen), se, expected (closed form).
+    """
+    rows, longest = [], max(rounds)
+    for n in sizes:
+        climbed = simulate_climbing(n, longest, accuracy=accuracy, changed=disagreement, repeats=repeats, seed=seed)
+        formula = climbing_gap(n, longest, accuracy=accuracy, changed=disagreement)
+        for k in rounds:
+            best = simulate_selection(n, k, accuracy=accuracy, disagreement=disagreement, repeats=repeats, seed=seed)
+            expected = selection_gap(n, k, sd=math.sqrt(disagreement / 2))
+            for how, gaps, closed in (
+                ("best of equal models", best, expected),
+                ("rounds that build on each other", climbed[:, k], float(formula[k])),
+            ):
+                se = float(gaps.std(ddof=1)) / math.sqrt(gaps.size) if gaps.size > 1 else math.nan
+                row = {"how": how, "rounds": k, "examples": n, "gap": float(gaps.mean()), "se": se, "expected": closed}
+                rows.append(row)
+    return pd.DataFrame(rows).sort_values(["how", "rounds", "examples"], ignore_index=True)
 
 
 class SizeBounds(NamedTuple):
@@ -38,36 +315,21 @@ class SizeBounds(NamedTuple):
     reason: str | None
 
 
-def seconds_of(n: float, timing: Facts) -> float:
-    """Return the seconds that one evaluation of `n` examples takes: a line, which is too low for less than one batch.
-
-    Args:
-        n: examples.
-        timing: start_s of an evaluation, and seconds_per_example behind it.
-    """
+def _seconds(n: float, timing: Facts) -> float:
+    """Return the seconds that one evaluation of `n` examples takes: a line, which is too low for less than one batch."""
     return float(timing["start_s"]) + n * float(timing["seconds_per_example"])
 
 
-def largest_within(budget_s: float, timing: Facts, available: int) -> int:
-    """Return how many examples can be evaluated in `budget_s`: at most all, and 0 where not even one batch can.
-
-    Args:
-        budget_s: seconds for one evaluation.
-        timing: start_s, seconds_per_example and batch_size.
-        available: examples of the full set.
-    """
-    if seconds_of(min(int(timing["batch_size"]), available), timing) > budget_s:
+def _largest_within(budget_s: float, timing: Facts, available: int) -> int:
+    """Return how many examples can be evaluated in `budget_s`: at most all, and 0 where not even one batch can."""
+    if _seconds(min(int(timing["batch_size"]), available), timing) > budget_s:
         return 0
     left = (budget_s - float(timing["start_s"])) / max(float(timing["seconds_per_example"]), 1e-12)
     return int(min(available, left + 1e-9))
 
 
 def how_models_differ(facts: Facts) -> dict[str, Any]:
-    """Return the argument of `detectable_difference` that the measured pair of models gives; {} where nothing is known.
-
-    Args:
-        facts: "evaluation_sample" of a study.
-    """
+    """Return the argument of `detectable_difference` that the measured pair of models gives; {} where nothing is known."""
     pair = facts.get("pair") or {}
     for name, key in (("disagreement", "disagreement"), ("sd", "difference_sd")):
         if pair.get(key) is not None:
@@ -76,37 +338,25 @@ def how_models_differ(facts: Facts) -> dict[str, Any]:
 
 
 def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) -> SizeBounds:
-    """Return both bounds and the size to take.
-
-    Args:
-        facts: "evaluation_sample" of a study: examples, asked, timing, pair, num_classes.
-        false_alarm: of the comparison of two models.
-        power: of it.
-    """
-    available, asked = int(facts["examples"]), facts.get("asked") or {}
+    """Return both bounds and the size to take, by the "evaluation_sample" of a study: examples, asked, timing, pair, num_classes."""
+    available, asked, timing = int(facts["examples"]), facts.get("asked") or {}, facts.get("timing")
     budget, difference = asked.get("budget_s"), asked.get("smallest_difference")
-    timing = facts.get("timing")
-    largest = largest_within(budget, timing, available) if budget is not None and timing else None
-    differ = how_models_differ(facts)
-    smallest = None
+    largest = _largest_within(budget, timing, available) if budget is not None and timing else None
+    differ, smallest = how_models_differ(facts), None
     if difference is not None and differ:
         smallest = examples_needed(difference, **differ, **_noise(facts), false_alarm=false_alarm, power=power)
-    allowed = available if largest is None else largest
-    reasons = []
+    allowed, reason = available if largest is None else largest, None
     if timing and largest == 0:
         batch = min(int(timing["batch_size"]), available)
-        reasons.append(
-            f"one batch of {batch} example{'' if batch == 1 else 's'} takes {seconds_of(batch, timing):.3g} s, and the budget is {budget:g} s"
-        )
+        takes = f"one batch of {batch} example{'' if batch == 1 else 's'} takes {_seconds(batch, timing):.3g} s"
+        reason = f"{takes}, and the budget is {budget:g} s"
     elif smallest is not None and smallest > allowed:
         within = f"{budget:g} s allow {allowed} of them" if allowed < available else f"there are {available}"
-        reasons.append(
-            f"a difference of {difference:g} takes {smallest} example{'' if smallest == 1 else 's'}, and {within}"
-        )
-    return SizeBounds(
-        available=available, largest=largest, smallest=smallest, proposed=allowed or None, feasible=not reasons,
-        reason="; ".join(reasons) or None,
-    )  # fmt: skip
+        reason = f"a difference of {difference:g} takes {smallest} example{'' if smallest == 1 else 's'}, and {within}"
+    return SizeBounds(available, largest, smallest, allowed or None, reason is None, reason)
+
+
+_COLUMNS = ["examples", "seconds", "detectable", "unpaired", "selection_gap", "available", "affordable"]
 
 
 def evaluation_sizes(
@@ -137,34 +387,28 @@ def evaluation_sizes(
     facts: Facts = record if isinstance(record, Mapping) else record.facts.get("evaluation_sample") or {}
     if not facts:
         return pd.DataFrame(columns=_COLUMNS)
-    available = int(facts["examples"])
+    available, timing, pair = int(facts["examples"]), facts.get("timing"), facts.get("pair") or {}
+    budget = (facts.get("asked") or {}).get("budget_s")
     grid = sizes or sorted({*(round(v) for v in np.geomspace(min(10, available), 10 * available, 31)), available})
-    bounds = size_bounds(facts, false_alarm=false_alarm, power=power)
-    level: dict[str, Any] = {"false_alarm": false_alarm, "power": power}
-    return pd.DataFrame([_row(n, facts, bounds, comparisons, level) for n in grid], columns=_COLUMNS)
-
-
-_COLUMNS = ["examples", "seconds", "detectable", "unpaired", "selection_gap", "available", "affordable"]
-
-
-def _row(n: int, facts: Facts, bounds: SizeBounds, comparisons: int, level: dict[str, Any]) -> dict[str, Any]:
-    differ, timing, pair = how_models_differ(facts), facts.get("timing"), facts.get("pair") or {}
-    own, budget = differ.get("sd", math.nan) / math.sqrt(2), (facts.get("asked") or {}).get("budget_s")
+    level: dict[str, Any] = {"false_alarm": false_alarm, "power": power, **_noise(facts)}
+    differ = how_models_differ(facts)
+    own = differ.get("sd", math.nan) / math.sqrt(2)
     if (
         "disagreement" in differ
-    ):  # two models that agree on all examples do so by chance: as if they differed on half of one
-        own = math.sqrt(max(differ["disagreement"], 0.5 / bounds.available) / 2)
-    values = pair.get("values") or [None]
-    alone = values[0] if pair.get("disagreement") is not None else None
-    return {
-        "examples": n,
-        "seconds": seconds_of(n, timing) if timing else math.nan,
-        "detectable": detectable_difference(n, **differ, **_noise(facts), **level) if differ else math.nan,
-        "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **_noise(facts), **level),
-        "selection_gap": math.nan if math.isnan(own) else selection_gap(n, comparisons, sd=own),
-        "available": n <= bounds.available,
-        "affordable": budget is None or not timing or n <= largest_within(float(budget), timing, max(n, bounds.available)),
-    }  # fmt: skip
+    ):  # models that agree on all examples do so by chance: as if they differed on half of one
+        own = math.sqrt(max(differ["disagreement"], 0.5 / available) / 2)
+    alone = (pair.get("values") or [None])[0] if pair.get("disagreement") is not None else None
+    rows = [
+        {
+            "examples": n, "seconds": _seconds(n, timing) if timing else math.nan,
+            "detectable": detectable_difference(n, **differ, **level) if differ else math.nan,
+            "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **level),
+            "selection_gap": math.nan if math.isnan(own) else selection_gap(n, comparisons, sd=own), "available": n <= available,
+            "affordable": budget is None or not timing or n <= _largest_within(float(budget), timing, max(n, available)),
+        }
+        for n in grid
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def _noise(facts: Facts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from workbench.errors import DataError, UsageError
 
-__all__ = ["SkewTest", "class_test", "feature_tests", "metric_test", "skew_tests", "worst_skew"]
+__all__ = ["SkewTest", "class_test", "skew_tests", "worst_skew"]
 
 SkewTest = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -66,86 +66,70 @@ def skew_tests(
             raise DataError(f"{name} has {len(values)} rows for {mask.size} examples of the full set.")
     found = [] if labels is None else [class_test(mask, np.asarray(labels))]
     if features is not None:
-        found += feature_tests(mask, np.asarray(features, dtype=np.float64), feature_names)
-    return found + [metric_test(mask, np.asarray(v, dtype=np.float64), name) for name, v in (metrics or {}).items()]
+        table = np.asarray(features, dtype=np.float64)
+        if table.ndim != 2:
+            raise DataError(f"features have shape {table.shape}, but must be (examples, features): flatten the rest.")
+        names = feature_names or [str(column) for column in range(table.shape[1])]
+        found += [
+            test for name, column in zip(names, table.T, strict=True) if (test := _feature_test(mask, column, name))
+        ]
+    return found + [_metric_test(mask, np.asarray(v, dtype=np.float64), name) for name, v in (metrics or {}).items()]
 
 
-def class_test(mask: Mask, labels: NDArray[Any], *, name: str = "class") -> SkewTest:
-    """Return whether the classes have the same shares in the sample as in the full set.
+def class_test(mask: Mask, labels: NDArray[Any]) -> SkewTest:
+    """Return whether the classes have the same shares in the sample, where `mask` is true, as in the full set.
 
     Pearson's chi-square of sample against rest; where fewer than 5 examples of a class are expected, its exact distribution
     over samples drawn without replacement.
-
-    Args:
-        mask: which examples are in the sample.
-        labels: class of every example.
-        name: of the test.
     """
     values, codes = np.unique(labels, return_inverse=True)
-    full = np.bincount(codes, minlength=len(values))
-    counts = np.bincount(codes[mask], minlength=len(values))
+    full, counts = (np.bincount(each, minlength=len(values)) for each in (codes, codes[mask]))
     n, size = int(mask.sum()), mask.size
     expected = full * (n / size)
-    furthest = int(np.argmax(np.abs(counts - expected) / np.sqrt(expected)))
-    shown = {"value": _plain(values[furthest]), "count": int(counts[furthest]), "expected": float(expected[furthest])}
-    known = {"kind": "class", "name": name, "levels": len(values), "furthest": shown}
+    place = int(np.argmax(np.abs(counts - expected) / np.sqrt(expected)))
+    value = values[place].item() if isinstance(values[place], np.generic) else values[place]
+    furthest = {"value": value, "count": int(counts[place]), "expected": float(expected[place])}
+    known = {"kind": "class", "name": "class", "levels": len(values), "furthest": furthest}
     if n == size or len(values) < 2:
         return known | {"p": 1.0, "test": "none: nothing can differ"}
+    own = (((counts - expected) ** 2) / expected).sum()
     if min(expected.min(), (full - expected).min()) >= FEWEST_EXPECTED:
-        statistic = float((((counts - expected) ** 2) / expected).sum() * size / (size - n))
-        return known | {"p": float(stats.chi2.sf(statistic, len(values) - 1)), "test": "chi-square"}
+        return known | {
+            "p": float(stats.chi2.sf(float(own * size / (size - n)), len(values) - 1)),
+            "test": "chi-square",
+        }
     drawn = np.random.default_rng(0).multivariate_hypergeometric(full, n, size=DRAWS, method="marginals")
     far = (((drawn - expected) ** 2) / expected).sum(1)
-    own = (((counts - expected) ** 2) / expected).sum()
     return known | {"p": float((1 + (far >= own * (1 - 1e-12)).sum()) / (1 + DRAWS)), "test": "exact"}
 
 
-def feature_tests(mask: Mask, features: Floats, names: Sequence[str] | None = None) -> list[SkewTest]:
-    """Return for each column whether its values are distributed in the sample as in what was left out.
+def _feature_test(mask: Mask, values: Floats, name: str) -> SkewTest | None:
+    """Return whether a column is distributed in the sample as in what was left out; None for a column with a single value.
 
     Kolmogorov-Smirnov for numbers, chi-square for columns of up to 10 values; missing values are compared by their share.
-    A column with a single value is left out.
-
-    Args:
-        mask: which examples are in the sample.
-        features: shape (examples, features).
-        names: of the columns; None numbers them.
     """
-    if features.ndim != 2:
-        raise DataError(f"features have shape {features.shape}, but must be (examples, features): flatten the rest.")
-    found = []
-    for column in range(features.shape[1]):
-        values = features[:, column]
-        missing = np.isnan(values)
-        tests = []
-        if missing.any() and not missing.all():
-            tests.append(class_test(mask, missing) | {"test": "missing values"})
-        here, there = values[mask & ~missing], values[~mask & ~missing]
-        levels = np.unique(values[~missing])
-        if levels.size > 1 and here.size and there.size:
-            if levels.size <= MAX_LEVELS:
-                tests.append(class_test(mask[~missing], values[~missing]))
-            else:
-                ks = stats.ks_2samp(here, there, method="asymp")
-                tests.append({"p": float(ks.pvalue), "test": "Kolmogorov-Smirnov", "distance": float(ks.statistic)})
-        if tests:
-            least = min(tests, key=lambda test: float(test["p"]))
-            name = str(column) if names is None else names[column]
-            found.append(least | {"kind": "feature", "name": name, "p": min(1.0, float(least["p"]) * len(tests))})
-    return found
+    missing = np.isnan(values)
+    tests = []
+    if missing.any() and not missing.all():
+        tests.append(class_test(mask, missing) | {"test": "missing values"})
+    here, there = values[mask & ~missing], values[~mask & ~missing]
+    levels = np.unique(values[~missing]).size
+    if levels > 1 and here.size and there.size and levels <= MAX_LEVELS:
+        tests.append(class_test(mask[~missing], values[~missing]))
+    elif levels > 1 and here.size and there.size:
+        ks = stats.ks_2samp(here, there, method="asymp")
+        tests.append({"p": float(ks.pvalue), "test": "Kolmogorov-Smirnov", "distance": float(ks.statistic)})
+    if not tests:
+        return None
+    least = min(tests, key=lambda test: float(test["p"]))
+    return least | {"kind": "feature", "name": name, "p": min(1.0, float(least["p"]) * len(tests))}
 
 
-def metric_test(mask: Mask, values: Floats, name: str, *, confidence: float = 0.95) -> SkewTest:
-    """Return the metric on the sample minus that on the full set, with an interval and a p-value.
+def _metric_test(mask: Mask, values: Floats, name: str) -> SkewTest:
+    """Return the metric on the sample minus that on the full set, with its 95 % interval and a p-value.
 
     The values of all examples are known, so the standard error carries the correction for a finite set, and the p-value is
     that of samples drawn anew from these very values, which holds for skewed ones as well.
-
-    Args:
-        mask: which examples are in the sample.
-        values: of the metric, for every example of the full set.
-        name: of the metric.
-        confidence: of the interval.
     """
     known: SkewTest = {"kind": "metric", "name": name}
     if not np.isfinite(values).all():
@@ -155,7 +139,7 @@ def metric_test(mask: Mask, values: Floats, name: str, *, confidence: float = 0.
     full, here = float(values.mean()), float(values[mask].mean())
     spread = float(values.std(ddof=1)) if size > 1 else 0.0
     se = spread / math.sqrt(n) * math.sqrt(1 - n / size)
-    half = float(stats.norm.isf((1 - confidence) / 2)) * se
+    half = float(stats.norm.isf((1 - 0.95) / 2)) * se
     known |= {"full": full, "sample": here, "difference": here - full, "se": se}
     known |= {"low": here - full - half, "high": here - full + half}
     if se == 0:
@@ -181,13 +165,10 @@ def _redrawn(values: Floats, n: int) -> Floats:
 
 
 def worst_skew(tests: Sequence[SkewTest]) -> list[SkewTest]:
-    """Return the tests with p_adjusted, the smallest first: none of them lies below q in more than q of unskewed samples.
+    """Return the `skew_tests` with p_adjusted, the smallest first: none lies below q in more than q of unskewed samples.
 
     Holm's correction within classes, features and metrics each, and Bonferroni's over these kinds, so that a hundred
-    features do not hide a metric that is off.
-
-    Args:
-        tests: of `skew_tests`; those without a p-value are left out.
+    features do not hide a metric that is off. Tests without a p-value are left out.
     """
     usable = [test for test in tests if test["p"] is not None]
     kinds = {test["kind"] for test in usable}
@@ -199,7 +180,3 @@ def worst_skew(tests: Sequence[SkewTest]) -> list[SkewTest]:
             largest = max(largest, min(1.0, test["p"] * (len(ordered) - place) * len(kinds)))
             found.append(test | {"p_adjusted": largest})
     return sorted(found, key=lambda test: (test["p_adjusted"], test["kind"], test["name"]))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -5,11 +5,9 @@ from __future__ import annotations
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
-from workbench.topics.evaluation.figures import plot_evaluation
-from workbench.topics.evaluation.sample_figures import plot_evaluation_sample
+from workbench.topics.evaluation.figures import plot_evaluation, plot_evaluation_sample
 
 __all__ = ["TOPIC"]
-
 
 TOPIC = Topic(
     name="evaluation",

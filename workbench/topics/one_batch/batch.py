@@ -87,13 +87,9 @@ class OneBatch:
         return [t for t in tree_flatten(self.batch)[0] if self.has_rows(t)] if self.exchangeable else []
 
     def forward(self, batch: Any = None, *, train: bool = False, grad: bool = False, seed: int = 0) -> Any:
-        """Return the outputs for a batch (None: its own) under `seed`; buffers are put back. Raises TimeoutError when it is late.
+        """Return the outputs for a batch of as many examples (None: its own) under `seed`, in training or evaluation mode.
 
-        Args:
-            batch: of as many examples.
-            train: in training mode, otherwise in evaluation mode.
-            grad: record what a backward pass needs.
-            seed: of the random numbers.
+        Buffers are put back. Raises TimeoutError when it is late.
         """
         self.check_time()
         given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self.batch if batch is None else batch)
@@ -109,10 +105,7 @@ class OneBatch:
 
     def flat(self, outputs: Any) -> Tensor:
         """Return all those tensors side by side, shape (examples, values), in float64; no values where there are none."""
-        parts = [
-            t.detach().double().flatten(1) if t.dim() > 1 else t.detach().double()[:, None]
-            for t in self.tensors(outputs)
-        ]
+        parts = [(t if t.dim() > 1 else t[:, None]).detach().double().flatten(1) for t in self.tensors(outputs)]
         return torch.cat(parts, 1) if parts else torch.empty(self.examples, 0)
 
     def rolled(self, outputs: Any, shift: int) -> Any:

@@ -1,27 +1,46 @@
-"""`collect_one_batch`: the facts for `diagnose_one_batch`, collected once before training."""
+"""`collect_one_batch`: the facts for `diagnose_one_batch`, and whether the model can fit one batch at any learning rate."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.topics.one_batch.affine import find_affine
+from workbench.errors import WorkloadError
 from workbench.topics.one_batch.batch import OneBatch, first_batch
-from workbench.topics.one_batch.fit import fit_one_batch
-from workbench.topics.one_batch.influence import find_coupling, find_spread, find_unused
-from workbench.topics.one_batch.layers import find_layers
 from workbench.topics.one_batch.losses import find_loss
-from workbench.topics.one_batch.modes import find_modes
-from workbench.topics.one_batch.target_leak import find_answer
-from workbench.train.rng import isolated_rng
+from workbench.topics.one_batch.probes import (
+    find_affine,
+    find_answer,
+    find_coupling,
+    find_layers,
+    find_modes,
+    find_spread,
+    find_unused,
+)
+from workbench.train.gradients import LoopGradients
+from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
+from workbench.workloads.checks import LARGER_IS_BETTER
 
 __all__ = ["collect_one_batch"]
+
+FACTORS = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)
+"""Of the person's own lr, in the order in which they are tried."""
+ADAM_LRS = (1e-3, 1e-2)
+"""Tried last: Adam's step does not depend on the scale of the gradient (rule of thumb)."""
+EXAMPLES, STEPS, EVERY, SHIFTS = 32, 60, 10, 8
+SOME = 0.05
+"""Progress that ends the search (rule of thumb: chance gives less than 0.01)."""
+ENOUGH = 0.8
+"""Progress that ends a run: by then a metric has to show it (rule of thumb)."""
 
 
 def collect_one_batch(
@@ -45,7 +64,7 @@ def collect_one_batch(
         one = first_batch(workload, config.replace(bn_stat_examples=None), device)
         stages: list[dict[str, Callable[[OneBatch], Any]]] = [
             {"loss": find_loss, "layers": find_layers, "spread": find_spread},
-            {"fit": lambda one: fit_one_batch(one, config)},
+            {"fit": lambda one: _fit(one, config)},
             {
                 "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
                 "affine": find_affine, "unused": find_unused,
@@ -54,14 +73,142 @@ def collect_one_batch(
         found: dict[str, Any] = {"examples": one.examples}
         for parts in stages:
             timed = replace(one, until=time.monotonic() + seconds / len(stages))
-            found |= {name: _looked(timed, find) for name, find in parts.items()}
+            for name, find in parts.items():
+                try:
+                    timed.check_time()
+                    found[name] = find(timed)
+                except (
+                    Exception
+                ) as error:  # the person's own code, on batches that were made for this: whatever it raises
+                    line = (str(error).splitlines() or ["no message"])[0]
+                    found[name] = {"reason": f"{type(error).__name__}: {line[:200]}"}
         return found
 
 
-def _looked(one: OneBatch, find: Callable[[OneBatch], Any]) -> Any:
-    try:
-        one.check_time()
-        return find(one)
-    except Exception as error:  # the person's own code, on batches that were made for this: whatever it raises
-        line = (str(error).splitlines() or ["no message"])[0]
-        return {"reason": f"{type(error).__name__}: {line[:200]}"}
+def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
+    """Return how far the model fits a few examples of its batch, and leave in it the weights that came furthest.
+
+    The gap is the loss when each example gets another one's outputs, less the loss itself, over the former: 0 for outputs that say
+    nothing of their example, however good they are as a constant. It needs no loss whose lowest value is 0.
+
+    Args:
+        one: the batch, of which up to 32 examples are taken, no more than there are trained parameters; its model is trained.
+        config: the person's own: its optimizer is tried at lrs of several decades, its own lr first, then Adam, each at most 60 steps.
+
+    Returns:
+        "examples", "parameters", "informative" (whether a gap can be seen: not where all targets are alike, or none is read), "runs" in the
+        order in which they were made, "cut_short" (time ran out), "larger_is_better" (metrics), and "without_gradient"
+        (parameters that never got one).
+    """
+    stack = one.stack
+    count = min(EXAMPLES, one.examples, stack.values.numel())
+    few = one.rows(torch.arange(count)) if one.exchangeable and count < one.examples else one
+    ladder = [config.replace(peak_lr=config.peak_lr * factor) for factor in FACTORS]
+    ladder += [config.replace(optimizer="adam", weight_decay=0.0, peak_lr=lr) for lr in ADAM_LRS]
+    start = best = _state(one)
+    informative = _pairs_matter(few)
+    runs: list[dict[str, Any]] = []
+    moved = torch.zeros(len(stack.slices), dtype=torch.bool)
+    furthest = -math.inf
+    for each in ladder:
+        _set(one, start)
+        runs.append(_run(few, each, moved))
+        progress = runs[-1]["progress"] = _progress(runs[-1], informative=informative)
+        if progress > furthest:
+            furthest, best = progress, _state(one)
+        if progress >= SOME or one.late:
+            break
+    _set(one, best)
+    return {
+        "examples": few.examples, "parameters": stack.values.numel(), "informative": informative, "runs": runs,
+        "cut_short": len(runs) < len(ladder) and furthest < SOME,
+        "larger_is_better": [name for name in one.workload.metrics if LARGER_IS_BETTER.search(name.lower())],
+        "without_gradient": [name for name, seen in zip(stack.names, moved.tolist(), strict=True) if not seen],
+    }  # fmt: skip
+
+
+def _run(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
+    """Train on the batch at a constant lr; `moved` remembers which parameters ever got a gradient."""
+    stack = one.stack
+    updater = make_updater([config], stack.values, stack.parameters)
+    gradients = LoopGradients(one.workload, stack)
+    lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=stack.device)
+    found: dict[str, Any] = {"lr": config.peak_lr, "optimizer": config.to_dict()["optimizer"]}
+    first, gap, metrics = _look(one)
+    found |= {"loss": [first], "gap": [gap], "metrics": [metrics], "steps": 0, "descent": None}
+    seed_all(config.shared_seed, config.per_host_seed)
+    for step in range(STEPS):
+        one.model.train()
+        try:
+            gradients([[(one.batch, one.examples)]])
+            moved |= torch.stack([stack.grad[0, where].any() for where in stack.slices]).cpu()
+            update = updater.update(stack.values, stack.grad, lr, step, [config.peak_lr])
+            if step == 0:
+                found["descent"] = float((update * stack.grad).sum())
+            stack.values.sub_(update)
+            found["steps"] = step + 1
+            if found["steps"] % EVERY:
+                continue
+            loss, gap, metrics = _look(one)
+        except (RuntimeError, ValueError, WorkloadError):  # what a loss may say to outputs that are not finite
+            if step == 0:
+                raise
+            loss, gap, metrics = math.nan, 0.0, found["metrics"][-1]
+        for name, value in (("loss", loss), ("gap", gap), ("metrics", metrics)):
+            found[name].append(value)
+        if not math.isfinite(loss) or gap >= ENOUGH or one.late:
+            break
+    return found
+
+
+def _look(one: OneBatch) -> tuple[float, float, dict[str, float]]:
+    """Return loss, gap and metrics of the batch, in training mode."""
+    outputs = one.forward(train=True)
+    weights = None if one.workload.weights is None else one.workload.weights(one.batch).double()
+
+    def mean(values: Tensor) -> float:
+        return float(values.mean() if weights is None else (weights * values).sum() / weights.sum())
+
+    own = mean(one.losses(outputs))
+    others = [mean(one.losses(one.rolled(outputs, shift))) for shift in range(1, min(one.examples, SHIFTS + 1))]
+    other = sum(others) / len(others) if others else own
+    with torch.no_grad():
+        metrics = {name: mean(f(outputs, one.batch).double()) for name, f in one.workload.metrics.items()}
+    gap = (other - own) / max(abs(other), abs(own), 1e-30) if math.isfinite(own) and math.isfinite(other) else 0.0
+    return own, gap, metrics
+
+
+def _pairs_matter(one: OneBatch) -> bool:
+    """Whether the loss tells apart which outputs belong to which example: not where all targets are one, or none is read.
+
+    Outputs of a type that nobody can look into, or of complex numbers, cannot be exchanged.
+    """
+    outputs = one.forward(train=True)
+    if not one.tensors(outputs):
+        return False
+    noisy = one.unlike(outputs)
+    there, apart = one.losses(noisy), one.losses(one.rolled(noisy, 1))
+    return one.examples > 1 and bool(((there.roll(1) - apart).abs() > 1e-6 * (1 + there.abs().max())).any())
+
+
+def _progress(run: dict[str, Any], *, informative: bool) -> float:
+    """Return by how much the gap grew, or by how much of itself the loss fell where a gap says nothing; 0 for a run that diverged.
+
+    A gap that was there before is kept: a model may come with weights that fit.
+    """
+    (first, *_, last), gaps = run["loss"], run["gap"]
+    if not math.isfinite(last) or last > first + SOME * abs(first):  # a loss that blew up depends on everything
+        return 0.0
+    if informative:
+        return float(gaps[-1] - (gaps[0] if abs(gaps[0]) < SOME else 0.0))
+    return float((first - last) / max(abs(first), 1e-30))
+
+
+def _state(one: OneBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    return one.stack.values.clone(), {name: b.clone() for name, b in one.model.named_buffers()}
+
+
+def _set(one: OneBatch, state: tuple[Tensor, dict[str, Tensor]]) -> None:
+    one.stack.values.copy_(state[0])
+    for name, buffer in one.model.named_buffers():
+        buffer.copy_(state[1][name])

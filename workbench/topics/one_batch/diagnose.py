@@ -1,33 +1,36 @@
-"""`diagnose_one_batch`: what one batch told before training: can it be fitted, and does the right thing reach the outputs?"""
+"""`diagnose_one_batch`: what one batch told before training: can it be fitted, does the right thing reach outputs and loss?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, layer_findings
-from workbench.topics.one_batch.diagnose_loss import LOSS_CODES, loss_findings
-from workbench.topics.one_batch.facts import Facts, finding, named, part, unmeasured
+from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, named, part, why_not
 
-__all__ = ["diagnose_one_batch"]
+__all__ = ["CODES", "diagnose_one_batch"]
 
-_OWN = (
-    "loop.train_mode_in_eval",
-    "loop.eval_mode_in_training",
-    "evaluation.nondeterministic",
-    "loop.batch_dependence",
-    "loop.sees_target",
-    "input.unused_features",
-    "init.constant_output",
-)
 FEWEST = 4
 """Trained parameters from which on a model can be asked to fit as many examples (rule of thumb)."""
-CODES = (*_OWN, *LOSS_CODES, *LAYER_CODES, "loop.overfit_one_batch")
+_LOSS = ("loss.unbounded", "loss.broadcast", "loss.double_softmax", "loss.output_range")
+CODES = Codes(
+    dict.fromkeys(
+        (
+            "loop.train_mode_in_eval", "loop.eval_mode_in_training", "evaluation.nondeterministic", "loop.batch_dependence",
+            "loop.sees_target", "input.unused_features",
+        ), "F1.1",
+    )
+    | {"init.constant_output": "F2.4"}
+    | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1")
+    | LAYER_CODES
+    | {"loop.overfit_one_batch": "F1.1"}
+)  # fmt: skip
 
 
 def diagnose_one_batch(
@@ -66,7 +69,7 @@ def diagnose_one_batch(
     if not facts:
         otherwise = "nobody looked at one batch; `workbench diagnose` does, before it trains"
         reason = why_missing(record.facts, "one_batch", otherwise)
-        found = [Finding(code=code, status="not_measured", summary=reason) for code in CODES]
+        found = [CODES.finding(code, "not_measured", reason) for code in CODES]
     else:
         fits = _fits(facts, least_progress)
         found = [
@@ -75,106 +78,103 @@ def diagnose_one_batch(
             _answer(facts),
             _unused(facts, unused_columns, unused_slices),
             _constant(facts, constant),
-            *_by_runs(loss_findings(facts), record, deep, nothing),
+            *_losses(facts, record, deep, nothing),
+            _metrics(facts),
             *layer_findings(facts, fits=fits.status != "fail"),
             fits,
         ]
-    found = [replace(f, clause="F2.4" if f.code.startswith(("units", "gradients", "init")) else "F1.1") for f in found]
     return Diagnosis.of(record, tuple(found))
 
 
-def _fits(facts: Facts, least: float) -> Finding:
-    code, fit = "loop.overfit_one_batch", part(facts, "fit")
-    if fit is None:
-        return unmeasured(code, facts, "fit")
-    if fit["parameters"] < FEWEST:
-        said = f"Does not apply: {fit['parameters']} parameters cannot tell examples apart."
-        return finding(code, "ok", said)
-    runs = fit["runs"]
-    progress = [run["progress"] for run in runs]
-    best = max(range(len(runs)), key=lambda i: progress[i])
-    evidence = {
-        "lrs": [run["lr"] for run in runs],
-        "optimizers": [run["optimizer"] for run in runs],
-        "progress": progress,
-        "first_loss": runs[0]["loss"][0],
-        "last_losses": [run["loss"][-1] for run in runs],
-        "examples": fit["examples"],
-    }
-    numbers: dict[str, Any] = {"value": progress[best], "unit": "share", "threshold": least, "evidence": evidence}
-    if runs[0]["descent"] is not None and runs[0]["descent"] < 0:
-        return finding(
-            code, "fail", "The optimizer moves up the gradient: its first update makes the loss larger.", **numbers,
-            advice=["Leave out maximize=True, or negate what the optimizer gets; a loss is minimised."],
+def _number(*values: Any) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _modes(facts: Facts, limit: float) -> list[Finding]:
+    modes, loss = part(facts, "modes"), part(facts, "loss")
+    if modes is None:
+        return [CODES.not_measured(code, why_not(facts, "modes")) for code in list(CODES)[:3]]
+    after_eval = CODES.finding(
+        "loop.train_mode_in_eval", "ok", "After model.eval() every dropout and batch norm is in evaluation mode.",
+        evidence={"modules": modes["train_in_eval"]},
+    )  # fmt: skip
+    if left := modes["train_in_eval"]:
+        norms = [name for name, kind in left.items() if kind == "batch_norm"]
+        does = (
+            "evaluates with the statistics of its batch, and changes its own" if norms else "drops units in evaluation"
+        )
+        after_eval = CODES.finding(
+            "loop.train_mode_in_eval", "fail" if norms else "warn",
+            f"After model.eval() {named(norms or list(left))} is still in training mode: it {does}.",
+            value=float(len(left)), unit="modules", evidence={"modules": left},
+            advice=["Let train(mode) of the model pass `mode` on to every module, and call train() nowhere in forward."],
         )  # fmt: skip
-    if progress[best] >= least:
-        run = runs[best]
-        said = f"One batch can be fitted: {run['steps']} steps at lr {run['lr']:.3g} take its loss from {run['loss'][0]:.4g} to {run['loss'][-1]:.4g}."
-        return finding(code, "ok", said, **numbers)
-    if fit["cut_short"]:
-        said = f"Not measured: {sum(run['steps'] for run in runs)} steps on one batch took too long to try other learning rates."
-        return finding(code, "not_measured", said, evidence=evidence)
-    if not abs(runs[0]["loss"][0] or 0.0) > 0:
-        return finding(code, "ok", "Does not apply: the loss of the fresh model is 0.", evidence=evidence)
-    lrs = [run["lr"] for run in runs]
-    return finding(
-        code, "fail",
-        f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
-        "the outputs do not tell them apart.",
-        **numbers,
-        advice=[
-            "Look for what keeps inputs, targets or gradients from the model: the findings beside this one name it where they can.",
-            "Make the model fit these examples before anything else is tuned.",
-        ],
+    evidence = {"modules": modes["eval_in_train"]}
+    if left := {name: kind for name, kind in modes["eval_in_train"].items() if kind != "frozen"}:
+        norms = [name for name, kind in left.items() if kind == "batch_norm"]
+        does = "normalises by statistics that were never taken" if norms else "drops nothing"
+        after_train = CODES.finding(
+            "loop.eval_mode_in_training", "warn", f"In training {named(norms or list(left))} is in evaluation mode: it {does}.",
+            value=float(len(left)), unit="modules", evidence=evidence,
+            advice=["Let train(mode) of the model pass `mode` on to every module, and call eval() nowhere in forward."],
+        )  # fmt: skip
+    else:
+        frozen = len(modes["eval_in_train"])
+        said = "After model.train() every dropout and batch norm is in training mode"
+        said += f", but for {frozen} in parts that are frozen on purpose." if frozen else "."
+        after_train = CODES.finding("loop.eval_mode_in_training", "ok", said, evidence=evidence)
+    return [after_eval, after_train, _nondeterministic(modes, loss, limit)]
+
+
+def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
+    code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
+    evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
+    if not _number(change, size):
+        return CODES.not_measured(code, "the outputs of the untrained model are not finite", evidence=evidence)
+    ratio = change / size if size else float(change > 0)
+    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
+    if ratio <= limit:
+        return CODES.finding(code, "ok", "Two evaluations of one batch give the same outputs.", **known)
+    said = f"Two evaluations of one batch differ by {ratio:.2g} times what examples differ by"
+    if modes["train_in_eval"]:
+        return CODES.finding(code, "ok", f"{said}, by modules that stay in training mode.", **known)
+    if modes["masks"]:
+        return CODES.finding(
+            code, "warn", f"{said}: dropout is applied in evaluation, in {named(modes['masks'])}.", **known,
+            advice=["Pass training=self.training to F.dropout, or use nn.Dropout; or leave it, if many draws are averaged on purpose."],
+        )  # fmt: skip
+    if loss is None or loss["kind"] is None:
+        said += ": the model draws random numbers, as a model of a distribution may."
+        return CODES.finding(code, "ok", said, **known)
+    return CODES.finding(
+        code, "warn", f"{said}: {named(modes['draws']) or 'the model'} draws random numbers in evaluation.", **known,
+        advice=["Add noise only `if self.training`; or leave it, if many draws are averaged on purpose."],
     )  # fmt: skip
 
 
-def _by_runs(findings: list[Finding], record: RecordLike, deep: float, nothing: float) -> list[Finding]:
-    """Return the findings with `loss.unbounded` as a failure where the loss of a run has no end, or asks nothing of the inputs."""
-    found, constant = bottomless(record, deep=deep), record.facts.get("chance_loss")
-    first = ((record.facts.get("preflight") or {}).get("train") or {}).get("loss")
-    if found is not None:
-        lowest, lr, start = found
-        said = Finding(
-            code="loss.unbounded", status="fail", value=lowest, unit="loss",
-            summary=f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
-            advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
-                    "exponential of a log variance, a missing square.",),
-        )  # fmt: skip
-    elif constant is not None and first is not None and 0 <= constant < nothing * first:
-        said = Finding(
-            code="loss.unbounded", status="fail", value=constant, unit="loss", threshold=nothing * first,
-            summary=f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
-            advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
-                    "are all the same.",),
-        )  # fmt: skip
-    else:
-        return findings
-    return [said if f.code == said.code and f.status != "fail" else f for f in findings]
-
-
 def _coupling(facts: Facts, limit: float) -> Finding:
-    code, found, modes = "loop.batch_dependence", part(facts, "coupling"), part(facts, "modes")
+    code, found, modes = "loop.batch_dependence", part(facts, "coupling"), part(facts, "modes") or {}
     if found is None:
-        return unmeasured(code, facts, "coupling")
+        return CODES.not_measured(code, why_not(facts, "coupling"))
     ratio = found["ratio"]
     if ratio is None:
-        return finding(code, "ok", "Does not apply: no outputs that differ from example to example.", evidence=found)
-    numbers: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": found}
+        said = "Does not apply: no outputs that differ from example to example."
+        return CODES.finding(code, "ok", said, evidence=found)
+    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": found}
     if ratio <= limit:
-        return finding(code, "ok", "In evaluation the outputs of an example do not depend on the others.", **numbers)
+        said = "In evaluation the outputs of an example do not depend on the others."
+        return CODES.finding(code, "ok", said, **known)
     said = f"In evaluation the outputs of an example depend on the other examples of its batch ({ratio:.2g} times as much as on itself)"
-    norms = [name for name, kind in (modes or {}).get("train_in_eval", {}).items() if kind == "batch_norm"]
-    if norms:
-        return finding(code, "ok", f"{said}, by batch norm that stays in training mode.", **numbers)
-    if modes and modes["batch_statistics"]:
-        return finding(
-            code, "warn", f"{said}: {named(modes['batch_statistics'])} keeps no running statistics.", **numbers,
+    if "batch_norm" in modes.get("train_in_eval", {}).values():
+        return CODES.finding(code, "ok", f"{said}, by batch norm that stays in training mode.", **known)
+    if modes.get("batch_statistics"):
+        return CODES.finding(
+            code, "warn", f"{said}: {named(modes['batch_statistics'])} keeps no running statistics.", **known,
             advice=["Set track_running_stats=True, or take GroupNorm: otherwise a prediction depends on its batch."],
         )  # fmt: skip
     loss = part(facts, "loss")
-    return finding(
-        code, "warn" if loss is not None and loss["kind"] is None else "fail", f"{said}.", **numbers,
+    return CODES.finding(
+        code, "warn" if loss is not None and loss["kind"] is None else "fail", f"{said}.", **known,
         advice=[
             "Look for a view or reshape that mixes the batch axis with another, and for a mean, softmax or norm over axis 0.",
             "Set batch_first=True where nn.RNN, LSTM, GRU, MultiheadAttention or Transformer get (batch, length, width).",
@@ -183,24 +183,22 @@ def _coupling(facts: Facts, limit: float) -> Finding:
 
 
 def _answer(facts: Facts) -> Finding:
-    code = "loop.sees_target"
-    if isinstance(facts.get("answer"), dict) and "reason" in facts["answer"]:
-        return unmeasured(code, facts, "answer")
-    found = facts.get("answer")
+    code, found = "loop.sees_target", facts.get("answer")
+    if isinstance(found, Mapping) and "reason" in found:
+        return CODES.not_measured(code, why_not(facts, "answer"))
     if not found:
-        return finding(code, "ok", "Does not apply: the targets are no tokens of the inputs.")
-    numbers: dict[str, Any] = {"value": found["agree"], "unit": "share", "evidence": dict(found)}
+        return CODES.finding(code, "ok", "Does not apply: the targets are no tokens of the inputs.")
+    known: dict[str, Any] = {"value": found["agree"], "unit": "share", "evidence": dict(found)}
     if not found["sees"]:
-        return finding(
-            code, "ok", "The output of a position does not depend on the token that it has to predict.", **numbers
-        )
+        said = "The output of a position does not depend on the token that it has to predict."
+        return CODES.finding(code, "ok", said, **known)
     if found["offset"]:
-        return finding(
-            code, "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.", **numbers,
+        return CODES.finding(
+            code, "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.", **known,
             advice=["Mask later positions in attention (is_causal=True, or a causal mask), and read sequences in one direction alone."],
         )  # fmt: skip
-    return finding(
-        code, "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.", **numbers,
+    return CODES.finding(
+        code, "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.", **known,
         advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
     )  # fmt: skip
 
@@ -208,121 +206,240 @@ def _answer(facts: Facts) -> Finding:
 def _unused(facts: Facts, columns: float, slices: float) -> Finding:
     code, found = "input.unused_features", facts.get("unused")
     if not isinstance(found, list):
-        return unmeasured(code, facts, "unused")
+        return CODES.not_measured(code, why_not(facts, "unused"))
     if not found:
-        return finding(
-            code, "ok", "Does not apply: no inputs that vary and whose parts can be exchanged between examples."
-        )
-    evidence = {"axes": found}
-    shares = [
-        (len(each["unused"]) / each["looked"], columns if len(each["shape"]) == 1 else slices, each) for each in found
-    ]
+        said = "Does not apply: no inputs that vary and whose parts can be exchanged between examples."
+        return CODES.finding(code, "ok", said)
+    limits = [columns if len(each["shape"]) == 1 else slices for each in found]
+    shares = [(len(each["unused"]) / each["looked"], limit, each) for each, limit in zip(found, limits, strict=True)]
     share, limit, worst = max(shares, key=lambda s: s[0] / s[1])
-    numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"axes": found}}
+    unused, axis = worst["unused"], worst["axis"]
     if share < limit:
-        left = f"; {share:.0%} along axis {worst['axis']} make no difference" if share else ""
-        return finding(code, "ok", f"The inputs that vary reach the outputs{left}.", **numbers)
-    some = ", ".join(map(str, worst["unused"][:8])) + (", ..." if len(worst["unused"]) > 8 else "")
-    return finding(
-        code, "warn",
-        f"{len(worst['unused'])} of {worst['looked']} slices of the inputs along axis {worst['axis']} never reach the outputs: {some}.", **numbers,
+        left = f"; {share:.0%} along axis {axis} make no difference" if share else ""
+        return CODES.finding(code, "ok", f"The inputs that vary reach the outputs{left}.", **known)
+    some = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
+    return CODES.finding(
+        code, "warn", f"{len(unused)} of {worst['looked']} slices of the inputs along axis {axis} never reach the outputs: {some}.", **known,
         advice=["Check slices and indices in the forward pass, and the number of input channels; drop inputs that are not meant to count."],
     )  # fmt: skip
 
 
 def _constant(facts: Facts, limit: float) -> Finding:
-    code = "init.constant_output"
-    before, after = part(facts, "spread"), part(facts, "fitted_spread")
+    code, before, after = "init.constant_output", part(facts, "spread"), part(facts, "fitted_spread")
     if before is None or after is None:
-        return unmeasured(code, facts, "spread" if before is None else "fitted_spread")
+        return CODES.not_measured(code, why_not(facts, "spread" if before is None else "fitted_spread"))
     if not before["outputs"] or not before["inputs_vary"]:
-        return finding(
-            code, "ok", "Does not apply: inputs do not vary, or outputs have no row for each example.", evidence=before
-        )
+        said = "Does not apply: inputs do not vary, or outputs have no row for each example."
+        return CODES.finding(code, "ok", said, evidence=before)
     evidence = {"fresh": before, "fitted": after}
-    ratios = [each["spread"] / each["size"] if each["size"] else 0.0 for each in (before, after) if _number(each)]
-    if not ratios:
-        return finding(
-            code, "ok", "Does not apply: the outputs are not finite, as other findings say.", evidence=evidence
-        )
-    numbers: dict[str, Any] = {"value": max(ratios), "unit": "ratio", "threshold": limit, "evidence": evidence}
-    if max(ratios) > limit:
-        return finding(code, "ok", "The outputs differ from example to example.", **numbers)
-    return finding(
-        code, "fail", "The outputs are the same for all examples, in the fresh model and after it was fitted to one batch.", **numbers,
-        advice=[
-            "Check that the forward pass uses its input, and that no layer returns a constant: units that are off for all examples, or weights of zero.",
-        ],
+    finite = [each for each in (before, after) if _number(each["spread"], each["size"])]
+    if not finite:
+        said = "Does not apply: the outputs are not finite, as other findings say."
+        return CODES.finding(code, "ok", said, evidence=evidence)
+    ratio = max(each["spread"] / each["size"] if each["size"] else 0.0 for each in finite)
+    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
+    if ratio > limit:
+        return CODES.finding(code, "ok", "The outputs differ from example to example.", **known)
+    return CODES.finding(
+        code, "fail", "The outputs are the same for all examples, in the fresh model and after it was fitted to one batch.", **known,
+        advice=["Check that the forward pass uses its input, and that no layer returns a constant: units that are off for all examples, or weights of zero."],
     )  # fmt: skip
 
 
-def _number(each: Mapping[str, Any]) -> bool:
-    return all(isinstance(each[name], (int, float)) for name in ("spread", "size"))
+def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> list[Finding]:
+    loss = part(facts, "loss")
+    if loss is None:
+        found = [CODES.not_measured(code, why_not(facts, "loss")) for code in _LOSS]
+    else:
+        found = [_unbounded(loss), _broadcast(loss), _double(loss), _range(loss)]
+    if found[0].status != "fail":
+        found[0] = _unbounded_by_runs(record, deep, nothing) or found[0]
+    return found
 
 
-def _modes(facts: Facts, limit: float) -> list[Finding]:
-    modes, loss = part(facts, "modes"), part(facts, "loss")
-    if modes is None:
-        return [unmeasured(code, facts, "modes") for code in _OWN[:3]]
-    return [_left_in_training(modes), _left_in_evaluation(modes), _nondeterministic(modes, loss, limit)]
-
-
-def _left_in_training(modes: Facts) -> Finding:
-    left = modes["train_in_eval"]
-    evidence = {"modules": left}
-    if not left:
-        said = "After model.eval() every dropout and batch norm is in evaluation mode."
-        return finding("loop.train_mode_in_eval", "ok", said, evidence=evidence)
-    norms = [name for name, kind in left.items() if kind == "batch_norm"]
-    does = "evaluates with the statistics of its batch, and changes its own" if norms else "drops units in evaluation"
-    return finding(
-        "loop.train_mode_in_eval", "fail" if norms else "warn", value=float(len(left)), unit="modules", evidence=evidence,
-        summary=f"After model.eval() {named(norms or list(left))} is still in training mode: it {does}.",
-        advice=["Let train(mode) of the model pass `mode` on to every module, and call train() nowhere in forward."],
-    )  # fmt: skip
-
-
-def _left_in_evaluation(modes: Facts) -> Finding:
-    left = {name: kind for name, kind in modes["eval_in_train"].items() if kind != "frozen"}
-    evidence = {"modules": modes["eval_in_train"]}
-    if not left:
-        frozen = len(modes["eval_in_train"])
-        said = "After model.train() every dropout and batch norm is in training mode"
-        said += f", but for {frozen} in parts that are frozen on purpose." if frozen else "."
-        return finding("loop.eval_mode_in_training", "ok", said, evidence=evidence)
-    norms = [name for name, kind in left.items() if kind == "batch_norm"]
-    does = "normalises by statistics that were never taken" if norms else "drops nothing"
-    return finding(
-        "loop.eval_mode_in_training", "warn", value=float(len(left)), unit="modules", evidence=evidence,
-        summary=f"In training {named(norms or list(left))} is in evaluation mode: it {does}.",
-        advice=["Let train(mode) of the model pass `mode` on to every module, and call eval() nowhere in forward."],
-    )  # fmt: skip
-
-
-def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
-    code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
-    evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
-    if not all(isinstance(number, (int, float)) for number in (change, size)):
-        return finding(
-            code, "not_measured", "Not measured: the outputs of the untrained model are not finite.", evidence=evidence
-        )
-    ratio = change / size if size else float(change > 0)
-    numbers: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
-    if ratio <= limit:
-        return finding(code, "ok", "Two evaluations of one batch give the same outputs.", **numbers)
-    said = f"Two evaluations of one batch differ by {ratio:.2g} times what examples differ by"
-    if modes["train_in_eval"]:
-        return finding(code, "ok", f"{said}, by modules that stay in training mode.", **numbers)
-    if modes["masks"]:
-        return finding(
-            code, "warn", f"{said}: dropout is applied in evaluation, in {named(modes['masks'])}.", **numbers,
-            advice=["Pass training=self.training to F.dropout, or use nn.Dropout; or leave it, if many draws are averaged on purpose."],
+def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Finding | None:
+    """Return a failure where the loss of a run has no end, or asks nothing of the inputs."""
+    code, found, constant = "loss.unbounded", bottomless(record, deep=deep), record.facts.get("chance_loss")
+    if found is not None:
+        lowest, lr, start = found
+        return CODES.finding(
+            code, "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
+            value=lowest, unit="loss",
+            advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
+                    "exponential of a log variance, a missing square.",),
         )  # fmt: skip
-    if loss is None or loss["kind"] is None:
-        return finding(
-            code, "ok", f"{said}: the model draws random numbers, as a model of a distribution may.", **numbers
+    first = ((record.facts.get("preflight") or {}).get("train") or {}).get("loss")
+    if constant is None or first is None or not 0 <= constant < nothing * first:
+        return None
+    return CODES.finding(
+        code, "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
+        value=constant, unit="loss", threshold=nothing * first,
+        advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
+                "are all the same.",),
+    )  # fmt: skip
+
+
+_NEGATE = ("Negate the loss: what is minimised is the error, or the negative log-likelihood.",)
+
+
+def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
+    """Judge how many times its first value the loss falls, far away from the outputs: beyond `limit` it has no bound (rule of thumb)."""
+    code, found = "loss.unbounded", loss["escape"]
+    if loss["reversed"]:
+        said = "The loss of every example falls as the output of the right class falls: its sign is wrong."
+        return CODES.finding(code, "fail", said, advice=_NEGATE)
+    if found is None or not _number(*found["falls"]):
+        said = "The loss takes no outputs far from those of the model, or is infinite there."
+        return CODES.finding(code, "ok", said)
+    grows = all(later < 3 * earlier < 0 for earlier, later in pairwise(found["falls"]))
+    value = -found["falls"][-1] / max(found["start"], 1e-30)
+    known: dict[str, Any] = {"value": value, "unit": "times", "threshold": limit, "evidence": found}
+    if not (grows and value > limit and found["share"] >= 0.9):
+        return CODES.finding(code, "ok", "The loss does not fall without end as outputs go far away.", **known)
+    said = (
+        "The loss falls without end as outputs go wrong, for every example and in every direction: its sign is wrong."
+    )
+    return CODES.finding(code, "fail", said, **known, advice=_NEGATE)
+
+
+def _broadcast(loss: Facts) -> Finding:
+    over = loss["broadcast"]
+    if over is None:
+        return CODES.finding(
+            "loss.broadcast", "ok", "The loss compares the outputs of an example with its own targets."
         )
-    return finding(
-        code, "warn", f"{said}: {named(modes['draws']) or 'the model'} draws random numbers in evaluation.", **numbers,
-        advice=["Add noise only `if self.training`; or leave it, if many draws are averaged on purpose."],
+    return CODES.finding(
+        "loss.broadcast", "fail", f"The loss of an example is a mean over the {over} of all examples, which is best at one constant output.",
+        evidence={"over": over},
+        advice=["Make the shapes equal before they are compared: outputs (batch, 1) against targets (batch,) broadcast to (batch, batch); .squeeze(-1)."],
+    )  # fmt: skip
+
+
+def _double(loss: Facts) -> Finding:
+    code = "loss.double_softmax"
+    if loss["kind"] not in ("classes", "binary"):
+        return CODES.finding(code, "ok", "Does not apply: the loss is no cross-entropy of logits.")
+    evidence = {name: loss[name] for name in ("kind", "head", "floor", "reachable", "ignorant", "classes")}
+    known: dict[str, Any] = {
+        "value": loss["reachable"],
+        "unit": "loss",
+        "threshold": loss["floor"],
+        "evidence": evidence,
+    }
+    inside, ends = _is_double(loss), loss["head"] in ("Softmax", "Sigmoid")
+    if not inside and not (ends and loss["reachable"] > loss["floor"] + 0.1 * loss["ignorant"]):
+        return CODES.finding(code, "ok", "The loss takes logits, and gets them.", **known)
+    where = "the loss applies softmax or sigmoid twice"
+    if not inside:
+        where = f"the model ends in a {loss['head'].lower()}, and the loss applies its own"
+    return CODES.finding(
+        code, "fail", f"Probabilities are taken for logits: {where}. The loss cannot fall below {loss['reachable']:.3g}.", **known,
+        advice=["Give the loss the logits: drop the softmax or sigmoid before it, and use it for predictions alone."],
+    )  # fmt: skip
+
+
+def _is_double(loss: Facts) -> bool:
+    """Whether ideal logits leave exactly what a second softmax (or sigmoid) leaves: log(C - 1 + e) - 1 of log(C)."""
+    wrong: Sequence[float] = [(math.log(loss["classes"] - 1 + math.e) - 1) / math.log(loss["classes"])]
+    if (
+        loss["kind"] == "binary"
+    ):  # a second sigmoid takes 1 and 0 of the first for logits, and 1/2 where nothing is known
+        wrong = (math.log1p(math.exp(-1)) / math.log1p(math.exp(-0.5)), math.log(2) / math.log1p(math.exp(0.5)))
+    return all(min(abs(ratio - each) for each in wrong) < 1e-3 for ratio in loss["floor_ratios"])
+
+
+def _range(loss: Facts, limit: float = 0.05) -> Finding:
+    """Judge the share of what there is to learn that the last activation function puts out of reach (limit: rule of thumb)."""
+    code, kind, reachable = "loss.output_range", loss["kind"], loss.get("reachable")
+    if kind is None or loss["range"] is None:
+        why = (
+            "the last operation of the model has no bounds" if kind else "what the loss asks of the outputs is unknown"
+        )
+        return CODES.finding(code, "ok", f"Does not apply: {why}.")
+    if kind != "regression" and loss["head"] in ("Softmax", "Sigmoid"):
+        said = "Does not apply: loss.double_softmax judges probabilities that are taken for logits."
+        return CODES.finding(code, "ok", said)
+    learnable = loss["ignorant"] - loss["floor"]
+    share = (reachable - loss["floor"]) / learnable if learnable > 0 else 0.0
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": dict(loss)}
+    ends = f"The model ends in a {loss['head'].lower()}"
+    if share <= limit:
+        return CODES.finding(code, "ok", f"{ends}, whose range reaches the targets.", **known)
+    asked = "the loss takes logits of any size"
+    if kind == "regression":
+        asked = f"targets go from {loss['target_low']:.3g} to {loss['target_high']:.3g}"
+    return CODES.finding(
+        code, "fail" if share >= 0.5 else "warn",
+        f"{ends}, but {asked}: whatever it learns, the loss of this batch is no less than {reachable:.3g}"
+        f"{', more than' if share > 1 else '; it is'} {loss['ignorant']:.3g} for one and the same output without such bounds.", **known,
+        advice=["End the model in a linear layer, or scale the targets into the range of its activation function."],
+    )  # fmt: skip
+
+
+def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
+    """Judge metrics by a batch that was fitted up to the gap `fitted`: none may fall by more than `drop` (rules of thumb)."""
+    code, fit, loss = "loss.metric_disagrees", part(facts, "fit"), part(facts, "loss")
+    if fit is None:
+        return CODES.not_measured(code, why_not(facts, "fit"))
+    names = fit["larger_is_better"]
+    if not names or not fit["informative"]:
+        return CODES.finding(code, "ok", "Does not apply: no metric whose name says that larger is better.")
+    run = max(fit["runs"], key=lambda r: r["gap"][-1] if _number(r["gap"][-1]) else -1.0)
+    gap, first, last = run["gap"][-1], run["metrics"][0], run["metrics"][-1]
+    start, end = run["loss"][0], run["loss"][-1]
+    evidence = {"gap": gap, "loss": [start, end], "first": first, "last": last}
+    ignorant, floor = start, 0.0
+    if loss is not None and loss["kind"] in ("classes", "binary"):
+        ignorant, floor = loss["ignorant"], loss["floor"]
+    if not _number(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
+        said = "Does not apply: one batch was not fitted so far that a metric has to show it."
+        return CODES.finding(code, "ok", said, evidence=evidence)
+    worse = [n for n in names if last[n] < first[n] - drop or (last[n] < 0.5 and last[n] < first[n] + drop)]
+    if not worse:
+        return CODES.finding(code, "ok", f"As one batch is fitted, {', '.join(names)} improves.", evidence=evidence)
+    name = worse[0]
+    return CODES.finding(
+        code, "warn", f"One batch is fitted (loss {start:.3g} to {end:.3g}), but its {name} goes from {first[name]:.3g} to {last[name]:.3g}.",
+        value=last[name] - first[name], unit=name, evidence=evidence,
+        advice=["Check that loss and metric read the same target, and that the metric takes the outputs as the loss does."],
+    )  # fmt: skip
+
+
+def _fits(facts: Facts, least: float) -> Finding:
+    code, fit = "loop.overfit_one_batch", part(facts, "fit")
+    if fit is None:
+        return CODES.not_measured(code, why_not(facts, "fit"))
+    if fit["parameters"] < FEWEST:
+        return CODES.finding(code, "ok", f"Does not apply: {fit['parameters']} parameters cannot tell examples apart.")
+    runs, lrs = fit["runs"], [run["lr"] for run in fit["runs"]]
+    progress = [run["progress"] for run in runs]
+    best = max(progress)
+    run, start = runs[progress.index(best)], runs[0]["loss"][0]
+    evidence = {
+        "lrs": lrs, "optimizers": [run["optimizer"] for run in runs], "progress": progress, "first_loss": start,
+        "last_losses": [run["loss"][-1] for run in runs], "examples": fit["examples"],
+    }  # fmt: skip
+    known: dict[str, Any] = {"value": best, "unit": "share", "threshold": least, "evidence": evidence}
+    if runs[0]["descent"] is not None and runs[0]["descent"] < 0:
+        return CODES.finding(
+            code, "fail", "The optimizer moves up the gradient: its first update makes the loss larger.", **known,
+            advice=["Leave out maximize=True, or negate what the optimizer gets; a loss is minimised."],
+        )  # fmt: skip
+    if best >= least:
+        took = f"{run['steps']} steps at lr {run['lr']:.3g} take its loss from {run['loss'][0]:.4g} to {run['loss'][-1]:.4g}"
+        return CODES.finding(code, "ok", f"One batch can be fitted: {took}.", **known)
+    if fit["cut_short"]:
+        said = f"{sum(run['steps'] for run in runs)} steps on one batch took too long to try other learning rates"
+        return CODES.not_measured(code, said, evidence=evidence)
+    if not abs(start or 0.0) > 0:
+        return CODES.finding(code, "ok", "Does not apply: the loss of the fresh model is 0.", evidence=evidence)
+    return CODES.finding(
+        code, "fail",
+        f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
+        "the outputs do not tell them apart.", **known,
+        advice=[
+            "Look for what keeps inputs, targets or gradients from the model: the findings beside this one name it where they can.",
+            "Make the model fit these examples before anything else is tuned.",
+        ],
     )  # fmt: skip

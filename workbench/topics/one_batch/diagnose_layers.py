@@ -1,22 +1,41 @@
-"""Findings about units and gradients, layer by layer: dead, saturated and equal units, signals that vanish or explode."""
+"""Findings layer by layer: dead, saturated and equal units, signals that vanish or explode, parameters that stay as chance made them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.findings.diagnosis import Finding
-from workbench.topics.one_batch.facts import Facts, finding, named, part, unmeasured
+from workbench.curves.trials import RecordLike
+from workbench.findings.audited import why_missing
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis, Finding
 
-__all__ = ["LAYER_CODES", "layer_findings"]
+__all__ = ["LAYER_CODES", "Facts", "diagnose_parameters", "layer_findings", "named", "part", "why_not"]
 
-LAYER_CODES = (
-    "units.equal",
-    "units.dead",
-    "units.saturated",
-    "units.linear",
-    "gradients.vanishing",
-    "gradients.exploding",
-)
+LAYER_CODES = Codes({
+    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",
+    "gradients.exploding": "F2.4",
+})  # fmt: skip
+PARAMETER_CODES = Codes({"loop.frozen_random": "F1.1", "loop.unowned_parameters": "F1.1"})
+Facts = Mapping[str, Any]
+
+
+def part(facts: Facts, name: str) -> Facts | None:
+    """Return what one probe found; None where it could not look."""
+    found = facts.get(name)
+    return None if not isinstance(found, Mapping) or "reason" in found else found
+
+
+def why_not(facts: Facts, name: str) -> str:
+    """Return why a probe could not look."""
+    found = facts.get(name)
+    return str(found.get("reason", "")) if isinstance(found, Mapping) else "nobody looked"
+
+
+def named(names: Sequence[str], *, shown: int = 3) -> str:
+    """Return the first names of modules, each once; "" is the model itself."""
+    kept = list(dict.fromkeys(name or "the model" for name in names))
+    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
 
 
 def layer_findings(
@@ -49,85 +68,71 @@ def layer_findings(
     """
     fresh, fitted = part(facts, "layers"), part(facts, "fitted")
     if fresh is None or fitted is None:
-        return [unmeasured(code, facts, "layers" if fresh is None else "fitted") for code in LAYER_CODES]
-    equal = _equal(fresh, fitted)
-    units = [
-        {**a, "later": b}
-        for a, b in zip(fresh["units"], fitted["units"], strict=False)
-        if (a["module"], a["op"]) == (b["module"], b["op"])
-    ]
-    if equal.status != "ok":
-        said = "Does not apply: units that are equal have no gradients of their own."
-        both = [finding(f"gradients.{name}", "ok", said) for name in ("vanishing", "exploding")]
-    else:
-        both = [_vanishing(fresh, vanishing, fits=fits), _exploding(fresh, exploding)]
+        reason = why_not(facts, "layers" if fresh is None else "fitted")
+        return [LAYER_CODES.not_measured(code, reason) for code in LAYER_CODES]
+    equal, bad = _equal(fresh, fitted), "warn" if fits else "fail"
+    pairs = zip(fresh["units"], fitted["units"], strict=False)
+    units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
     return [
-        equal, _dead(units, dead, few_units, fits=fits), _saturated(units, saturated, both_sides, fits=fits),
-        _linear(part(facts, "affine"), fresh, linear), *both,
-    ]  # fmt: skip
+        equal,
+        _dead(units, dead, few_units, bad),
+        _saturated(units, saturated, both_sides, bad),
+        _linear(part(facts, "affine"), fresh, linear),
+        *_signals(fresh, vanishing, exploding, bad, apart=equal.status == "ok"),
+    ]
 
 
 def _equal(fresh: Facts, fitted: Facts) -> Finding:
-    unused = set(fresh["not_in_graph"])
-    later = {each["name"] for each in fitted["equal"]}
-    stuck = [each["name"] for each in fresh["equal"] if each["name"] in later - unused]
-    alike = [
-        each["name"] for each in fresh["equal"] if each["product"] and not each["zero"] and each["name"] not in unused
-    ]
-    evidence = {"equal_at_first": [each["name"] for each in fresh["equal"]], "equal_after_updates": sorted(later)}
-    if not stuck and not alike:
-        zeros = " Weights that begin at zero move apart." if fresh["equal"] else ""
-        return finding(
-            "units.equal", "ok", f"The units of each layer differ.{zeros}", value=0.0, unit="layers", evidence=evidence
-        )
-    names = stuck or alike
+    unused, later = set(fresh["not_in_graph"]), {each["name"] for each in fitted["equal"]}
+    first = [each["name"] for each in fresh["equal"]]
+    stuck = [name for name in first if name in later - unused]
+    alike = [each["name"] for each in fresh["equal"] if each["product"] and not each["zero"]]
+    names = stuck or [name for name in alike if name not in unused]
+    evidence = {"equal_at_first": first, "equal_after_updates": sorted(later)}
+    known: dict[str, Any] = {"value": float(len(names)), "unit": "layers", "evidence": evidence}
+    if not names:
+        zeros = " Weights that begin at zero move apart." if first else ""
+        return LAYER_CODES.finding("units.equal", "ok", f"The units of each layer differ.{zeros}", **known)
     then = "and stay so after the first updates" if stuck else "and only chance, such as dropout, moves them apart"
-    return finding(
+    return LAYER_CODES.finding(
         "units.equal", "fail" if stuck else "warn", f"All units of {named(names)} begin with equal weights, {then}: a layer is one unit.",
-        value=float(len(names)), unit="layers", evidence=evidence,
+        **known,
         advice=["Initialise weights at random (PyTorch's default will do); zeros are for biases, and for the last layer of a branch or of the model."],
     )  # fmt: skip
 
 
-def _dead(units: list[dict[str, Any]], limit: float, few: int, *, fits: bool) -> Finding:
-    relus = [u for u in units if "dead" in u]
+def _dead(units: list[dict[str, Any]], limit: float, few: int, bad: Any) -> Finding:
+    code, relus = "units.dead", [u for u in units if "dead" in u]
     if not relus:
-        return finding("units.dead", "ok", "Does not apply: no ReLU was seen.")
+        return LAYER_CODES.finding(code, "ok", "Does not apply: no ReLU was seen.")
     shares = [(min(u["dead"], u["later"]["dead"]), u) for u in relus]
     share = max(share for share, _ in shares)
-    evidence = {"layers": [{"module": u["module"], "units": u["units"], "dead": u["dead"]} for u in relus][:50]}
-    numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
-    off = [u for s, u in shares if s >= limit and (u["units"] >= few or s == 1)]
+    layers = [{"module": u["module"], "units": u["units"], "dead": u["dead"]} for u in relus][:50]
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"layers": layers}}
+    off = [u["module"] for s, u in shares if s >= limit and (u["units"] >= few or s == 1)]
     if not off:
-        return finding(
-            "units.dead", "ok", f"At most {share:.0%} of a layer's ReLU units are off for every example.", **numbers
-        )
-    return finding(
-        "units.dead", "warn" if fits else "fail",
-        f"{share:.0%} of the ReLU units in {named([u['module'] for u in off])} are off for every example, and get no gradient.", **numbers,
+        said = f"At most {share:.0%} of a layer's ReLU units are off for every example."
+        return LAYER_CODES.finding(code, "ok", said, **known)
+    return LAYER_CODES.finding(
+        code, bad, f"{share:.0%} of the ReLU units in {named(off)} are off for every example, and get no gradient.", **known,
         advice=["Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."],
     )  # fmt: skip
 
 
-def _saturated(units: list[dict[str, Any]], limit: float, both: float, *, fits: bool) -> Finding:
-    bounded = [u for u in units if "saturated" in u]
+def _saturated(units: list[dict[str, Any]], limit: float, both: float, bad: Any) -> Finding:
+    code, bounded = "units.saturated", [u for u in units if "saturated" in u]
     if not bounded:
-        return finding("units.saturated", "ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
+        return LAYER_CODES.finding(code, "ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
     share = max(u["saturated"] for u in bounded)
-    evidence = {"layers": [{k: u[k] for k in ("module", "op", "saturated")} for u in bounded][:50]}
-    numbers: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
+    layers = [{k: u[k] for k in ("module", "op", "saturated")} for u in bounded][:50]
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"layers": layers}}
     off = [u for u in bounded if u["saturated"] >= limit and u.get("one_sided", 1.0) >= both]
     if not off:
-        return finding(
-            "units.saturated",
-            "ok",
-            f"At most {share:.0%} of a layer's values lie at the bounds of its activation function.",
-            **numbers,
-        )
-    return finding(
-        "units.saturated", "warn" if fits else "fail",
-        f"{share:.0%} of the values in {named([u['module'] for u in off])} lie at the bounds of {off[0]['op'].strip('_')}, where the gradient is almost 0.",
-        **numbers,
+        said = f"At most {share:.0%} of a layer's values lie at the bounds of its activation function."
+        return LAYER_CODES.finding(code, "ok", said, **known)
+    where, op = named([u["module"] for u in off]), off[0]["op"].strip("_")
+    return LAYER_CODES.finding(
+        code, bad, f"{share:.0%} of the values in {where} lie at the bounds of {op}, where the gradient is almost 0.", **known,
         advice=["Scale the inputs to unit size, and initialise the weights smaller: 1/sqrt(fan_in); attention divides its scores by sqrt(width)."],
     )  # fmt: skip
 
@@ -135,71 +140,140 @@ def _saturated(units: list[dict[str, Any]], limit: float, both: float, *, fits: 
 def _linear(affine: Facts | None, fresh: Facts, limit: float) -> Finding:
     code, layers = "units.linear", [each["module"] for each in fresh["layers"]]
     if affine is None or len(layers) < 2:
-        return finding(code, "ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")
-    numbers: dict[str, Any] = {"value": affine["deviation"], "unit": "ratio", "threshold": limit, "evidence": {"layers": layers[:50]}}  # fmt: skip
-    if not affine["deviation"] <= limit:
-        return finding(code, "ok", "The outputs are no linear function of the inputs.", **numbers)
-    return finding(
-        code, "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", **numbers,
+        said = "Does not apply: fewer than two layers between numbers and outputs that vary."
+        return LAYER_CODES.finding(code, "ok", said)
+    far, evidence = affine["deviation"], {"layers": layers[:50]}
+    known: dict[str, Any] = {"value": far, "unit": "ratio", "threshold": limit, "evidence": evidence}
+    if not far <= limit:
+        return LAYER_CODES.finding(code, "ok", "The outputs are no linear function of the inputs.", **known)
+    return LAYER_CODES.finding(
+        code, "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", **known,
         advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
     )  # fmt: skip
 
 
-def _ratios(fresh: Facts) -> tuple[float, float] | None:
-    """Return last layer's signal over the first, and first layer's gradient over the last, where there are two to compare."""
+def _signals(fresh: Facts, vanishing: float, exploding: float, bad: Any, *, apart: bool) -> list[Finding]:
+    """Judge last layer's signal over the first, and first layer's gradient over the last, where there are two to compare."""
+    codes = ("gradients.vanishing", "gradients.exploding")
+    if not apart:
+        said = "Does not apply: units that are equal have no gradients of their own."
+        return [LAYER_CODES.finding(code, "ok", said) for code in codes]
     layers = [each for each in fresh["layers"] if _positive(each["signal"])]
     gradients = [each["gradient"] for each in layers if _positive(each["gradient"])]
     if len(layers) < 2 or len(gradients) < 2:
-        return None
+        said = "Does not apply: fewer than two layers carry a signal and a gradient."
+        return [LAYER_CODES.finding(code, "ok", said) for code in codes]
     first = fresh["inputs"] if _positive(fresh["inputs"]) else layers[0]["signal"]
-    return layers[-1]["signal"] / first, gradients[0] / gradients[-1]
+    forward, backward = layers[-1]["signal"] / first, gradients[0] / gradients[-1]
+    least, most = min(forward, backward), max(forward, backward)
+    both = {"last_signal_over_first": forward, "first_gradient_over_last": backward}
+    said = f"the last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"
+    low: dict[str, Any] = {"value": least, "threshold": vanishing, "evidence": {**both, "layers": fresh["layers"][:50]}}
+    high: dict[str, Any] = {"value": most, "threshold": exploding, "evidence": both}
+    found = [LAYER_CODES.finding(codes[0], "ok", f"T{said[1:]}.", unit="ratio", **low)]
+    if least < vanishing:
+        found = [LAYER_CODES.finding(
+            codes[0], bad, f"The signal dies out in the fresh model: {said}.", unit="ratio", **low,
+            advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections."],
+        )]  # fmt: skip
+    if most <= exploding:
+        said = f"Neither signal nor gradient grows by more than {most:.3g} times through the layers."
+        return [*found, LAYER_CODES.finding(codes[1], "ok", said, unit="ratio", **high)]
+    return [*found, LAYER_CODES.finding(
+        codes[1], "warn", f"The fresh model blows up: the signal grows {forward:.2g} times from the inputs to the last layer, the gradient "
+        f"{backward:.2g} times on its way back.", unit="ratio", **high,
+        advice=["Initialise weights to keep the signal's size (1/sqrt(fan_in), Kaiming for ReLU), or add norms."],
+    )]  # fmt: skip
 
 
 def _positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and value > 0
 
 
-def _vanishing(fresh: Facts, limit: float, *, fits: bool) -> Finding:
-    ratios = _ratios(fresh)
-    if ratios is None:
-        return finding(
-            "gradients.vanishing", "ok", "Does not apply: fewer than two layers carry a signal and a gradient."
-        )
-    forward, backward = ratios
-    numbers: dict[str, Any] = {
-        "value": min(ratios), "unit": "ratio", "threshold": limit,
-        "evidence": {"last_signal_over_first": forward, "first_gradient_over_last": backward, "layers": fresh["layers"][:50]},
+def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diagnosis:
+    """Say whether parameters that are not trained, frozen or never given to the optimizer, hold anything but their random initialisation.
+
+    Loaded weights are frozen for good reasons; random ones are features that nobody chose.
+
+    Args:
+        record: a study whose facts hold "parameters".
+        small_frac: frozen random parameters up to this share of all are taken for a design, such as random features or fixed
+            positions (rule of thumb).
+
+    Returns:
+        `loop.frozen_random` and `loop.unowned_parameters`, once each.
+    """
+    facts = record.facts.get("parameters")
+    if not facts:
+        reason = why_missing(record.facts, "parameters", "nobody looked at the parameters that are not trained")
+        findings = [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES]
+    else:
+        total = max(int(facts["numbers"]), 1)
+        frozen = _frozen(facts["frozen"], total, small_frac)
+        findings = [frozen, _outside(facts["outside"], total) or _unowned(facts["unowned"], total)]
+    return Diagnosis.of(record, tuple(findings))
+
+
+def _frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
+    code, (random, share) = "loop.frozen_random", _random([row for row in rows if not row.get("waves")], total)
+    known: dict[str, Any] = {
+        "value": share, "unit": "share of all parameters", "threshold": small, "evidence": {"parameters": random},
     }  # fmt: skip
-    said = f"the last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"
-    if min(ratios) >= limit:
-        return finding("gradients.vanishing", "ok", f"{said[0].upper()}{said[1:]}.", **numbers)
-    return finding(
-        "gradients.vanishing", "warn" if fits else "fail", f"The signal dies out in the fresh model: {said}.", **numbers,
-        advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections."],
+    if random:
+        said = f"{share:.0%} of the parameters are frozen at their random initialisation: {named(random, shown=4)}."
+    elif waves := _random(rows, total)[0]:
+        said = f"{named(waves, shown=4)}: frozen at random, and only a sine or cosine takes what they make, as in random Fourier features."
+    else:
+        said = (
+            f"{len(rows)} parameter tensors are frozen, none at a random initialisation."
+            if rows
+            else "No parameter is frozen."
+        )
+    if not random or share <= small:
+        return PARAMETER_CODES.finding(code, "ok", said, **known)
+    return PARAMETER_CODES.finding(
+        code, "warn", said, **known,
+        advice=[
+            "Load the weights that were to be kept (load_state_dict in build_model), or train them: requires_grad_(True).",
+            "Where random features are meant, hold them as buffers (register_buffer), which say so.",
+        ],
     )  # fmt: skip
 
 
-def _exploding(fresh: Facts, limit: float) -> Finding:
-    ratios = _ratios(fresh)
-    if ratios is None:
-        return finding(
-            "gradients.exploding", "ok", "Does not apply: fewer than two layers carry a signal and a gradient."
-        )
-    forward, backward = ratios
-    numbers: dict[str, Any] = {
-        "value": max(ratios), "unit": "ratio", "threshold": limit,
-        "evidence": {"last_signal_over_first": forward, "first_gradient_over_last": backward},
-    }  # fmt: skip
-    if max(ratios) <= limit:
-        return finding(
-            "gradients.exploding",
-            "ok",
-            f"Neither signal nor gradient grows by more than {max(ratios):.3g} times through the layers.",
-            **numbers,
-        )
-    return finding(
-        "gradients.exploding", "warn",
-        f"The fresh model blows up: the signal grows {forward:.2g} times from the inputs to the last layer, the gradient {backward:.2g} times on its way back.",
-        **numbers,
-        advice=["Initialise weights to keep the signal's size (1/sqrt(fan_in), Kaiming for ReLU), or add norms."],
+def _outside(rows: Sequence[Facts], total: int) -> Finding | None:
+    """Judge what the optimizer cannot train because the model does not know it; None where it holds nothing random."""
+    random, share = _random(rows, total)
+    if not random:
+        return None
+    by_loss = all(row.get("by_loss") for row in rows if row["random"])
+    kept = "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
+    return PARAMETER_CODES.finding(
+        "loop.unowned_parameters", "warn",
+        f"The {'loss' if by_loss else 'forward pass'} uses {named(random, shown=4)}, which model.parameters() does not hold: {share:.0%} of all "
+        "parameters are never trained.",
+        value=share, unit="share of all parameters",
+        evidence={"parameters": [str(row["name"]) for row in rows], "random": random, "outside": True},
+        advice=["Make what the loss trains a part of the model; freeze or load what it only measures with." if by_loss else kept],
     )  # fmt: skip
+
+
+def _unowned(rows: Sequence[Facts], total: int) -> Finding:
+    """Judge parameters of the model that the optimizer was not given."""
+    code, (random, share) = "loop.unowned_parameters", _random(rows, total)
+    names = [str(row["name"]) for row in rows]
+    evidence = {"parameters": names, "random": random}
+    known: dict[str, Any] = {"value": share, "unit": "share of all parameters", "evidence": evidence}
+    if not rows:
+        return PARAMETER_CODES.finding(code, "ok", "The optimizer has every parameter that is not frozen.", **known)
+    said = f"The optimizer was not given {named(names, shown=4)}"
+    if not random:
+        return PARAMETER_CODES.finding(code, "ok", f"{said}, which hold no random initialisation.", **known)
+    return PARAMETER_CODES.finding(
+        code, "warn", f"{said}: they stay as they are initialised, {share:.0%} of all parameters at random.", **known,
+        advice=["Give the optimizer model.parameters(), or freeze by requires_grad_(False) what is not to be trained."],
+    )  # fmt: skip
+
+
+def _random(rows: Sequence[Facts], total: int) -> tuple[list[str], float]:
+    found = [row for row in rows if row["random"]]
+    return [str(row["name"]) for row in found], sum(int(row["numbers"]) for row in found) / total

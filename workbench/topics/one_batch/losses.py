@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ __all__ = ["find_loss"]
 
 INF = math.inf
 Span = tuple[float, float]
+LossAt = Callable[[Tensor], Tensor]
 _RANGES = {
     "Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "SafeSoftmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, INF),
     "Softplus": (0.0, INF), "Exp": (0.0, INF), "Abs": (0.0, INF), "Elu": (-1.0, INF), "Silu": (-0.2785, INF),
@@ -50,14 +53,19 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
         "kind": None, "head": head, "range": list(span) if head in _RANGES else None, "reversed": False,
         "broadcast": _broadcast(one, outputs), "escape": _escape(one, outputs, span),
     }  # fmt: skip
+
+    def at(values: Tensor) -> Tensor:
+        """Return the loss of each example were these the values of the only tensor of the outputs."""
+        return one.losses(one.with_tensors(outputs, lambda _: values.detach()))
+
     ideals = [] if out is None else _ideals(one, out)
     for kind, ideal in ideals:
-        found = _judged(one, outputs, kind, ideal, span=span)
-        if found is not None:
-            return facts | {"kind": kind, **found}
-    return facts | {
-        "reversed": any(_reversed(one, outputs, ideal, span) for kind, ideal in ideals if kind != "regression")
-    }
+        with contextlib.suppress(*REFUSED):
+            found = _at_targets(at, ideal, span) if kind == "regression" else _at_logits(at, kind, ideal, span)
+            if found is not None:
+                return facts | {"kind": kind, **found}
+    logits = [ideal for kind, ideal in ideals if kind != "regression"]
+    return facts | {"reversed": any(_reversed(at, ideal, span) for ideal in logits)}
 
 
 def _head(out: Tensor) -> str | None:
@@ -95,68 +103,50 @@ def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
         if not target.is_floating_point() and out.dim() > 1:
             for axis in {1, out.dim() - 1}:
                 if target.numel() * out.shape[axis] == out.numel() and out.shape[axis] > 1:
-                    found.append(("classes", _one_hot(target, out, axis)))
+                    shape, count = [n for i, n in enumerate(out.shape) if i != axis], out.shape[axis]
+                    hot = F.one_hot(target.reshape(shape).long().clamp(0, count - 1), count).to(out.dtype)
+                    found.append(("classes", 2 * hot.movedim(-1, axis) - 1))
     return found
 
 
-def _one_hot(target: Tensor, out: Tensor, axis: int) -> Tensor:
-    count = out.shape[axis]
-    shape = [n for i, n in enumerate(out.shape) if i != axis]
-    hot = F.one_hot(target.reshape(shape).long().clamp(0, count - 1), count).to(out.dtype)
-    return 2 * hot.movedim(-1, axis) - 1
-
-
-def _loss_at(one: OneBatch, outputs: Any, values: Tensor) -> Tensor:
-    """Return the loss of each example were these the values of the only tensor of the outputs."""
-    return one.losses(one.with_tensors(outputs, lambda _: values.detach()))
-
-
-def _judged(one: OneBatch, outputs: Any, kind: str, ideal: Tensor, *, span: Span) -> dict[str, Any] | None:
-    """Return what the loss is at and near its ideal outputs; None where they are not ideal for it."""
-
-    def at(values: Tensor) -> Tensor:
-        return _loss_at(one, outputs, values)
-
-    try:
-        if kind == "regression":
-            floor, constant = at(ideal), at(ideal.mean(0, keepdim=True).expand_as(ideal))
-            spread = float(ideal.float().std()) if ideal.numel() > 1 else 0.0
-            near = at(ideal + 0.5 * (spread or 1.0))
-            if not float(floor.abs().max()) < 1e-6 * float(near.mean()) or float(near.min()) <= 0:
-                return None
-            return {
-                "floor": float(floor.mean()), "ignorant": float(constant.mean()),
-                "reachable": float(at(ideal.clamp(*span)).mean()),
-                "target_mean": float(ideal.float().mean()), "target_spread": spread,
-                "target_low": float(ideal.min()), "target_high": float(ideal.max()),
-            }  # fmt: skip
-        ignorant = at(torch.zeros_like(ideal))
-        steps = torch.stack([at(ideal * stretch) for stretch in STRETCHES])
-        best, wrong = steps.amin(0), at(-ideal * 4)
-        if not bool((best <= ignorant).all() & (wrong >= ignorant).all() & (best < wrong).any()):
-            return None
-        limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
-        ratios = (best / ignorant)[ignorant > 0]
-        return {
-            "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
-            "floor_ratios": [float(ratios.min()), float(ratios.max())], "classes": 2 if kind == "binary" else _classes(ideal),
-        }  # fmt: skip
-    except REFUSED:
+def _at_targets(at: LossAt, ideal: Tensor, span: Span) -> dict[str, Any] | None:
+    """Return what the loss of a regression is at and near its targets; None where it is not least there."""
+    floor, constant = at(ideal), at(ideal.mean(0, keepdim=True).expand_as(ideal))
+    spread = float(ideal.float().std()) if ideal.numel() > 1 else 0.0
+    near = at(ideal + 0.5 * (spread or 1.0))
+    if not float(floor.abs().max()) < 1e-6 * float(near.mean()) or float(near.min()) <= 0:
         return None
+    return {
+        "floor": float(floor.mean()), "ignorant": float(constant.mean()), "reachable": float(at(ideal.clamp(*span)).mean()),
+        "target_mean": float(ideal.float().mean()), "target_spread": spread,
+        "target_low": float(ideal.min()), "target_high": float(ideal.max()),
+    }  # fmt: skip
 
 
-def _reversed(one: OneBatch, outputs: Any, ideal: Tensor, span: Span) -> bool:
+def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, Any] | None:
+    """Return what the loss is at ideal logits; None where it does not fall as the right logit rises."""
+    ignorant = at(torch.zeros_like(ideal))
+    steps = torch.stack([at(ideal * stretch) for stretch in STRETCHES])
+    best, wrong = steps.amin(0), at(-ideal * 4)
+    if not bool((best <= ignorant).all() & (wrong >= ignorant).all() & (best < wrong).any()):
+        return None
+    limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
+    ratios, hot = (best / ignorant)[ignorant > 0], (ideal > 0).double()
+    axes = () if kind == "binary" else (1, ideal.dim() - 1)
+    return {
+        "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
+        "floor_ratios": [float(ratios.min()), float(ratios.max())],
+        "classes": next((ideal.shape[a] for a in axes if bool((hot.sum(a) == 1).all())), 2),
+    }  # fmt: skip
+
+
+def _reversed(at: LossAt, ideal: Tensor, span: Span) -> bool:
     """Whether the loss of every example falls as far as the outputs go, without end or to the wrong end of their range."""
     try:
-        near, far, right = (_loss_at(one, outputs, (size * ideal).clamp(*span)) for size in (-10.0, -1000.0, 1000.0))
+        near, far, right = (at((size * ideal).clamp(*span)) for size in (-10.0, -1000.0, 1000.0))
     except REFUSED:
         return False
     return bool((far < right).all() and (math.isfinite(sum(span)) or (far < near - 100).all()))
-
-
-def _classes(ideal: Tensor) -> int:
-    hot = (ideal > 0).double()
-    return next(ideal.shape[a] for a in (1, ideal.dim() - 1) if bool((hot.sum(a) == 1).all()))
 
 
 def _noisy(one: OneBatch, outputs: Any) -> Any:

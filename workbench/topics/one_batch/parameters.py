@@ -36,11 +36,6 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
     and so is a net that was made once and for all. The model does not know what a list holds; such parameters are found where the
     loss would send them a gradient. Those of the loss alone, without a gradient, are its own affair.
 
-    Args:
-        workload: what is trained.
-        config: the baseline's.
-        device: where.
-
     Returns:
         "numbers" (of the model, and of random parameters outside it), and under "frozen", "unowned" and "outside" a row for each parameter:
         "name", "numbers", "random", "waves" (only a sine or cosine takes what it makes), "by_loss" (the model does not use it).
@@ -165,11 +160,7 @@ def _random_outside(
 ) -> set[str]:
     """Return which parameters outside a model differ from all those outside another build of it, and are no copies of its own.
 
-    Args:
-        model: theirs.
-        outside: of this build.
-        again: of the other.
-        seeded: the builds do not differ at all, so that equal values tell nothing of those that were made anew to be trained.
+    Where the builds are `seeded` and do not differ at all, equal values tell nothing of those that were made anew to be trained.
     """
     own = list(model.parameters())
     made_anew = {name for name, p in outside.items() if not any(p is q for q in again.values())}
@@ -204,6 +195,5 @@ def _held(value: Any, where: str, depth: int = 3) -> Iterator[tuple[str, nn.Para
     elif isinstance(value, nn.Module):
         yield from ((f"{where}.{inner}", p) for inner, p in value.named_parameters())
     elif depth and isinstance(value, (Mapping, Sequence)) and not isinstance(value, (str, bytes)):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _held(item, f"{where}[{key!r}]", depth - 1)

@@ -1,0 +1,399 @@
+"""Facts about the set that periodic evaluation reads: how far two models differ on it, its classes, seconds and bytes (P2.7, P3)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+
+from workbench.config import TrainConfig
+from workbench.curves.class_counts import count_classes
+from workbench.curves.judged_runs import trials_with
+from workbench.curves.trials import RecordLike
+from workbench.errors import RecordError
+from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.roles import Role
+from workbench.studies.session import Session
+from workbench.topics.evaluation.skew import skew_tests
+from workbench.topics.recommendation.diagnose import config_of
+from workbench.train.batches import eval_batches
+from workbench.train.checkpoint import load_model
+from workbench.train.coupled_losses import evaluation_batch
+from workbench.train.evaluation import ExampleValues, eval_mode, example_values
+from workbench.train.forward import autocast, per_example
+from workbench.train.lane_stack import build_model
+from workbench.train.rng import isolated_rng
+from workbench.train.user_code_errors import explained
+from workbench.workloads.base import Workload
+from workbench.workloads.items import plain_tensors
+from workbench.workloads.losses import SquaredError, TokenCrossEntropy
+from workbench.workloads.subsets import SubsetOf, draw_sample, subset_of, whole
+
+__all__ = [
+    "MAX_FEATURES", "class_facts", "collect_validation_set", "compared_pairs", "measure_evaluation", "memory_per_example",
+    "pair_facts", "peak_bytes", "sample_facts", "selected_model",
+]  # fmt: skip
+
+LEAST_EXAMPLES = 2000
+MAX_FEATURES = 256
+"""Columns of the inputs that a part is held against the whole by (rule of thumb)."""
+RUN_FRAC = 0.06
+"""Examples seen in forward passes, as a share of those of a baseline run: 2 % of its time, an update being three passes."""
+Pairs = list[tuple[int, int | None]]
+
+
+def compared_pairs(record: RecordLike, found: Mapping[str, Any]) -> tuple[str, Pairs]:
+    """Return how the trials differ whose difference on the validation set decides what is recommended, and pairs of them, one a seed.
+
+    Baseline and best candidate under the same seeds, fresh ones where the candidate was proved; without a candidate the
+    baseline under two seeds, or else beside the next best learning rate of its sweep. The other of a pair is None where there is
+    nothing to compare with. `found` is what `screen` said of the record.
+    """
+    ours = _by_seed(record, trials_with(record, record.config))
+    if not ours:
+        return "nothing", []
+    own = int(record.config["shared_seed"])
+    first = ours.get(own, next(iter(ours.values())))
+    if found["candidate"] is not None:
+        theirs = _by_seed(record, trials_with(record, config_of(record, found["recommended"]["trials"][0])))
+        shared = sorted(ours.keys() & theirs.keys())
+        fresh = [seed for seed in shared if seed != own]
+        if shared:
+            return f"baseline and {found['candidate']}", [(ours[seed], theirs[seed]) for seed in fresh or shared]
+    others = [trial for trial in ours.values() if trial != first]
+    if others:
+        return "the baseline under two seeds", [(first, others[0])]
+    trials, best = record.trials, None  # of the sweep's trials that are as long
+    rows = trials[(trials["stage"] == Role.LR_SWEEP) & (trials["total_steps"] == record.config["total_steps"])]
+    rows = rows[rows["trial"] != first].dropna(subset=["best_value"])
+    if not rows.empty:
+        ascending = record.config["select_mode"] == "min"
+        best = int(rows.sort_values("best_value", ascending=ascending)["trial"].iloc[0])
+    return "the baseline and the next best lr of its sweep", [(first, best)]
+
+
+def _by_seed(record: RecordLike, numbers: list[int]) -> dict[int, int]:
+    seeds = dict(zip(record.trials["trial"].tolist(), record.trials["seed"].tolist(), strict=True))
+    return dict(sorted((int(seeds[number]), int(number)) for number in reversed(numbers)))
+
+
+def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_evaluation_sample` from the selected checkpoints of a study with a baseline.
+
+    At most as many examples are evaluated as 2 % of a baseline run take, and 2,000 in any case: where the set is larger, a
+    random part of it tells how far models differ, and classes are not counted. `found` is what `screen` said of its candidates.
+    """
+    config, workload, record = session.config, session.workload, session.record
+    split, metric = config.select.split("/", 1)
+    data = workload.data(split)
+    facts: dict[str, Any] = {"split": split, "metric": metric, "examples": len(data), "asked": {}}
+    facts["is_train"] = _same_data(data, workload.train_data)
+    what, compared = compared_pairs(record, found)
+    kept = [(a, b if b is not None and _selected(record, b) else None) for a, b in compared if _selected(record, a)]
+    pairs = [pair for pair in kept if pair[1] is not None] or kept[:1]
+    if not pairs:
+        reason = "no trial of the baseline has a selected checkpoint"
+        return facts | {"reason": reason, "no_classes": reason}
+    allowed, small = _allowed(config), workload
+    if len(data) * sum(n is not None for pair in pairs for n in pair) > allowed:
+        pairs = pairs[:1]  # fewer pairs before fewer examples
+    each = allowed // sum(n is not None for n in pairs[0])
+    if len(data) > each and not isinstance(data, IterableDataset):
+        small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
+    with isolated_rng():
+        values = [
+            (_values(small, session, record, a), None if b is None else _values(small, session, record, b))
+            for a, b in pairs
+        ]
+    pair = pair_facts(values, metric=metric)
+    pair |= {"trials": [list(numbers) for numbers in pairs], "learned": _learned(record, pair, split, metric)}
+    facts |= {"pair": pair, "compared": what}
+    if (part := subset_of(data)) is not None:
+        facts["skew"] = _against_whole(session, record, pairs[0][0], part)
+    counted = class_facts(workload, *values[0])
+    if small is not workload and "classes" in counted:
+        reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
+        counted = {"no_classes": reason}
+    return facts | counted
+
+
+def _same_data(data: Any, train: Any) -> bool:
+    """Return whether a split is the training set itself, as in a problem whose loss is no sample of anything."""
+    if data is train:
+        return True
+    ours, other = plain_tensors(data), plain_tensors(train)
+    if ours is None or other is None or len(ours) != len(other):
+        return False
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, other, strict=True))
+
+
+def _allowed(config: TrainConfig) -> int:
+    return max(LEAST_EXAMPLES, int(RUN_FRAC * config.total_steps * config.batch_size))
+
+
+def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, metric: str) -> dict[str, Any]:
+    """Return how far two models differ from example to example: the mean over pairs of values on the same examples, one a seed.
+
+    Returns:
+        values (means of both), difference (second minus first), difference_sd (for a mean over the pairs), disagreement (of
+        a metric of zeros and ones, else None); only values where there is no second model or a value is not finite.
+    """
+    known: dict[str, Any] = {"values": [_mean(a.columns[metric], a.weights) for a, _ in pairs[:1]]}
+    both = [(a, b) for a, b in pairs if b is not None]
+    if not both:
+        return known
+    weights = both[0][0].weights
+    ones = np.stack([a.columns[metric] for a, _ in both])
+    others = np.stack([b.columns[metric] for _, b in both])
+    if not (np.isfinite(ones).all() and np.isfinite(others).all()):
+        return known
+    values = [_mean(each.mean(0), weights) for each in (ones, others)]
+    differences = (others - ones).mean(0)
+    scaled = weights * (differences - _mean(differences, weights)) * weights.size / weights.sum()
+    zero_one = bool(np.isin(np.concatenate([ones, others]), (0.0, 1.0)).all()) and metric != "loss"
+    counted = zero_one and bool((weights == weights[0]).all())
+    return {
+        "values": values,
+        "difference": values[1] - values[0],
+        "difference_sd": float(np.sqrt((scaled**2).sum() / max(weights.size - 1, 1))),
+        "disagreement": float((ones != others).mean()) if counted else None,
+    }
+
+
+def class_facts(workload: Workload, model: ExampleValues, other: ExampleValues | None) -> dict[str, Any]:
+    """Return classes and classes_before, correct predictions class by class, or no_classes with the reason.
+
+    Args:
+        workload: that was evaluated.
+        model: values of one model on every example.
+        other: of another one on the same examples; then the first one is what was before.
+    """
+    if model.labels is None or model.classes is None:
+        reason = "it is unknown which classes the examples have: the loss is not that of classification(...)"
+        return {"no_classes": reason, "classless": isinstance(workload.loss, (SquaredError, TokenCrossEntropy))}
+    right = [name for name, v in model.columns.items() if name != "loss" and np.isin(v, (0.0, 1.0)).all()]
+    if not right:
+        return {"no_classes": "no metric of the workload is 0 or 1 for each example, as accuracy is"}
+    counts = [
+        count_classes(model.labels, values.columns[right[0]], classes=model.classes)
+        for values in (model, other)
+        if values is not None
+    ]
+    before = counts[0] if other is not None else None
+    return {"classes": counts[-1], "classes_before": before, "num_classes": model.classes}
+
+
+def selected_model(
+    workload: Workload, config: TrainConfig, record: StudyRecord, number: int, device: torch.device
+) -> nn.Module:
+    """Return the model of a trial's selected checkpoint (P4.5); of the config the precision counts, the weights are the checkpoint's.
+
+    Raises:
+        RecordError: the trial has no such checkpoint.
+    """
+    checkpoint = _selected(record, number)
+    if checkpoint is None:
+        raise RecordError(
+            f"trial {number} has no selected checkpoint on disk: no evaluation of it was finite: look for NaN in the validation "
+            "set, and train with a smaller lr. (Or the checkpoint was deleted.)"
+        )
+    return load_model(build_model(workload, config, device), checkpoint)
+
+
+def _selected(record: StudyRecord, number: int) -> Path | None:
+    """Return the folder of a trial's selected checkpoint; read from the table of trials, which is in memory."""
+    best = record.trials.loc[record.trials["trial"] == number, "best_step"].dropna()
+    if best.empty:
+        return None
+    folder = TrialRecord(record.path, number).folder / "checkpoints" / f"step-{int(best.iloc[0]):08d}"
+    return folder if folder.exists() else None
+
+
+def _values(
+    workload: Workload, session: Session, record: StudyRecord, number: int, *, max_features: int = 0
+) -> ExampleValues:
+    config, device = session.config, session.device
+    return example_values(
+        workload, selected_model(workload, config, record, number, device), split=config.select.split("/", 1)[0], device=device,
+        batch_size=evaluation_batch(workload, config, device), precision=config.precision, max_features=max_features,
+    )  # fmt: skip
+
+
+def _against_whole(session: Session, record: StudyRecord, number: int, part: SubsetOf) -> dict[str, Any]:
+    """Return how the part that evaluation reads differs from the whole split, by the values of one model on it."""
+    config, size = session.config, {"size": len(part.indices), "of": len(part.data)}
+    if size["of"] > _allowed(config):
+        reason = f"an evaluation of all {size['of']} examples takes more than 2 % of a baseline run"
+        return size | {"tests": [{"p": None, "reason": reason}]}
+    full = _values(whole(session.workload), session, record, number, max_features=MAX_FEATURES)
+    return sample_facts(full, np.isin(np.arange(size["of"]), part.indices), config.select.split("/", 1)[1])
+
+
+def sample_facts(full: ExampleValues, mask: Any, metric: str) -> dict[str, Any]:
+    """Return the skew tests of a sample, by a metric and the loss: `full` are the values of a model, `mask` says what is in it."""
+    metrics = {name: full.columns[name] for name in sorted({metric, "loss"})}
+    tests = skew_tests(mask, labels=full.labels, features=full.features, metrics=metrics)
+    return {"tests": tests, "size": int(mask.sum()), "of": int(mask.size)}
+
+
+def _mean(values: Any, weights: Any) -> float:
+    return float((values * weights).sum() / weights.sum())
+
+
+def _learned(record: StudyRecord, pair: Mapping[str, Any], split: str, metric: str) -> float | None:
+    """Return by how much training improved the metric: initial minus selected, or the other way round where more is better."""
+    evals = record.evals
+    rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
+    values = rows["value"].to_numpy(dtype=np.float64)
+    if not values.size or not math.isfinite(values[0]):
+        return None
+    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    return float(sign * (values[0] - pair["values"][0]))
+
+
+def measure_evaluation(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    split: str = "validation",
+    batch_size: int,
+    device: torch.device,
+    precision: str | None = None,
+    rounds: int = 5,
+    batches: int = 4,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Return what an evaluation of a sample costs: loading, moving and computing (P3.1).
+
+    Each of the `rounds` evaluates the same few `batches`, drawn at random, because a sample is read item by item even where the full
+    set is one tensor. One round before warms up and is left out. `clock` tells the time in seconds.
+
+    Returns:
+        seconds_per_example (median over the batches behind the first one; over the first ones where a round is one
+        batch), start_s (what the first batch takes beyond that: worker processes, mostly), batch_size, batches (timed), rounds.
+
+    Raises:
+        DataError: the split has no index to draw by.
+    """
+    data = workload.data(split)
+    part = workload.replace(**{f"{split}_data": draw_sample(data, min(len(data), batches * batch_size), seed=0).data})
+    timed: list[list[tuple[float, int]]] = []
+    with torch.no_grad(), isolated_rng(), eval_mode(model):
+        for _ in range(rounds + 1):
+            timed.append([])
+            last = clock()
+            for batch, examples in eval_batches(part, split, batch_size, device, precision):
+                with explained(workload, f"in a batch of the {split} split"), autocast(device, precision):
+                    outputs, losses, _ = per_example(part, model, batch, examples)
+                    found = [losses, *(metric(outputs, batch) for metric in workload.metrics.values())]
+                for value in found:
+                    value.cpu()  # waits for the device
+                now = clock()
+                timed[-1].append((now - last, examples))
+                last = now
+    rows = timed[1:]
+    first, examples = [seconds for (seconds, _), *_ in rows], rows[0][0][1]
+    later = [seconds / count for _, *behind in rows for seconds, count in behind if count == batch_size]
+    each = statistics.median(later or [seconds / examples for seconds in first])
+    start = max(0.0, statistics.median(first) - each * examples) if later else 0.0
+    count = sum(len(row) for row in rows)
+    return {"seconds_per_example": each, "start_s": start, "batch_size": batch_size, "batches": count, "rounds": rounds}
+
+
+def memory_per_example(
+    workload: Workload, config: TrainConfig, device: torch.device, *, examples: int | None = None
+) -> dict[str, float]:
+    """Return bytes per example at the peak of a training step and of an evaluation batch: why the latter may be larger (P2.7).
+
+    The difference between two batch sizes, divided by that of their examples: weights and gradients, which do not grow with the
+    batch, drop out. Random state and caller are left as they were.
+
+    Args:
+        workload: what is run, on examples of the validation split.
+        config: its precision counts.
+        device: where.
+        examples: of the larger batch, the smaller has half of them; None is the config's batch size. In a batch so small that
+            gradients are the larger part of the peak, what an example adds is hidden behind them.
+    """
+    with isolated_rng():
+        model = build_model(workload, config, device)
+        small = max(1, min(examples or config.batch_size, len(workload.validation_data)) // 2)
+
+        def step(batch: Any, count: int, *, train: bool) -> None:
+            with autocast(device, config.precision):
+                if train:
+                    _, losses, _ = per_example(workload, model.train(), batch, count)
+                    losses.mean().backward()  # type: ignore[no-untyped-call]
+                else:
+                    with torch.no_grad(), eval_mode(model):
+                        per_example(workload, model, batch, count)
+
+        found = {}
+        for name in ("training", "evaluation"):
+            peaks = []
+            for size in (small, 2 * small):
+                batch, count = next(eval_batches(workload, "validation", size, device, config.precision))
+                step(
+                    batch, count, train=name == "training"
+                )  # gradients, and what a first call fills, are there from now on
+                peaks.append(peak_bytes(lambda: step(batch, count, train=name == "training"), device))  # noqa: B023
+            found[f"{name}_bytes_per_example"] = (peaks[1] - peaks[0]) / small
+        return found | {"examples": float(small)}
+
+
+def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
+    """Return the most bytes that tensors made by `function` take at a time, on top of those that are there before.
+
+    On CUDA the allocator counts; elsewhere the storages of all results of operations do, from the first tensor to the last. What
+    an operation needs inside itself is then not seen.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    with _LiveStorages() as live:
+        function()
+    return int(live.peak)
+
+
+class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the storages that operations make, for as long as each of them lives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._meet((args, kwargs or {}), new=False)  # what was there before does not count
+        result = func(*args, **(kwargs or {}))
+        self._meet(result, new=True)
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _meet(self, values: Any, *, new: bool) -> None:
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)):
+            key = storage._cdata
+            if key not in self._known:
+                size = storage.nbytes() if new else 0
+                self.live += size
+                self._known[key] = weakref.ref(storage, partial(self._forget, key, size))
+
+    def _forget(self, key: int, size: int, _: Any) -> None:
+        self.live -= size
+        del self._known[key]
