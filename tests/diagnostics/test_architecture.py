@@ -13,13 +13,13 @@ import torch
 from tests.helpers.records import MemoryRecord, empty
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.json_values import dumps
-from workbench.topics.architecture.collect import collect_architecture
 from workbench.topics.architecture.diagnose import (
     architecture_depths,
     architecture_joins,
     diagnose_architecture,
     excused_architecture,
 )
+from workbench.topics.architecture.study import collect_architecture
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_workload
 from workbench.workloads.sklearn_data import deep_residual

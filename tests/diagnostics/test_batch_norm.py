@@ -12,8 +12,7 @@ from scipy import stats
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.batch_norm.arms import NormArm, better_arms
-from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm
+from workbench.topics.batch_norm.diagnose import CODES, NormArm, better_arms, diagnose_batch_norm
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from workbench.errors import UsageError
-from workbench.topics.batch_norm.layout import statistics_layout
+from workbench.topics.batch_norm.replicas import statistics_layout
 
 
 @pytest.mark.parametrize(

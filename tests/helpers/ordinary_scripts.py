@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, Subset, TensorDataset
 
-from workbench.topics.hosts.audit.watch import HostsWatch
+from workbench.topics.hosts.watch import HostsWatch
 
 EXAMPLES, BATCH = 80, 8
 

@@ -18,11 +18,12 @@ from workbench.errors import UsageError
 from workbench.topics.batch_norm.collect import audit_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.train.batch_norm import ghost_batch_norm
-from workbench.train.distributed.batch_norm import SynchronisedBatchNorm, synchronise_batch_norm
-from workbench.train.distributed.running_statistics import (
+from workbench.train.distributed.batch_norm import (
+    SynchronisedBatchNorm,
     gather_running_statistics,
     merge_running_statistics,
     merged_running_statistics,
+    synchronise_batch_norm,
 )
 from workbench.train.traced.graph.recorder import CannotRecord, Recorder
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import ClusterError, DataError, UsageError
-from workbench.topics.hosts.file_reader import read_records
-from workbench.topics.hosts.file_shards import measure_file_shards, shard_files
+from workbench.topics.hosts.file_shards import measure_file_shards, read_records, shard_files
 
 RECORD = 64
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from workbench.topics.hosts.launch import launch
-from workbench.topics.hosts.loopback import LoopbackStore
+from workbench.topics.hosts.run_rank import LoopbackStore
 
 TABLES = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
 pytestmark = pytest.mark.skipif(not TABLES[0].exists(), reason="only Linux shows who listens")

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from workbench.errors import UnknownNameError
-from workbench.topics.hosts.diagnose_area import AREAS
+from workbench.topics.hosts.diagnose import AREAS
 from workbench.topics.hosts.planted import BUGS
-from workbench.topics.hosts.self_test_study import self_test_hosts
+from workbench.topics.hosts.study import self_test_hosts
 
 EXPECTED = {
     "healthy": ("", None),

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from workbench.topics.batch_norm.layout import statistics_layout
-from workbench.topics.batch_norm.layout_figures import plot_batch_norm_layout
+from workbench.topics.batch_norm.figures import plot_batch_norm_layout
+from workbench.topics.batch_norm.replicas import statistics_layout
 
 
 def rows(ax: Axes) -> list[Rectangle]:

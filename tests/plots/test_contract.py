@@ -29,7 +29,7 @@ from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import PALETTE, why_not_measured
-from workbench.topics.batch_norm.layout import statistics_layout
+from workbench.topics.batch_norm.replicas import statistics_layout
 from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.evaluation.sample_size import selection_gaps
 from workbench.train.rule_forms import explain_rule

@@ -17,9 +17,8 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.record.read import StudyRecord
 from workbench.studies.session import open_session
-from workbench.topics.batch_norm.arms import read_norm_arms
-from workbench.topics.batch_norm.devices import measure_devices
-from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm
+from workbench.topics.batch_norm.collect import measure_devices
+from workbench.topics.batch_norm.diagnose import CODES, diagnose_batch_norm, read_norm_arms
 from workbench.topics.batch_norm.study import BatchNormStudy
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -54,7 +53,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 
 def arms(record: StudyRecord, stage: str) -> dict[tuple[int | None, int, int], int]:
     found = read_norm_arms(record, f"batch_norm_{stage}")
-    return {(a.stat_examples, a.batch_size, a.devices): len(a.values) for a in found}
+    return {(a.stat_examples, a.batch_size, a.devices): len(a.metrics) for a in found}
 
 
 def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyRecord) -> None:

@@ -18,9 +18,9 @@ from tests.helpers.lane_models import MODELS, lane_workload
 from workbench.errors import CheckpointError, UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.studies.session import open_session
-from workbench.topics.batch_norm.batches import batch_statistics, running_statistics, statistics_set
 from workbench.topics.batch_norm.collect import audit_batch_norm, collect_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.topics.batch_norm.statistics import batch_statistics, running_statistics, statistics_set
 from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import first_of_batch

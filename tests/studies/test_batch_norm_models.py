@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import ConfigError, UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.batch_norm.batches import batch_statistics
 from workbench.topics.batch_norm.collect import audit_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.topics.batch_norm.statistics import batch_statistics
 from workbench.train.batch_norm import ghost_batch_norm, replace_batch_norm
 from workbench.train.distributed import batch_norm as hosts_batch_norm
-from workbench.train.distributed.batch_norm import synchronise_batch_norm
-from workbench.train.distributed.running_statistics import gather_running_statistics
+from workbench.train.distributed.batch_norm import gather_running_statistics, synchronise_batch_norm
 from workbench.workloads.base import first_of_batch
 
 
@@ -223,7 +222,7 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
         ghost_batch_norm(model, stat_examples)
     model = warmed(synchronise_batch_norm(model), loader(60, examples=8))
     assert audited(model, loader(examples=8))["batch_norm.small_batch"].value == 8
-    monkeypatch.setattr("workbench.topics.batch_norm.batches.statistic_processes", lambda _: 4)
+    monkeypatch.setattr("workbench.topics.batch_norm.statistics.statistic_processes", lambda _: 4)
     found = audited(model, loader(examples=8))
     assert found["batch_norm.small_batch"].value == (stat_examples or 32)
     assert found["batch_norm.ghost_size"].status == "ok"

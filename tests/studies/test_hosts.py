@@ -22,10 +22,11 @@ from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import ClusterError, ConfigError, UsageError
 from workbench.record.read import StudyRecord
-from workbench.topics.hosts import command as playbook_hosts
-from workbench.topics.hosts.diagnose_area import CLAUSE
+from workbench.topics.hosts import study as playbook_hosts
+from workbench.topics.hosts.diagnose import CODES
+from workbench.topics.hosts.launch import _own_frames as own_frames
+from workbench.topics.hosts.launch import _shown as shown
 from workbench.topics.hosts.launch import launch
-from workbench.topics.hosts.stacks import own_frames, shown
 from workbench.topics.hosts.study import HostsStudy, audit_script, read_hosts
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "ddp_script.py"
@@ -57,9 +58,9 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 
 def test_a_bundled_workload_is_right_on_two_hosts(rehearsed: StudyRecord) -> None:
     found = wb.diagnose_hosts(rehearsed)
-    assert [f.code for f in found] == [f"hosts.{name}" for name in CLAUSE]
+    assert [f.code for f in found] == list(CODES)
     assert {f.code: f.status for f in found if f.code != "hosts.straggler"} == {
-        f"hosts.{name}": "ok" for name in CLAUSE if name != "straggler"
+        name: "ok" for name in CODES if name != "hosts.straggler"
     }
     assert set(wb.host_areas(found).values()) == {"ok"}
 
@@ -123,7 +124,9 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "workbench.topics.hosts.loopback",
+        "workbench.topics.hosts.run_rank",
+        "torchrun",
+        "/tmp",
         "--nproc-per-node",
         "2",
         "--master-addr",
@@ -149,7 +152,11 @@ def test_what_is_taken_out_of_the_trainer_is_missed(broken: str, code: str, stat
     script = SCRIPT.with_name("broken_trainer.py")
     audit = audit_script(script, [broken, str(tmp_path / "trial")], hosts=2, out=tmp_path / "study")
     found = {f.code.removeprefix("hosts."): f.status for f in wb.diagnose_hosts(audit) if f.code != "hosts.straggler"}
-    assert found == {name: status if name == code else "ok" for name in CLAUSE if name != "straggler"}
+    assert found == {
+        name: status if name == code else "ok"
+        for name in (c.removeprefix("hosts.") for c in CODES)
+        if name != "straggler"
+    }
 
 
 @pytest.mark.slow
@@ -276,7 +283,7 @@ def test_the_command_prints_what_to_do_about_what_is_wrong(
 STACK = """Timeout (0:00:08)!
 Thread 0x00007f01 (most recent call first):
   File "/lib/python3.11/threading.py", line 331 in wait
-  File "/site-packages/workbench/topics/hosts/audit/watchdog.py", line 60 in _watch
+  File "/site-packages/workbench/topics/hosts/watch_state.py", line 60 in _watch
   File "/lib/python3.11/threading.py", line 1002 in _bootstrap
 
 Thread 0x00007f02 (most recent call first):

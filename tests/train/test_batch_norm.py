@@ -18,7 +18,7 @@ from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError
 from workbench.record.write import StudyWriter
-from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.architecture.study import collect_architecture
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, remember_updates
 from workbench.train.batches import resolve_device
 from workbench.train.checkpoint import load_checkpoint

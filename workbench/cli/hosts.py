@@ -44,8 +44,8 @@ def _hosts(args: argparse.Namespace) -> int:
         raise UsageError(
             f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments behind --; given: {given}."
         )
-    from workbench.topics.hosts.command import rehearse
     from workbench.topics.hosts.launch import cores
+    from workbench.topics.hosts.study import rehearse
 
     if args.hosts > cores():
         note = f"{args.hosts} hosts share {cores()} cores here: what they do is right, how long it takes says little"

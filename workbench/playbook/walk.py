@@ -23,8 +23,8 @@ from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.session import Session, open_session
-from workbench.topics.architecture.collect import collect_architecture
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
+from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale

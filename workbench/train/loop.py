@@ -26,16 +26,17 @@ from workbench.record.write import StudyWriter
 from workbench.train.batches import DataStream
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.distributed.batch_norm import synchronise_batch_norm
+from workbench.train.distributed.batch_norm import merged_running_statistics, synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
     average_gradients,
     check_same_weights,
     evaluate_on_hosts,
     exchange_room,
+    gather_states,
+    own_state,
+    running_statistics,
 )
 from workbench.train.distributed.process_group import ALONE, HostGroup
-from workbench.train.distributed.resume import gather_states, own_state, running_statistics
-from workbench.train.distributed.running_statistics import merged_running_statistics
 from workbench.train.diverged_errors import fault_of_weights, is_own_config
 from workbench.train.evaluation import Evaluation, check_first, evaluation_columns
 from workbench.train.forward import MicroBatches

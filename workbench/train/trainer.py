@@ -20,9 +20,8 @@ from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.batches import resolve_device
-from workbench.train.distributed.data_parallel import check_shares
+from workbench.train.distributed.data_parallel import begin_together, check_shares, finished, open_together
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
-from workbench.train.distributed.study import begin_together, finished, open_together
 from workbench.train.fingerprint import fingerprint
 from workbench.train.gradient_backend import choose_gradients
 from workbench.train.hooks import Hook, Norms, Timing

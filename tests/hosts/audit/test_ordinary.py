@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.hosts.audit.test_watch import seen
 from workbench.errors import UsageError
-from workbench.topics.hosts.audit.hashing import hash_of
-from workbench.topics.hosts.audit.watch import HostsWatch, read_facts
+from workbench.topics.hosts.watch import HostsWatch, read_facts
+from workbench.topics.hosts.watch_state import hash_of
 
 
 def step(optimizer: Any, model: nn.Module, inputs: Tensor | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hosts.audit.test_watch import seen
-from workbench.topics.hosts.audit.state import State
+from workbench.topics.hosts.watch_state import State
 
 WAIT_S = 0.05
 

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from workbench.topics.hosts import planted
-from workbench.topics.hosts.audit.hashing import hash_of, random_state
-from workbench.topics.hosts.audit.updates import StopAfterSteps
-from workbench.topics.hosts.audit.watch import HostsWatch, read_facts
+from workbench.topics.hosts.watch import HostsWatch, read_facts
+from workbench.topics.hosts.watch_state import hash_of, random_state
+from workbench.topics.hosts.watch_training import StopAfterSteps
 
 WATCHED: list[tuple[Any, str]] = [
     (torch, "save"), (torch.autograd, "backward"), (torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_"),

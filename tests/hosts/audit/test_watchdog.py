@@ -6,8 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from workbench.topics.hosts.audit.state import State
-from workbench.topics.hosts.audit.watchdog import Watchdog, stack_path, status_path
+from workbench.topics.hosts.watch_state import State, Watchdog, stack_path, status_path
 
 TIMEOUT_S = 1.0
 
@@ -40,7 +39,7 @@ def test_progress_puts_the_time_out_off_and_standing_still_does_not(tmp_path: Pa
 def test_a_watch_that_was_ended_says_nothing_more(tmp_path: Path) -> None:
     dog = Watchdog(State(tmp_path, rank=3), 0.3)
     dog.close()
-    dog.close("running")
+    dog.close()
     time.sleep(0.6)
     assert stack_path(tmp_path, 3).read_text() == ""
     assert json.loads(status_path(tmp_path, 3).read_text())["state"] == "finished"

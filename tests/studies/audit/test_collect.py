@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import WorkloadError
-from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.architecture.study import collect_architecture
 from workbench.train.rng import capture_rng
 from workbench.workloads.base import Workload
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.topics.architecture.dataflow import trace_dataflow
-from workbench.topics.architecture.joins import Join, find_joins
-from workbench.topics.architecture.operations import Operations
+from workbench.topics.architecture.joins import Join, Operations, find_joins
 
 
 def joins_of(model: nn.Module, *inputs: Tensor) -> list[Join]:

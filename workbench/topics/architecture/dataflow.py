@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_flatten
 
 from workbench.train.rng import isolated_rng
 
-__all__ = ["ADDITIONS", "Dataflow", "Kind", "Node", "buffers_put_back", "trace_dataflow"]
+__all__ = ["Dataflow", "buffers_put_back", "trace_dataflow"]
 
 Kind = Literal["data", "parameter", "constant"]
 
-ADDITIONS = frozenset({"add", "sub", "rsub", "addcmul", "lerp"})
+_ADDITIONS = frozenset({"add", "sub", "rsub", "addcmul", "lerp"})
 _SOURCES = ("empty", "zeros", "ones", "full", "rand", "new_", "arange", "bernoulli", "scalar_tensor")
 
 
@@ -36,12 +36,11 @@ class Node:
 
     Attributes:
         op: name of the operation, without the underscore of an in-place one; "" for a tensor that was met.
-        inputs: places of the tensors that it was made of, in the graph; tensors of integers lead nowhere and are left out.
+        inputs: places in the graph of the tensors that it was made of; tensors of integers lead nowhere and are left out.
         roles: names of the arguments that they were.
         kind: "data" where it depends on the batch, "parameter" where on parameters alone, else "constant".
         name: of the parameter.
         module: innermost module that was running; "" is the model itself.
-        shape: of the tensor.
         zero: of a parameter, whether all of it is 0.
         sizes: of an addition of two data tensors, root mean square of each input and of the result.
     """
@@ -60,12 +59,7 @@ class Node:
 
 @dataclass
 class Dataflow:
-    """The tensors of one forward pass, each after those that it was made of.
-
-    Attributes:
-        nodes: the tensors.
-        modules: name -> class of every module that ran.
-    """
+    """The tensors of one forward pass, each after those that it was made of, and name -> class of every module that ran."""
 
     nodes: list[Node] = field(default_factory=list)
     modules: dict[str, type] = field(default_factory=dict)
@@ -84,14 +78,8 @@ class Dataflow:
         return found
 
     def parameters(self, place: int, *, without: Iterable[str] = ()) -> list[Node]:
-        """Return the parameters that enter at a node, through whatever was made of parameters alone.
-
-        Args:
-            place: the node.
-            without: roles that do not count.
-        """
-        node = self.nodes[place]
-        skipped = set(without)
+        """Return the parameters that enter at a node in another role than those, through whatever was made of parameters alone."""
+        node, skipped = self.nodes[place], set(without)
         ahead = [i for i, role in zip(node.inputs, node.roles, strict=True) if role not in skipped]
         found: dict[int, Node] = {}
         while ahead:
@@ -113,9 +101,6 @@ def trace_dataflow(
         call: runs the forward pass, for example `lambda: workload.forward(model, batch)`.
         batch: the tensors that count as data, in any structure.
         watch: called with the name, the module and the result of every operation on data.
-
-    Raises:
-        Exception: whatever the model raises.
     """
     tracer = _Tracer(model, batch, watch)
     with isolated_rng(), buffers_put_back(model), _modules_told(model, tracer), tracer:
@@ -146,13 +131,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         given = [(role, t) for role, value in _named(func, args, kwargs) for t in _tensors(value)]
         inputs = [(role, self._place(t)) for role, t in given]
+        data = [t for (_, t), (_, i) in zip(given, inputs, strict=True) if self.flow.nodes[i].kind == "data"]
         op = str(func.overloadpacket.__name__).removesuffix("_") if hasattr(func, "overloadpacket") else str(func)
-        adds = op in ADDITIONS and sum(self.flow.nodes[i].kind == "data" for _, i in inputs) == 2
-        sizes = (
-            [_size(t) for (_, t), (_, i) in zip(given, inputs, strict=True) if self.flow.nodes[i].kind == "data"]
-            if adds
-            else []
-        )
+        adds = op in _ADDITIONS and len(data) == 2
+        sizes = [_size(t) for t in data] if adds else []
         out = func(*args, **kwargs)
         for tensor in _tensors(out):
             self._note(tensor, op, inputs, sizes=(*sizes, _size(tensor)) if adds else ())
@@ -160,20 +142,15 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, tensor: Tensor, op: str, inputs: list[tuple[str, int]], *, sizes: tuple[float, ...]) -> None:
         known = self._places.get(id(tensor))
-        in_place = known is not None and known[0]() is tensor
         source = op.startswith(_SOURCES) or op.endswith("_like")
-        kinds = {self.flow.nodes[i].kind for _, i in inputs}
+        kinds = {"constant"} if source else {self.flow.nodes[i].kind for _, i in inputs}
         kind: Kind = "data" if "data" in kinds else "parameter" if "parameter" in kinds else "constant"
         kept = [] if source else [(role, i) for role, i in inputs if self.flow.nodes[i].floating]
-        node = Node(
-            op=op, inputs=tuple(i for _, i in kept), roles=tuple(role for role, _ in kept),
-            kind="constant" if source else kind, name="", module=self._module(), shape=tuple(tensor.shape),
-            floating=_floating(tensor), sizes=sizes,
-        )  # fmt: skip
-        place = self._append(tensor, node)
-        if self._watch is not None and node.kind == "data":
-            self._watch(op, node.module, tensor)
-        if in_place:
+        roles, places = tuple(role for role, _ in kept), tuple(i for _, i in kept)
+        place = self._append(tensor, op, places, roles, kind=kind, sizes=sizes)
+        if self._watch is not None and kind == "data":
+            self._watch(op, self.flow.nodes[place].module, tensor)
+        if known is not None and known[0]() is tensor:  # it was written in place
             self._write_through(tensor, place)
 
     def _write_through(self, written: Tensor, place: int) -> None:
@@ -181,15 +158,12 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory, kind = _memory(written), self.flow.nodes[place].kind
         others = {id(other): other for ref in self._views.get(memory, []) if (other := ref()) is not None}
         for other in others.values():
-            if other is written or _memory(other) != memory:
-                continue
-            before = self._place(other)
-            node = Node(
-                op="alias", inputs=(before, place), roles=("self", "written"),
-                kind="data" if "data" in (kind, self.flow.nodes[before].kind) else self.flow.nodes[before].kind,
-                name="", module=self._module(), shape=tuple(other.shape), floating=_floating(other),
-            )  # fmt: skip
-            self._append(other, node)
+            if other is not written and _memory(other) == memory:
+                before = self._place(other)
+                own = self.flow.nodes[before].kind
+                self._append(
+                    other, "alias", (before, place), ("self", "written"), kind="data" if kind == "data" else own
+                )
 
     def _place(self, tensor: Tensor) -> int:
         known = self._places.get(id(tensor))
@@ -197,21 +171,18 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return known[1]
         name = self._parameters.get(id(tensor)) or self._by_memory.get(_memory(tensor), "")
         kind: Kind = "parameter" if name else "data" if _memory(tensor) in self._batch else "constant"
-        node = Node(
-            op="", inputs=(), roles=(), kind=kind, name=name, module=self._module(), shape=tuple(tensor.shape),
-            floating=_floating(tensor), zero=bool(name) and not bool(tensor.detach().any()),
-        )  # fmt: skip
-        return self._append(tensor, node)
+        return self._append(tensor, "", kind=kind, name=name, zero=bool(name) and not bool(tensor.detach().any()))
 
-    def _append(self, tensor: Tensor, node: Node) -> int:
-        place = len(self.flow.nodes)
-        self.flow.nodes.append(node)
+    def _append(
+        self, tensor: Tensor, op: str, inputs: tuple[int, ...] = (), roles: tuple[str, ...] = (), *, kind: Kind,
+        name: str = "", zero: bool = False, sizes: tuple[float, ...] = (),
+    ) -> int:  # fmt: skip
+        place, module = len(self.flow.nodes), self.running[-1] if self.running else ""
+        shape, floating = tuple(tensor.shape), _floating(tensor)
+        self.flow.nodes.append(Node(op, inputs, roles, kind, name, module, shape, floating, zero, sizes))
         self._places[id(tensor)] = (weakref.ref(tensor), place)
         self._views.setdefault(_memory(tensor), []).append(weakref.ref(tensor))
         return place
-
-    def _module(self) -> str:
-        return self.running[-1] if self.running else ""
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

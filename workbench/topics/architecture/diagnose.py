@@ -15,27 +15,28 @@ import pandas as pd
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis, Finding
 
-__all__ = ["architecture_depths", "architecture_joins", "diagnose_architecture", "excused_architecture"]
+__all__ = ["CODES", "architecture_depths", "architecture_joins", "diagnose_architecture", "excused_architecture"]
 
-_CLAUSE = {"no_residual": "F2.5", "no_norm": "F2.5", "norm_after_add": "F2.7", "branch_not_zero": "F2.8"}
+CODES = Codes({
+    "architecture.no_residual": "F2.5", "architecture.no_norm": "F2.5", "architecture.norm_after_add": "F2.7",
+    "architecture.branch_not_zero": "F2.8",
+})  # fmt: skip
 _JOIN = (
-    "module",
-    "skip",
-    "placement",
-    "norm",
-    "layers",
-    "last_weight",
-    "zero_parameters",
-    "skip_rms",
-    "branch_rms",
-    "sum_rms",
-)
+    "module", "skip", "placement", "norm", "layers", "last_weight", "zero_parameters", "skip_rms", "branch_rms", "sum_rms",
+)  # fmt: skip
 _DEPTH = ("variant", "depth", "stable_lr", "unstable_lr", "censored", "best_lr", "best_loss", "identity_at_start")
+
+
 _NORMED = ("pre", "branch")
 """Placements of a norm by which the size of a branch does not depend on that of its skip: sums grow by addition alone."""
+
+
 _HOW = "read from one traced forward pass of a fresh model on its first batch, and from the module tree"
+
+
 NAMED = 8  # names that a sentence or its evidence holds
 
 
@@ -58,7 +59,7 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
     if not facts or facts.get("reason"):
         otherwise = facts["reason"] if facts else "this study has no audit of the model; wb.ArchitectureStudy makes one"
         reason = why_missing(record.facts, "architecture", otherwise)
-        findings = tuple(_finding(name, "not_measured", reason) for name in _CLAUSE)
+        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     else:
         deep = facts["weight_layers"] >= deep_layers
         findings = (
@@ -120,27 +121,25 @@ def excused_architecture(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, findings=findings)
 
 
-def _finding(name: str, status: Status, summary: str, **fields: Any) -> Finding:
-    return Finding(code=f"architecture.{name}", status=status, summary=summary, clause=_CLAUSE[name], **fields)
-
-
 def _evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"weight_layers": facts["weight_layers"], "residual_connections": facts["num_joins"], **more, "source": _HOW}
 
 
 def _no_residual(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    layers, count = facts["weight_layers"], facts["num_joins"]
+    code, layers, count = "architecture.no_residual", facts["weight_layers"], facts["num_joins"]
     modules = [join["module"] for join in facts["joins"]]
-    evidence = _evidence(facts, modules=_first(modules))
-    numbers: dict[str, Any] = {"value": float(layers), "unit": "weight layers", "threshold": float(deep_layers)}
+    numbers: dict[str, Any] = {
+        "value": float(layers), "unit": "weight layers", "threshold": float(deep_layers),
+        "evidence": _evidence(facts, modules=_first(modules)),
+    }  # fmt: skip
     if count:
         said = f"{_times(count, 'residual connection')} over {layers} weight layers: {_named(modules)}."
-        return _finding("no_residual", "ok", said, evidence=evidence, **numbers)
+        return CODES.finding(code, "ok", said, **numbers)
     if not deep:
         said = f"No residual connection, and with {_times(layers, 'weight layer')} on its longest way the model needs none."
-        return _finding("no_residual", "ok", said, evidence=evidence, **numbers)
-    return _finding(
-        "no_residual", "warn", f"No residual connection over {layers} weight layers in a row.", evidence=evidence, **numbers,
+        return CODES.finding(code, "ok", said, **numbers)
+    return CODES.finding(
+        code, "warn", f"No residual connection over {layers} weight layers in a row.", **numbers,
         advice=(
             "Add what goes into a block to what comes out of it, x + Norm(f(x)), every two or three weight layers.",
             "Where the shapes differ, project x by a single linear layer or a 1x1 convolution.",
@@ -149,26 +148,23 @@ def _no_residual(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> F
 
 
 def _no_norm(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    layers, norms, joins = facts["weight_layers"], facts["norms"], facts["joins"]
+    code, layers, norms, joins = "architecture.no_norm", facts["weight_layers"], facts["norms"], facts["joins"]
     unused = facts["norm_modules"] if not norms else []
     evidence = _evidence(facts, norms=_first(norms), modules_that_did_not_run=_first(unused))
-    numbers: dict[str, Any] = {"value": float(len(norms)), "unit": "normalisations"}
+    numbers: dict[str, Any] = {"value": float(len(norms)), "unit": "normalisations", "evidence": evidence}
     if norms:
-        return _finding(
-            "no_norm", "ok", f"{_times(len(norms), 'normalisation')}: {_named(norms)}.", evidence=evidence, **numbers
-        )
+        return CODES.finding(code, "ok", f"{_times(len(norms), 'normalisation')}: {_named(norms)}.", **numbers)
     if joins and all(join["branch_rms"] == 0 for join in joins):
         said = "No normalisation, and none is needed at the start: every residual branch begins at zero."
-        return _finding("no_norm", "ok", said, evidence=evidence, **numbers)
+        return CODES.finding(code, "ok", said, **numbers)
     if not deep:
         said = (
             f"No normalisation, and with {_times(layers, 'weight layer')} on its longest way the model can do without."
         )
-        return _finding("no_norm", "ok", said, evidence=evidence, **numbers)
+        return CODES.finding(code, "ok", said, **numbers)
     idle = f" {_times(len(unused), 'norm module')} did not run." if unused else ""
-    return _finding(
-        "no_norm", "warn", f"No normalisation over {layers} weight layers, deep from {deep_layers} on.{idle}",
-        evidence=evidence, **numbers,
+    return CODES.finding(
+        code, "warn", f"No normalisation over {layers} weight layers, deep from {deep_layers} on.{idle}", **numbers,
         advice=(
             "Normalise as the last operation of a block before it joins the residual: x + Norm(f(x)).",
             "Or let the branches begin at zero, which needs no norm (ReZero).",
@@ -177,25 +173,22 @@ def _no_norm(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Findi
 
 
 def _norm_after_add(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    joins = facts["joins"]
+    code, joins = "architecture.norm_after_add", facts["joins"]
     after = [join for join in joins if join["placement"] == "after_add"]
     places = dict(Counter(join["placement"] for join in joins))
     evidence = _evidence(facts, placements=places, norms=_first([join["norm"] for join in after]))
-    numbers: dict[str, Any] = {"value": float(len(after)), "unit": "residual connections"}
+    numbers: dict[str, Any] = {"value": float(len(after)), "unit": "residual connections", "evidence": evidence}
     if not joins:
-        return _finding(
-            "norm_after_add", "ok", "No residual connection, so no norm after one.", evidence=evidence, **numbers
-        )
+        return CODES.finding(code, "ok", "No residual connection, so no norm after one.", **numbers)
     if not after:
         said = f"No norm stands after a residual addition ({', '.join(f'{n} {place}' for place, n in places.items())})."
-        return _finding("norm_after_add", "ok", said, evidence=evidence, **numbers)
+        return CODES.finding(code, "ok", said, **numbers)
     said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {_named([j['norm'] for j in after])}"
     if not deep:
         said += f"; below {deep_layers} weight layers that is seldom a trouble."
-        return _finding("norm_after_add", "ok", said, evidence=evidence, **numbers)
-    return _finding(
-        "norm_after_add", "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.",
-        evidence=evidence, **numbers,
+        return CODES.finding(code, "ok", said, **numbers)
+    return CODES.finding(
+        code, "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.", **numbers,
         advice=(
             "Move the norm into the branch: x + Norm(f(x)), or x + f(Norm(x)) with one more norm before the head "
             "(norm_first=True in torch's transformer layers).",
@@ -205,41 +198,31 @@ def _norm_after_add(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -
 
 
 def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> Finding:
-    joins = facts["joins"]
+    code, joins = "architecture.branch_not_zero", facts["joins"]
     if not joins:
         said = "No residual connection, so no branch that could begin at zero."
-        return _finding("branch_not_zero", "ok", said, evidence=_evidence(facts))
+        return CODES.finding(code, "ok", said, evidence=_evidence(facts))
     other = [join for join in joins if join["branch_rms"] != 0]
     zeros = [name for join in joins for name in join["zero_parameters"] if join["branch_rms"] == 0]
     measured = _growth(joins)
+    not_zero = _first([join["last_weight"] or join["module"] for join in other])
     evidence = _evidence(
-        facts,
-        begin_at_zero=len(joins) - len(other),
-        zero_parameters=_first(zeros),
-        not_zero=_first([join["last_weight"] or join["module"] for join in other]),
-        growth=measured,
+        facts, begin_at_zero=len(joins) - len(other), zero_parameters=_first(zeros), not_zero=not_zero, growth=measured
     )
-    numbers: dict[str, Any] = {
-        "value": measured,
-        "unit": "times",
-        "threshold": growth,
-        "evidence": evidence,
-    }
+    numbers: dict[str, Any] = {"value": measured, "unit": "times", "threshold": growth, "evidence": evidence}
     if not other:
         by = f", by {_named(zeros)}" if zeros else ""
-        return _finding("branch_not_zero", "ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
+        return CODES.finding(code, "ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
     said = f"{len(other)} of {_times(len(joins), 'residual branch', 'residual branches')} do not begin at zero"
     if measured is None:
-        return _finding(
-            "branch_not_zero", "not_measured", f"{said}, and how the sums grow is unknown: they are not finite."
-        )
+        return CODES.finding(code, "not_measured", f"{said}, and how the sums grow is unknown: they are not finite.")
     grown = f"at initialisation the sums grow by a factor of {measured:.3g}"
     if not deep or measured <= growth:
-        return _finding("branch_not_zero", "ok", f"{said}; {grown}, which is little to gain from.", **numbers)
-    return _finding(
-        "branch_not_zero", "warn", f"{said}, and {grown}.", **numbers,
+        return CODES.finding(code, "ok", f"{said}; {grown}, which is little to gain from.", **numbers)
+    return CODES.finding(
+        code, "warn", f"{said}, and {grown}.", **numbers,
         advice=(
-            f"Begin each branch at zero: the gain of its last norm, its last weight ({evidence['not_zero'][0]}, ...), or a "
+            f"Begin each branch at zero: the gain of its last norm, its last weight ({not_zero[0]}, ...), or a "
             "scalar in front of it (ReZero).",
         ),
     )  # fmt: skip
@@ -249,13 +232,12 @@ def _growth(joins: Sequence[Mapping[str, Any]]) -> float | None:
     """Return by how much the sums grow between two norms after an addition; None where a size is not finite or a skip 0."""
     grown = largest = 1.0
     for place, join in enumerate(joins):
-        skip, total = join["skip_rms"], join["sum_rms"]
-        if not all(isinstance(v, (int, float)) for v in (skip, total)) or not (
-            skip > 0 and 0 < total / skip < float("inf")
-        ):
+        skip, total, branch = join["skip_rms"], join["sum_rms"], join["branch_rms"]
+        known = all(isinstance(v, (int, float)) for v in (skip, total))
+        if not known or not (skip > 0 and 0 < total / skip < float("inf")):
             return None
-        first = place == 0 and join["placement"] in _NORMED and isinstance(join["branch_rms"], (int, float))
-        grown *= total / max(skip, join["branch_rms"] if first else skip)  # a small embedding is no growth
+        first = place == 0 and join["placement"] in _NORMED and isinstance(branch, (int, float))
+        grown *= total / max(skip, branch if first else skip)  # a small embedding is no growth
         largest = max(largest, grown)
         if join["placement"] == "after_add":
             grown = 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -48,11 +50,7 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         _name_the_ends(axes, table)
         if untrained:
             mark_steps(axes, sorted(set(untrained)), label="some variant learns at no lr")
-        axes.set(
-            xlabel="depth (blocks)",
-            ylabel="largest stable learning rate",
-            title="What each practice is worth over depth",
-        )
+        axes.set(xlabel="depth (blocks)", ylabel="largest stable learning rate", title="What each practice is worth over depth")  # fmt: skip
         log_scale(axes, "x", "y")
         depths = sorted({int(depth) for depth in table["depth"]})
         axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
@@ -79,13 +77,5 @@ def _draw(ax: Axes, rows: pd.DataFrame, variant: str, place: int) -> None:
 def _name_the_ends(ax: Axes, table: pd.DataFrame) -> None:
     for end, shape, text in (("above", "^", "all stable: lies above"), ("below", "v", "none stable: lies below")):
         if (table["censored"] == end).any():
-            ax.plot(
-                [],
-                [],
-                linestyle="none",
-                marker=shape,
-                markersize=9,
-                markerfacecolor=PAPER,
-                markeredgecolor=INK,
-                label=text,
-            )
+            shown: dict[str, Any] = {"markersize": 9, "markerfacecolor": PAPER, "markeredgecolor": INK}
+            ax.plot([], [], linestyle="none", marker=shape, label=text, **shown)

@@ -9,18 +9,48 @@ like joins in time; one of torch's recurrent layers does not.
 from __future__ import annotations
 
 import heapq
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
-from workbench.topics.architecture.dataflow import Dataflow
-from workbench.topics.architecture.operations import Operations, additions
+from torch import nn
 
-__all__ = ["Join", "NormPlace", "Skip", "find_joins"]
+from workbench.topics.architecture.dataflow import Dataflow
+
+__all__ = ["Join", "Operations", "find_joins"]
 
 NormPlace = Literal["branch", "after_add", "pre", "inside", "none"]
 Skip = Literal["identity", "projection"]
 
 TRIES = 64  # rule of thumb: common origins of two tensors that are looked at; the right one is nearly always among the last two
+_PRODUCTS = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul", "linear", "convolution", "_convolution", "embedding",
+    "_embedding_bag", "_embedding_bag_forward_only", "_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "_scaled_mm",
+})  # fmt: skip
+_NORMS = frozenset({
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
+    "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "_batch_norm_with_update",
+    "miopen_batch_norm", "_fused_rms_norm", "batch_norm_elemt",
+})  # fmt: skip
+_VIEWS = frozenset({
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "expand", "squeeze", "unsqueeze", "clone",
+    "contiguous", "alias", "detach", "_to_copy", "flatten", "unflatten", "native_dropout", "copy", "movedim", "lift_fresh",
+    "slice", "select", "split", "split_with_sizes", "unsafe_split", "unbind", "constant_pad_nd", "as_strided", "roll",
+})  # fmt: skip
+_SCALES = frozenset({"mul", "div", "add", "sub", "neg"})
+_POOLS = frozenset({
+    "avg_pool2d", "avg_pool1d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "max_pool2d_with_indices", "mean",
+    "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_linear1d", "pixel_shuffle",
+})  # fmt: skip
+_POINTWISE = frozenset(
+    {"relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "hardswish", "mish", "softplus"}
+)
+_ROOTS = frozenset(
+    {"rsqrt", "sqrt", "reciprocal", "pow", "add", "clamp", "clamp_min", "maximum", "div", "mul", *_VIEWS}
+)
+_MOMENTS = frozenset({"mean", "sum", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"})
+_NORM_CLASS = re.compile(r"norm(alization)?\d*[dD]?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +97,8 @@ class _Found(NamedTuple):
 def find_joins(flow: Dataflow) -> list[Join]:
     """Return the residual additions in the order in which they ran."""
     ops = Operations(flow)
-    found = [join for at in additions(flow) if not ops.is_recurrent(at) for join in [_find(flow, ops, at)] if join]
+    added = [at for at, node in enumerate(flow.nodes) if node.sizes and len(flow.data(at)) == 2]
+    found = [join for at in added if not ops.is_recurrent(at) and (join := _find(flow, ops, at))]
     carried = {ops.behind_norm(join.origin) for join in found if join.kind == "identity"}
     return [_described(flow, ops, join, carried=join.at in carried) for join in found]
 
@@ -107,19 +138,13 @@ def _at_origin(flow: Dataflow, ops: Operations, at: int, origin: int, marks: dic
         kind: Skip = "identity" if fewest[skip] == 0 else "projection"
         projected = fewest[skip] == 1 and skip in light and fewest[branch] > 1
         if (fewest[skip] == 0 and fewest[branch] > 0) or projected:
-            return _Found(at, origin, skip, branch, kind, _between(flow, branch, frozenset(fewest)))
+            region, todo = {branch}, [branch]  # the nodes on the ways from the origin to the branch
+            while todo:
+                ahead = [i for i in flow.data(todo.pop()) if i in fewest and i not in region]
+                region.update(ahead)
+                todo += ahead
+            return _Found(at, origin, skip, branch, kind, frozenset(region))
     return None
-
-
-def _between(flow: Dataflow, branch: int, reached: frozenset[int]) -> frozenset[int]:
-    """Return the nodes on the ways to `branch` among those that the origin reaches."""
-    seen, todo = {branch}, [branch]
-    while todo:
-        for i in flow.data(todo.pop()):
-            if i in reached and i not in seen:
-                seen.add(i)
-                todo.append(i)
-    return frozenset(seen)
 
 
 def _is_error(flow: Dataflow, at: int) -> bool:
@@ -152,20 +177,13 @@ def _described(flow: Dataflow, ops: Operations, join: _Found, *, carried: bool) 
     depth = {join.origin: 0}
     for at in region:
         depth[at] = max((depth[i] for i in flow.data(at) if i in depth), default=0) + ops.is_weight_layer(at)
-    sizes = dict(zip((*(i for i in flow.nodes[join.at].inputs if flow.nodes[i].kind == "data"), -1), flow.nodes[join.at].sizes, strict=True))  # fmt: skip
+    node = flow.nodes[join.at]
+    sizes = dict(zip((*(i for i in node.inputs if flow.nodes[i].kind == "data"), -1), node.sizes, strict=True))
     return Join(
-        at=join.at,
-        module=flow.nodes[join.at].module,
-        skip=join.kind,
-        placement=placement,
-        norm=None if norm < 0 else ops.norm_name(norm),
-        layers=depth[join.branch],
-        last_weight=layers[-1] if layers else None,
-        zero_parameters=zeros,
-        skip_rms=sizes[join.skip],
-        branch_rms=sizes[join.branch],
-        sum_rms=sizes[-1],
-    )
+        at=join.at, module=node.module, skip=join.kind, placement=placement, norm=None if norm < 0 else ops.norm_name(norm),
+        layers=depth[join.branch], last_weight=layers[-1] if layers else None, zero_parameters=zeros,
+        skip_rms=sizes[join.skip], branch_rms=sizes[join.branch], sum_rms=sizes[-1],
+    )  # fmt: skip
 
 
 def _begins_with_norm(flow: Dataflow, ops: Operations, join: _Found, region: list[int]) -> bool:
@@ -214,3 +232,176 @@ def _end_of_branch(flow: Dataflow, ops: Operations, join: _Found) -> tuple[tuple
                 seen.add(i)
                 todo.append(i)
     return tuple(layers), tuple(zeros)
+
+
+class Operations:
+    """Says of each node of a dataflow what it does; all are cheap to ask."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        self.flow = flow
+        recurrent = (nn.RNNBase, nn.RNNCellBase)
+        self._recurrent = {name for name, kind in flow.modules.items() if issubclass(kind, recurrent)}
+
+    def is_weight_layer(self, at: int) -> bool:
+        """A product of data with a matrix or kernel of parameters."""
+        return at in self._weight_layers
+
+    def weights(self, at: int) -> tuple[str, ...]:
+        """Return the names of the matrices or kernels of a weight layer."""
+        return self._weight_layers.get(at, ())
+
+    def is_norm(self, at: int) -> bool:
+        """A normalisation, or a part of one that is written out."""
+        return at in self._norms
+
+    def norm_name(self, at: int) -> str:
+        """Return what a person would look for: the module, or the operation and the module that it is called in."""
+        node = self.flow.nodes[at]
+        if self._is_norm_module(node.module):
+            return node.module
+        op = node.op.removeprefix("native_") if node.op in _NORMS else "a norm written out"
+        return f"{op} in {node.module or 'the model'}"
+
+    def is_recurrent(self, at: int) -> bool:
+        """Whether it runs inside a recurrent layer of torch, whose additions in time are no residual connections."""
+        return self.flow.nodes[at].module in self._recurrent
+
+    def passes(self, at: int) -> bool:
+        """It moves, scales or shifts one data tensor: what begins at zero still does, what is normalised nearly so."""
+        op = self.flow.nodes[at].op
+        return (op in _VIEWS or op in _SCALES) and len(self.flow.data(at)) == 1
+
+    def is_light(self, at: int) -> bool:
+        """What a skip connection may do on its way, without being a branch: project, normalise, pool, move or scale."""
+        projects = self.is_weight_layer(at) and len(self.flow.data(at)) == 1
+        return self.passes(at) or self.is_norm(at) or self.flow.nodes[at].op in _POOLS or projects
+
+    def back(self, at: int) -> int:
+        """Return the first node, from `at` backwards, that does more than to move, scale, shift or gate what it gets."""
+        while self.flow.nodes[at].op and not self.is_norm(at):
+            ahead = self.flow.data(at)
+            if self.passes(at):
+                at = ahead[0]
+            elif self.flow.nodes[at].op == "mul" and len(ahead) == 2 and (gated := self._gated(ahead)) is not None:
+                at = gated
+            else:
+                break
+        return at
+
+    def norm_before(self, at: int) -> int | None:
+        """Return the norm that gives `at`, through activations too; None where it is not normalised."""
+        at = self.back(at)
+        while self.flow.nodes[at].op in _POINTWISE and not self.is_norm(at):
+            at = self.back(self.flow.data(at)[0])
+        return at if self.is_norm(at) else None
+
+    def behind_norm(self, at: int) -> int | None:
+        """Return what was normalised to give `at`; None where it is not normalised."""
+        norm = self.norm_before(at)
+        while norm is not None and self.is_norm(norm):
+            norm = min(self.flow.data(norm), default=None)
+        return None if norm is None else self.back(norm)
+
+    @cached_property
+    def depth(self) -> list[int]:
+        """Weight layers on the longest way from the batch to each node, that node included."""
+        found: list[int] = []
+        for at in range(len(self.flow.nodes)):
+            before = max((found[i] for i in self.flow.data(at)), default=0)
+            found.append(before + self.is_weight_layer(at))
+        return found
+
+    @cached_property
+    def norms(self) -> list[str]:
+        """Names of the normalisations that ran, in their order, each once."""
+        return list(dict.fromkeys(self.norm_name(at) for at in sorted(self._norms)))
+
+    @cached_property
+    def _weight_layers(self) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        seen: set[str] = set()
+        for at, node in enumerate(self.flow.nodes):
+            if node.op not in _PRODUCTS or node.kind != "data":
+                continue
+            names = tuple(p.name for p in self.flow.parameters(at) if len(p.shape) > 1)
+
+            known = self.is_recurrent(at) and seen.issuperset(names)  # a recurrent layer is one, however long
+            if names and not known:
+                found[at] = names
+                seen.update(names)
+        return found
+
+    @cached_property
+    def _norms(self) -> set[int]:
+        nodes = self.flow.nodes
+        found = {at for at, node in enumerate(nodes) if node.op in _NORMS and node.kind == "data"}
+        for at, node in enumerate(nodes):
+            if node.kind == "data" and node.op and self._is_norm_module(node.module):
+                found.add(at)
+            elif node.kind == "data" and node.op in ("mul", "div") and at not in found:
+                found |= self._written_out(at)
+        return found
+
+    @cached_property
+    def _modules_with_layers(self) -> set[str]:
+        inside: set[str] = set()
+        for at in self._weight_layers:
+            path = self.flow.nodes[at].module
+            while path:
+                inside.add(path)
+                path = path.rpartition(".")[0]
+        return inside
+
+    def _is_norm_module(self, name: str) -> bool:
+        kind = self.flow.modules.get(name)
+        return kind is not None and bool(_NORM_CLASS.search(kind.__name__)) and name not in self._modules_with_layers
+
+    def _written_out(self, at: int) -> set[int]:
+        """Return the parts of x / sqrt(mean(x^2) + eps) and its kin, where `at` is the division; empty where it is none."""
+        ahead = self.flow.data(at)
+        for whole, other in ((a, b) for a in ahead for b in ahead if a != b):
+            chain, rooted, moment = [at], False, other
+            while self.flow.nodes[moment].op in _ROOTS and len(self.flow.data(moment)) == 1:
+                rooted |= self.flow.nodes[moment].op in ("rsqrt", "sqrt", "pow")
+                chain.append(moment)
+                moment = self.flow.data(moment)[0]
+            op = self.flow.nodes[moment].op
+            if op not in _MOMENTS or not (rooted or op in ("std", "std_mean", "linalg_vector_norm", "norm")):
+                continue
+            chain.append(moment)
+            origin = self.flow.data(moment)[0]
+            if self.flow.nodes[origin].op in ("pow", "mul", "square", "abs") and len(self.flow.data(origin)) == 1:
+                chain.append(origin)
+                origin = self.flow.data(origin)[0]
+            (one, parts), (two, others) = self._centred(whole), self._centred(origin)
+            if one == two:
+                return {*chain, *parts, *others}
+        return set()
+
+    def _centred(self, at: int) -> tuple[int, set[int]]:
+        """Return what a mean was taken off, or what was cast, to give `at`, and the nodes that did so."""
+        parts: set[int] = set()
+        while True:
+            node, ahead = self.flow.nodes[at], self.flow.data(at)
+            means = [i for i in ahead if self.flow.nodes[i].op in _MOMENTS]
+            if node.op == "sub" and len(ahead) == 2 and len(means) == 1:
+                parts |= {at, means[0]}
+                at = next(i for i in ahead if i != means[0])
+            elif node.op in ("_to_copy", "view", "clone") and ahead:
+                parts.add(at)
+                at = ahead[0]
+            else:
+                return at, parts
+
+    def _gated(self, ahead: list[int]) -> int | None:
+        """Return which of two factors the other was made of, as in x * sigmoid(f(x)); None for neither."""
+        early, late = sorted(ahead)
+        seen, todo = {late}, [late]
+        while todo:
+            for i in self.flow.data(todo.pop()):
+                if i == early:
+                    return early
+                if i > early and i not in seen:
+                    seen.add(i)
+                    todo.append(i)
+        return None

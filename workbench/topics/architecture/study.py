@@ -1,26 +1,35 @@
-"""`ArchitectureStudy`: the audit of a model (F2.4), and what its practices are worth: the largest stable lr over depth (F2.5 to F2.8)."""
+"""`ArchitectureStudy`, `collect_architecture`: the audit of a model (F2.4), and what its practices are worth: the largest stable lr over depth (F2.5 to F2.8)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+from torch import nn
+
+from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.curves.lr_search import lr_best, unstable_bracket
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.record.read import StudyRecord
 from workbench.studies.base import Study
 from workbench.studies.executors.local import LocalExecutor
 from workbench.studies.session import Session
-from workbench.topics.architecture.collect import collect_architecture
+from workbench.topics.architecture.dataflow import Dataflow, trace_dataflow
+from workbench.topics.architecture.joins import Join, Operations, find_joins
 from workbench.topics.lr_sweep.study import LRSweep
+from workbench.train.batches import train_batches
+from workbench.train.forward import autocast
+from workbench.train.lane_stack import build_model
+from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.sklearn_data import deep_residual
 
-__all__ = ["VARIANTS", "ArchitectureStudy", "Variant"]
+__all__ = ["VARIANTS", "ArchitectureStudy", "collect_architecture"]
 
 Variant = Callable[[int], Workload]
 
@@ -34,6 +43,13 @@ VARIANTS: Mapping[str, Variant] = {
     "x + f(x), f(x) = 0 at first": lambda depth: deep_residual(depth=depth, zero_init=True),
     "x + Norm(f(x)), 0 at first": lambda depth: deep_residual(depth=depth, norm="branch", zero_init=True),
 }
+
+
+_WEIGHT_LAYERS = (
+    nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+)  # fmt: skip
+_NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+SHOWN = 200  # rule of thumb: more joins or norms than this are counted, not listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +148,66 @@ def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
     else:
         found |= {"stable_lr": bracket.lower, "unstable_lr": bracket.upper}
     return found | {"best_lr": best.lr, "best_loss": best.point.loss}
+
+
+def collect_architecture(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Return JSON facts about residual connections, norms and zero-initialised branches (F2.5 to F2.8), from one traced forward pass.
+
+    A fresh model sees its first micro-batch in training mode, and a second time in evaluation mode where a branch was 0, so
+    that a branch that was only dropped by chance is not taken for one that begins at zero. The caller's random state is
+    left bit for bit as it was, also when it is interrupted.
+
+    Args:
+        workload: what to look at.
+        config: how it would be trained: the seed of the initialisation, the batch.
+        device: where.
+
+    Returns:
+        "reason" (None, or why nothing could be traced), "weight_layers" (on the longest way), "norms", "norm_modules" (modules
+        of the tree that normalise, run or not), "num_joins", "joins" (one dict each, in the order they ran).
+
+    Raises:
+        WorkbenchError: the model cannot be built.
+    """
+    with isolated_rng():
+        model = build_model(workload, config.replace(bn_stat_examples=None), device)
+        tree = [name for name, module in model.named_modules() if isinstance(module, _NORM_LAYERS)]
+        found: dict[str, Any] = {"reason": None, "norm_modules": tree[:SHOWN]}
+        try:
+            batch, _ = next(train_batches(workload, config, device))[0]
+
+            def trace() -> Dataflow:
+                def call() -> Any:
+                    with autocast(device, config.precision):
+                        return workload.forward(model, batch)
+
+                return trace_dataflow(model, call, batch)
+
+            model.train()
+            flow = trace()
+            joins = find_joins(flow)
+            if any(join.branch_rms == 0 for join in joins):
+                model.eval()
+                joins = _zero_in_both(joins, find_joins(trace()))
+        except WorkbenchError:
+            raise
+        except Exception as error:
+            message = (str(error).splitlines() or ["no message"])[0]
+            return found | {"reason": f"the forward pass cannot be traced ({type(error).__name__}: {message[:200]})"}
+    ops = Operations(flow)
+    layers = max(ops.depth, default=0)
+    if not layers and any(isinstance(m, _WEIGHT_LAYERS) for m in model.modules()):
+        found["reason"] = (
+            "no weight layer was seen to work on the batch: the forward pass reaches its tensors by a way that is no "
+            "operation on them, such as NumPy, a compiled graph, or matrices that are drawn anew"
+        )
+    shown = [{key: value for key, value in asdict(join).items() if key != "at"} for join in joins[:SHOWN]]
+    return found | {"weight_layers": layers, "norms": ops.norms[:SHOWN], "num_joins": len(joins), "joins": shown}
+
+
+def _zero_in_both(train: list[Join], evaluation: list[Join]) -> list[Join]:
+    """Return the joins of training, without the zeros that chance made; where the two modes differ in form, all stand."""
+    if len(train) != len(evaluation):
+        return train
+    pairs = zip(train, evaluation, strict=True)
+    return [replace(t, branch_rms=e.branch_rms) if t.branch_rms == 0 else t for t, e in pairs]

@@ -1,4 +1,4 @@
-"""`collect_batch_norm` and `audit_batch_norm`: the facts for `diagnose_batch_norm`, from a study or from somebody's own model."""
+"""`collect_batch_norm`, `audit_batch_norm`: the facts for `diagnose_batch_norm`, of a study or of your own model; `measure_devices`: one batch on several devices."""
 
 from __future__ import annotations
 
@@ -6,63 +6,65 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.topics.batch_norm.batches import (
+from workbench.topics.batch_norm.statistics import (
     BatchStatistics,
-    batch_statistics,
-    is_frozen,
-    running_statistics,
-    statistics_set,
-    tracking_layers,
-)
-from workbench.topics.batch_norm.states import (
+    Moments,
     State,
+    batch_statistics,
     checkpoint_facts,
     copies_first,
+    is_frozen,
     replica_facts,
+    running_statistics,
+    statistics_set,
     stored_replicas,
+    tracking_layers,
     unwrapped,
 )
+from workbench.topics.data.rows import read_rows
 from workbench.train.batch_norm import batch_norm_layers
-from workbench.train.batches import train_batches
+from workbench.train.batches import eval_batches, train_batches
 from workbench.train.checkpoint import load_model
-from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
-from workbench.train.distributed.running_statistics import LayerStatistics
+from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm
+from workbench.train.distributed.merge_statistics import MergedStatistics, merge_statistics
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
-from workbench.workloads.base import Workload, first_of_batch
+from workbench.workloads.base import first_of_batch
 from workbench.workloads.subsets import draw_sample
 
-__all__ = [
-    "BatchNormAudit",
-    "audit_batch_norm",
-    "collect_batch_norm",
-    "forward_of",
-    "held_out",
-    "model_facts",
-    "norm_model",
-    "validation_loss",
-]
+__all__ = ["BatchNormAudit", "Shards", "audit_batch_norm", "collect_batch_norm", "measure_devices", "norm_model"]
 
 MOST_EXAMPLES = 2000
 """Of the validation split, for the loss with either statistics."""
+
+
 BATCHES = 20
 """Forward passes over training data by which statistics are estimated anew (rule of thumb)."""
+
+
 LEAST_WARM = 0.05
 """Running statistics that are colder than this say nothing about what they average (rule of thumb)."""
 
+
 Forward = Callable[[nn.Module, Any], Any]
+
+
+Shards = Literal["dealt", "sorted"]
 
 
 class BatchNormAudit(Audit):
@@ -119,7 +121,7 @@ def audit_batch_norm(
             seen = batch_statistics(inner, read, forward or _inputs, refused=refused)
         if not read.count:
             raise UsageError("batches yields nothing: give a loader that can be read again, with at least one batch.")
-    facts = model_facts(inner, seen, refused=len(refused))
+    facts = _model_facts(inner, seen, refused=len(refused))
     facts["copies_first"] = copies_first(model)
     replicas = stored_replicas(checkpoint) if replicas is None else replicas
     if replicas is not None:
@@ -164,21 +166,20 @@ def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> d
         return {"layers": 0}
     known = {"asked": config.bn_stat_examples}
     if step is None:
-        return model_facts(model, None) | known | {"reason": "the run has no checkpoint"}
+        return _model_facts(model, None) | known | {"reason": "the run has no checkpoint"}
     refused: list[int] = []
     with isolated_rng():
         seed_all(config.shared_seed, config.per_host_seed)  # asked again, the same digits
-        batches = _training_batches(session, config, BATCHES)
-        seen = batch_statistics(model, batches, forward_of(session), refused=refused)
-    facts = model_facts(model, seen, refused=len(refused)) | known | {"step": step}
+        updates = train_batches(workload, config, session.device)  # as a device sees them: micro-batches
+        batches = itertools.islice((batch for update in updates for batch, _ in update), BATCHES)
+        seen = batch_statistics(model, batches, _forward_of(session), refused=refused)
+    facts = _model_facts(model, seen, refused=len(refused)) | known | {"step": step}
     anew = {name: each.together for name, each in seen.items() if name in tracking_layers(model)}
     if anew:
-        held = held_out(workload)
         with isolated_rng():
             fresh = build_model(workload, config, session.device)
-        losses = {"start": validation_loss(held, fresh, session), "stored": validation_loss(held, model, session)}
-        with statistics_set(model, anew):
-            facts["loss"] = losses | {"anew": validation_loss(held, model, session)}
+        loss = _loss_function(session)
+        facts["loss"] = {"start": loss(fresh, {}), "stored": loss(model, {}), "anew": loss(model, anew)}
     return facts
 
 
@@ -197,13 +198,7 @@ def norm_model(session: Session, config: TrainConfig, *, last: bool = False) -> 
     return load_model(model, found[1]).train(), int(found[0])  # as the trainer trains it
 
 
-def _training_batches(session: Session, config: TrainConfig, count: int) -> Iterator[Any]:
-    """Yield the first batches of training as a device sees them: micro-batches."""
-    updates = train_batches(session.workload, config, session.device)
-    yield from itertools.islice((batch for update in updates for batch, _ in update), count)
-
-
-def forward_of(session: Session) -> Forward:
+def _forward_of(session: Session) -> Forward:
     """Return the workload's forward pass in the session's precision."""
 
     def forward(model: nn.Module, batch: Any) -> Any:
@@ -213,7 +208,7 @@ def forward_of(session: Session) -> Forward:
     return forward
 
 
-def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
+def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
     """Return what a model's layers are, how warm their running statistics are, and how far from those of the batches seen.
 
     Layers that are frozen, or that no forward pass reached, are counted and otherwise left out.
@@ -227,10 +222,13 @@ def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *,
     frozen = [name for name, layer in layers.items() if is_frozen(model, layer)]
     blind = seen is None or (refused > 0 and not seen)
     seen = seen or {}
-    used = {n: layer for n, layer in layers.items() if not is_frozen(model, layer) and (blind or n in seen)}
+    used = {n: layer for n, layer in layers.items() if n not in frozen and (blind or n in seen)}
     tracking = {name: layer for name, layer in used.items() if layer.running_mean is not None}
     asked = [int(n) for layer in used.values() if (n := getattr(layer, "stat_examples", None))]
-    facts: dict[str, Any] = {
+    shifts = [_shift(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
+    known = [row for row in shifts if row is not None]
+    batches = min((len(set(seen[row["layer"]].batch)) for row in known), default=0)
+    return {
         "layers": len(layers),
         "unused": len(layers) - len(used),
         "frozen_new": [name for name in frozen if _is_new(layers[name])],
@@ -240,17 +238,12 @@ def model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *,
         "examples": min((_usual(each.examples) for each in seen.values()), default=None),
         "independent": min((n for each in seen.values() if (n := each.independent) is not None), default=None),
         "values": min((_usual(each.values) for each in seen.values()), default=None),
-        "ema": [_ema(name, layer) for name, layer in tracking.items()],
-        "estimate": None,
+        "ema": [
+            {"layer": name, "momentum": layer.momentum, "batches": running_statistics(layer)[2], "warm": _warm(layer)}
+            for name, layer in tracking.items()
+        ],
+        "estimate": {"batches": batches, "layers": known} if known else None,
     }
-    rows = [_shift(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
-    known = [row for row in rows if row is not None]
-    if known:
-        facts["estimate"] = {
-            "batches": min(len(set(seen[row["layer"]].batch)) for row in known),
-            "layers": known,
-        }
-    return facts
 
 
 def _is_new(layer: Any) -> bool:
@@ -264,11 +257,6 @@ def _is_new(layer: Any) -> bool:
 def _usual(counts: Any) -> int:
     """Return the median, so that the last and incomplete batch of an epoch does not stand for all of them."""
     return int(np.quantile(counts, 0.5, method="higher"))
-
-
-def _ema(name: str, layer: nn.Module) -> dict[str, Any]:
-    momentum: float | None = layer.momentum  # type: ignore[assignment]
-    return {"layer": name, "momentum": momentum, "batches": running_statistics(layer)[2], "warm": _warm(layer)}  # type: ignore[arg-type]
 
 
 def _warm(layer: Any) -> float:
@@ -301,18 +289,145 @@ def _rms(squares: Any) -> float:
     return math.sqrt(float(np.mean(squares)))
 
 
-def held_out(workload: Workload) -> Workload:
-    """Return the workload with a random part of a large validation split."""
+def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moments]], float]:
+    """Return the loss, on a random part of a large validation split, as a function of a model and its running statistics."""
+    workload, config = session.workload, session.config
     data: Any = workload.validation_data
-    if not hasattr(data, "__getitem__") or len(data) <= MOST_EXAMPLES:
-        return workload
-    return workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES).data)
+    if hasattr(data, "__getitem__") and len(data) > MOST_EXAMPLES:
+        workload = workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES).data)
+    settings: dict[str, Any] = {"batch_size": config.evaluation_batch, "precision": config.precision}
+
+    def loss(model: nn.Module, statistics: Mapping[str, Moments]) -> float:
+        with torch.no_grad(), statistics_set(model, statistics):
+            found = evaluate(workload, model, device=session.device, **settings)
+        return next(e.value for e in found if e.metric == "loss")
+
+    return loss
 
 
-def validation_loss(workload: Workload, model: nn.Module, session: Session) -> float:
-    """Return the loss of a model with the running statistics that it has now."""
-    config = session.config
-    found = evaluate(
-        workload, model, batch_size=config.evaluation_batch, device=session.device, precision=config.precision
-    )
-    return next(e.value for e in found if e.metric == "loss")
+def measure_devices(
+    session: Session,
+    model: nn.Module,
+    *,
+    batch_size: int,
+    devices: Sequence[int],
+    shards: Sequence[Shards],
+    batches: int = 20,
+) -> list[dict[str, Any]]:
+    """Return JSON rows, one for each way to shard and number of devices: how far their statistics part, and what that costs.
+
+    Each device passes its part of every batch through the same weights and keeps running statistics of its own, as with data
+    parallel training; beside it the whole batch passes at once, as with synchronised batch norm.
+
+    Args:
+        session: whose workload and config are used.
+        model: with the weights to look at; left as it is.
+        batch_size: examples in a batch over all devices.
+        devices: how many, each of them a row; those that leave a device fewer than 2 examples are left out.
+        shards: "dealt" gives each device every k-th example of a random order, "sorted" a contiguous part of the examples by
+            label, as where files are sorted and nobody shuffles across them.
+        batches: forward passes; at most an epoch.
+    """
+    data: Any = session.workload.train_data
+    layers = tracking_layers(model)
+    if not layers or not hasattr(data, "__getitem__"):
+        return []
+    rows = []
+    with isolated_rng():
+        for kind in shards:
+            order = _ordered(data, kind)
+            for count in devices if order is not None else ():
+                if batch_size // count >= 2:
+                    assert order is not None
+                    examples = batch_size // count
+                    found = _split(session, model, order, kind=kind, count=count, examples=examples, batches=batches)
+                    if found is not None:
+                        rows.append({"shards": kind, **found})
+    return rows
+
+
+def _ordered(data: Any, kind: Shards) -> NDArray[np.int64] | None:
+    """Return the order that shards are cut from; None where labels are asked for and there are none."""
+    if kind == "dealt":
+        return np.random.default_rng(0).permutation(len(data))
+    labels = [rows.labels for rows in read_rows(data, memory_mb=64.0)]
+    if not labels or any(part is None or part.dtype.kind not in "iub" for part in labels):
+        return None
+    return np.argsort(np.concatenate([part for part in labels if part is not None]), kind="stable")
+
+
+def _split(
+    session: Session,
+    model: nn.Module,
+    order: NDArray[np.int64],
+    *,
+    kind: Shards,
+    count: int,
+    examples: int,
+    batches: int,
+) -> dict[str, Any] | None:
+    """Return one row; None where no layer with running statistics looked at every device's batches."""
+    layers = tracking_layers(model)
+    steps = max(2, min(batches, len(order) // (count * examples)))
+    places = _places(order, kind, count, examples, steps)
+    dealt = session.workload.replace(train_data=Subset(session.workload.train_data, places))
+
+    def seen(batch_size: int) -> dict[str, BatchStatistics]:
+        read = eval_batches(dealt, "train", batch_size, session.device, session.config.precision)
+        found = batch_statistics(model, (batch for batch, _ in read), _forward_of(session))
+        return {name: each for name, each in found.items() if name in layers}
+
+    parts, whole = seen(examples), seen(count * examples)
+    parts = {name: each for name, each in parts.items() if len(set(each.batch % count)) == count and name in whole}
+    if not parts:
+        return None
+    own: list[dict[str, Moments]] = [{} for _ in range(count)]
+    merged: dict[str, MergedStatistics] = {}
+    together: dict[str, Moments] = {}
+    step_apart = 0.0
+    for name, each in parts.items():
+        momentum = layers[name].momentum
+        for device in range(count):
+            calls = BatchStatistics(*(column[each.batch % count == device] for column in each))
+            own[device][name] = calls.average(momentum)
+        merged[name] = merge_statistics([one[name][0] for one in own], [one[name][1] for one in own])
+        together[name] = whole[name].average(momentum)
+        spread = _step_spread(each, count) / np.maximum(together[name][1], layers[name].eps)
+        step_apart = max(step_apart, math.sqrt(float(spread.mean())))
+    missing = max(float((m.spread / np.maximum(m.variance, layers[n].eps)).mean()) for n, m in merged.items())
+
+    def error(kind: str) -> float:
+        return max(_error(getattr(m, kind), together[n][1], layers[n].eps) for n, m in merged.items())
+
+    loss = _loss_function(session)
+    return {
+        "devices": count, "examples": examples, "batches": steps, "apart": math.sqrt(missing), "step_apart": step_apart,
+        "missing": missing, "average_error": error("average_variance"), "merged_error": error("variance"),
+        "losses": {
+            "own": [loss(model, each) for each in own],
+            "average": loss(model, {name: (m.mean, m.average_variance) for name, m in merged.items()}),
+            "merged": loss(model, {name: (m.mean, m.variance) for name, m in merged.items()}),
+            "whole": loss(model, together),
+        },
+    }  # fmt: skip
+
+
+def _step_spread(each: BatchStatistics, count: int) -> NDArray[np.float64]:
+    """Return the variance of the devices' means within a step, averaged over the steps, shape (channels,)."""
+    means = {int(batch): each.mean[each.batch == batch].mean(0) for batch in set(each.batch)}
+    steps = [[means[b] for b in range(at, at + count) if b in means] for at in range(0, max(means) + 1, count)]
+    return np.asarray(np.mean([np.var(rows, axis=0) for rows in steps if rows], axis=0))
+
+
+def _places(order: NDArray[np.int64], kind: Shards, count: int, examples: int, steps: int) -> list[int]:
+    """Return which examples pass, batch after batch, and in each of them device after device."""
+    dealt = kind == "dealt"
+    shards = [order[device::count] if dealt else part for device, part in enumerate(np.array_split(order, count))]
+    rng = np.random.default_rng(1)
+    drawn = [np.resize(rng.permutation(shard), (steps, examples)) for shard in shards]
+    return [int(i) for step in range(steps) for rows in drawn for i in rows[step]]
+
+
+def _error(found: NDArray[np.float64], truth: NDArray[np.float64], eps: float) -> float:
+    """Return the root mean square over channels of the relative difference, of variances that count beside eps."""
+    return math.sqrt(float(np.square((found - truth) / np.maximum(truth, eps)).mean()))

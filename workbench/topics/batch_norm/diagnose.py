@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
+from workbench.curves.selection import selected_by_seed
+from workbench.curves.trials import RecordLike
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.batch_norm.arms import NormArm, better_arms, norm_rows, read_norm_arms
-from workbench.topics.batch_norm.codes import CLAUSE, CODES, finding
-from workbench.topics.batch_norm.replicas import first_device_ema, rank_local, variance_of_means
+from workbench.topics.batch_norm.replicas import CODES, first_device_ema, rank_local, variance_of_means
 
 __all__ = ["CODES", "diagnose_batch_norm"]
 
 
 def diagnose_batch_norm(
-    record: Audited,
-    *,
-    few_examples: int = 16,
-    warm: float = 0.9,
-    shift: float = 0.5,
-    harm: float = 0.05,
-    missing_share: float = 0.05,
-    large_shift: float = 1.0,
-    alpha: float = 0.05,
-) -> Diagnosis:
+    record: Audited, *, few_examples: int = 16, warm: float = 0.9, shift: float = 0.5, harm: float = 0.05,
+    missing_share: float = 0.05, large_shift: float = 1.0, alpha: float = 0.05,
+) -> Diagnosis:  # fmt: skip
     """Judge a model's batch norm by the facts that were collected about it, and a study's trials where there are some.
 
     Args:
@@ -52,9 +47,11 @@ def diagnose_batch_norm(
     if not facts:
         otherwise = "nobody looked at batch norm; `workbench diagnose`, BatchNormStudy and audit_batch_norm do"
         reason = why_missing(record.facts, "batch_norm", otherwise)
-        findings = tuple(finding(name, "not_measured", reason) for name in CLAUSE)
+        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     elif not facts["layers"]:
-        findings = tuple(finding(name, "ok", "Does not apply: the model has no batch norm layer.") for name in CLAUSE)
+        findings = tuple(
+            CODES.finding(code, "ok", "Does not apply: the model has no batch norm layer.") for code in CODES
+        )
     else:
         devices = record.facts.get("batch_norm_devices") or []
         findings = (
@@ -72,8 +69,8 @@ def _of_use(
     """Judge the layers that training uses, where there are any."""
     if facts.get("unused", 0) >= facts["layers"]:
         reason = f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached."
-        rest = {name: finding(name, "ok", reason) for name in ("ghost_size", "small_batch", "cold_ema", "stale")}
-        return tuple((rest | ({"cold_ema": _frozen_new(facts)} if facts.get("frozen_new") else {})).values())
+        ghost, small, cold, stale = (CODES.finding(code, "ok", reason) for code in list(CODES)[3:])
+        return ghost, small, _frozen_new(facts) if facts.get("frozen_new") else cold, stale
     return (
         _ghost_size(record, facts, alpha),
         _small_batch(record, facts, few_examples),
@@ -94,38 +91,114 @@ def _cost(facts: Mapping[str, Any]) -> tuple[float, str] | None:
 
 def _frozen_new(facts: Mapping[str, Any]) -> Finding:
     names = facts["frozen_new"]
-    return finding(
-        "cold_ema", "warn", f"{len(names)} of {facts['layers']} batch norm layers are in evaluation mode while the model trains, with the "
+    return CODES.finding(
+        "batch_norm.cold_ema", "warn", f"{len(names)} of {facts['layers']} batch norm layers are in evaluation mode while the model trains, with the "
         f"statistics that they were made with, mean 0 and variance 1: they normalise nothing ({', '.join(names[:4])}).",
         value=0.0, unit="share", evidence={"layers": list(names)},
         advice=["Let them train: call .train() on them too, or load the statistics that were to be frozen."],
     )  # fmt: skip
 
 
-def _arms(record: Any, stage: str) -> list[NormArm]:
-    return read_norm_arms(record, stage) if isinstance(getattr(record, "trials", None), pd.DataFrame) else []
+class NormArm(NamedTuple):
+    """One setting under several seeds."""
+
+    stat_examples: int | None
+    """Asked for in a statistic; None is the whole batch of a device."""
+    batch_size: int
+    """Examples in an update."""
+    devices: int
+    """That they are split over."""
+    metrics: Mapping[int, float]
+    """Seed -> selected metric; inf (-inf where larger is better) for a run that diverged."""
+
+    @property
+    def statistic(self) -> int:
+        """Examples that a statistic is made of."""
+        whole = self.batch_size // self.devices
+        return whole if self.stat_examples is None else min(whole, self.stat_examples)
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return float(np.mean(list(self.metrics.values())))
+
+    @property
+    def se(self) -> float:
+        """Standard error of the mean over seeds, NaN for a single one."""
+        found = list(self.metrics.values())
+        if not np.isfinite(found).all():
+            return math.nan
+        return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
+
+
+def read_norm_arms(record: RecordLike, stage: str) -> list[NormArm]:
+    """Return the arms of a stage, in the order of batch size, devices and statistic examples, the whole batch last."""
+    trials = getattr(record, "trials", None)
+    if not isinstance(trials, pd.DataFrame) or not len(trials) or "stage" not in trials:
+        return []
+    lost = math.inf if record.config["select_mode"] == "min" else -math.inf
+    asked = set(record.facts.get(stage) or ())
+    arms: dict[tuple[int, int, int | None], dict[int, float]] = {}
+    for row in trials.to_dict("records"):
+        if int(row["trial"]) not in asked or row["state"] not in ("complete", "diverged"):
+            continue
+        examples = row.get("bn_stat_examples")
+        known = examples is not None and math.isfinite(examples)
+        key = (int(row["batch_size"]), int(row["accumulate_steps"]), int(examples) if known else None)  # type: ignore[arg-type]
+        found = selected_by_seed(record, [int(row["trial"])]) if row["state"] == "complete" else {}
+        arms.setdefault(key, {})[int(row["seed"])] = found.get(int(row["seed"]), lost)
+    ordered = sorted(arms.items(), key=lambda item: (item[0][0], item[0][1], item[0][2] or math.inf))
+    return [NormArm(stat, size, devices, values) for (size, devices, stat), values in ordered]
+
+
+def norm_rows(arms: Sequence[NormArm]) -> list[dict[str, Any]]:
+    """Return arms as JSON values for a table or a figure."""
+    return [
+        {"stat_examples": a.stat_examples, "statistic": a.statistic, "batch_size": a.batch_size, "devices": a.devices,
+         "values": list(a.metrics.values()), "mean": a.mean, "se": a.se}
+        for a in arms
+    ]  # fmt: skip
+
+
+def better_arms(arms: Sequence[NormArm], own: NormArm, *, sign: float) -> dict[int, float]:
+    """Return statistic examples -> how likely it is by chance that one of so many arms is better than `own` by as much as this one.
+
+    Arms that diverged are left out; `sign` is 1 where a smaller metric is better, else -1.
+    """
+    tried = [arm for arm in arms if math.isfinite(arm.mean)]
+    found = {arm.statistic: len(tried) * chance_better(arm, own, sign=sign) for arm in tried}  # Bonferroni
+    return {size: min(chance, 1.0) for size, chance in found.items() if not math.isnan(chance)}
+
+
+def chance_better(ours: NormArm, theirs: NormArm, *, sign: float) -> float:
+    """Return how likely a mean gain over `theirs` as large as ours is by chance: Student's t over the seeds that both have."""
+    seeds = sorted(set(ours.metrics) & set(theirs.metrics))
+    gains = np.array([sign * (theirs.metrics[seed] - ours.metrics[seed]) for seed in seeds])
+    if len(gains) < 2 or not np.isfinite(gains).all():
+        return math.nan
+    if np.ptp(gains) == 0:
+        return 0.0 if gains.mean() > 0 else 1.0
+    return float(stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue)
 
 
 def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
-    asked, given = facts.get("asked"), facts.get("examples")
-    arms, held, split = (_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
+    code, asked, given = "batch_norm.ghost_size", facts.get("asked"), facts.get("examples")
+    arms, held, split = (read_norm_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
     shown = {"arms": norm_rows(arms), "held": norm_rows(held), "split": norm_rows(split)}
     evidence: dict[str, Any] = {"asked": asked, "examples": given, **shown}
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": asked, "evidence": evidence}
     if given is None:
-        return finding(
-            "ghost_size", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
-        )
+        return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
     if asked is not None and given < asked:
-        return finding(
-            "ghost_size", "warn", f"Statistics are to come from {asked} examples, and a device's batch has {given}.",
+        return CODES.finding(
+            code, "warn", f"Statistics are to come from {asked} examples, and a device's batch has {given}.",
             advice=[f"Give a device at least {asked} examples (batch_size / accumulate_steps / hosts), or take statistics over several: "
                     "wb.synchronise_batch_norm(model)."], **numbers,
         )  # fmt: skip
     head = f"Each statistic comes from {given} examples" + ("" if asked is None else ", as asked for")
     own = [a for a in arms if a.stat_examples == asked]
-    if not arms or not own:
-        return finding("ghost_size", "ok", f"{head}.", **numbers)
+    if not own:
+        return CODES.finding(code, "ok", f"{head}.", **numbers)
     sign = 1.0 if record.config["select_mode"] == "min" else -1.0
     told = ", ".join(f"{a.statistic} examples {_with_se(a)}" for a in arms)
     said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held(held)}"
@@ -133,9 +206,9 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
     if best is None:
-        return finding("ghost_size", "ok", f"{said} None is better than this by more than chance.", **numbers)
-    return finding(
-        "ghost_size", "warn", f"{said} {best} is better, by chance in {better[best]:.1%} of cases.",
+        return CODES.finding(code, "ok", f"{said} None is better than this by more than chance.", **numbers)
+    return CODES.finding(
+        code, "warn", f"{said} {best} is better, by chance in {better[best]:.1%} of cases.",
         advice=[f"Train with bn_stat_examples={best}, and confirm it under fresh seeds."], **numbers,
     )  # fmt: skip
 
@@ -146,52 +219,39 @@ def _with_se(arm: NormArm) -> str:
 
 def _held(arms: Sequence[NormArm]) -> str:
     """Tell how far batch sizes lie apart with statistics from a set number of examples, and from the whole batch."""
-    sizes = sorted({a.batch_size for a in arms})
+    whole = {a.batch_size: a for a in arms if a.stat_examples is None}
     fixed = [a for a in arms if a.stat_examples is not None]
-    whole = [a for a in arms if a.stat_examples is None]
-    small = {a.batch_size: a for a in whole}
     held = {a.batch_size: a for a in fixed}
     if not fixed:
         return ""
-    at = fixed[0].stat_examples
     told = [
-        f"{size}: {_with_se(held[size])} against {_with_se(small[size])}"
-        if size in held
-        else f"{size}: {_with_se(small[size])}"
-        for size in sizes
-        if size in small
+        f"{size}: {f'{_with_se(held[size])} against ' if size in held else ''}{_with_se(whole[size])}"
+        for size in sorted(whole)
     ]
-    return f" By batch size, held at {at} against the whole batch: {'; '.join(told)}."
+    return f" By batch size, held at {fixed[0].stat_examples} against the whole batch: {'; '.join(told)}."
 
 
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
+    code = "batch_norm.small_batch"
     given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)
     rows = list(getattr(record, "facts", {}).get("batch_norm_swap") or [])
-    evidence = {
-        "examples": given,
-        "values": facts.get("values"),
-        "independent": independent,
-        "refused": refused,
-        "swap": rows,
-    }
+    evidence = {"examples": given, "values": facts.get("values"), "independent": independent, "refused": refused, "swap": rows}  # fmt: skip
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": few, "evidence": evidence}
     if refused:
-        return finding(
-            "small_batch", "fail", f"{refused} of the training batches give a batch norm layer a single value per channel, which "
+        return CODES.finding(
+            code, "fail", f"{refused} of the training batches give a batch norm layer a single value per channel, which "
             "has no variance: training stops there with an error.",
             advice=["Leave the incomplete last batch out: DataLoader(..., drop_last=True), or take larger batches."], **numbers,
         )  # fmt: skip
     if given is None:
-        return finding(
-            "small_batch", "not_measured", "Not measured: no forward pass over training data was made.", **numbers
-        )
+        return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
     said = f"A statistic comes from {given} examples ({facts['values']:,} values"
     said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
     swapped = _swap(rows, sign=1.0 if getattr(record, "config", {}).get("select_mode", "min") == "min" else -1.0)
     if max(given, independent or 0) >= few:
-        return finding("small_batch", "ok", f"{said}: enough.{swapped}", **numbers)
-    return finding(
-        "small_batch", "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
+        return CODES.finding(code, "ok", f"{said}: enough.{swapped}", **numbers)
+    return CODES.finding(
+        code, "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
         advice=["Take statistics over several devices: wb.synchronise_batch_norm(model).",
                 "Or normalise each example by itself: wb.replace_batch_norm(model, 'group'), or 'layer'."], **numbers,
     )  # fmt: skip
@@ -214,81 +274,66 @@ def _swap(rows: Sequence[Mapping[str, Any]], *, sign: float) -> str:
 
 
 def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
-    layers = facts["ema"]
+    code, layers = "batch_norm.cold_ema", facts["ema"]
     if facts.get("reason"):
-        return finding("cold_ema", "not_measured", f"Not measured: {facts['reason']}.")
+        return CODES.not_measured(code, facts["reason"])
     if not layers:
-        return finding(
-            "cold_ema", "ok", "Does not apply: no layer keeps running statistics; evaluation uses those of its batches."
-        )
+        said = "Does not apply: no layer keeps running statistics; evaluation uses those of its batches."
+        return CODES.finding(code, "ok", said)
     coldest = min(layers, key=lambda row: float(row["warm"]))
     value, momentum, batches = float(coldest["warm"]), coldest["momentum"], int(coldest["batches"])
-    numbers: dict[str, Any] = {
-        "value": value,
-        "unit": "share",
-        "threshold": warm,
-        "step": facts.get("step"),
-        "evidence": {"layers": layers},
-    }
     if not math.isfinite(value):
-        return finding(
-            "cold_ema", "not_measured", "Not measured: the momentum is not a number.", evidence={"layers": layers}
-        )
-    said = f"After {batches:,} batches at momentum {_told(momentum)}, running statistics hold {value:.1%} of what they average"
+        return CODES.not_measured(code, "the momentum is not a number", evidence={"layers": layers})
+    numbers: dict[str, Any] = {
+        "value": value, "unit": "share", "threshold": warm, "step": facts.get("step"), "evidence": {"layers": layers},
+    }  # fmt: skip
+    told = str(momentum) if momentum is None else f"{momentum:.3g}"
+    said = f"After {batches:,} batches at momentum {told}, running statistics hold {value:.1%} of what they average"
     cost = _cost(facts)
     if value >= warm or (cost is not None and cost[0] < harm):
-        return finding("cold_ema", "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
+        return CODES.finding(code, "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
     if momentum is not None and 0 < momentum < 1:
         needed = math.ceil(math.log(1 - warm) / math.log1p(-momentum))
         fix = f"Train for at least {needed:,} batches before evaluating, or raise the momentum"
     else:
         fix = "Let them see training batches in training mode (a momentum of 0 never does)"
-    return finding(
-        "cold_ema", "warn" if value > 0.5 else "fail",
+    return CODES.finding(
+        code, "warn" if value > 0.5 else "fail",
         f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.{cost[1] if cost else ''}",
         advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
     )  # fmt: skip
 
 
-def _told(momentum: float | None) -> str:
-    return str(momentum) if momentum is None else f"{momentum:.3g}"
-
-
 def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> Finding:
-    estimate = facts.get("estimate")
+    code, estimate = "batch_norm.stale", facts.get("estimate")
     if not estimate:
         if not facts["ema"]:
-            return finding("stale", "ok", "Does not apply: no layer keeps running statistics.")
+            return CODES.finding(code, "ok", "Does not apply: no layer keeps running statistics.")
         if facts.get("loss"):
-            return finding(
-                "stale", "ok", "Does not apply: running statistics are cold, which batch_norm.cold_ema judges."
-            )
-        return finding(
-            "stale", "not_measured", "Not measured: there are no statistics of training data to compare with, or the stored ones are still cold.",
-        )  # fmt: skip
+            said = "Does not apply: running statistics are cold, which batch_norm.cold_ema judges."
+            return CODES.finding(code, "ok", said)
+        why = "there are no statistics of training data to compare with, or the stored ones are still cold"
+        return CODES.not_measured(code, why)
     worst = max(estimate["layers"], key=lambda row: _unknown_first(row["shift"]))
     value, noise = (math.nan if worst[name] is None else float(worst[name]) for name in ("shift", "noise"))
-    numbers: dict[str, Any] = {
-        "value": value,
-        "unit": "standard deviations",
-        "threshold": limit,
-        "step": facts.get("step"),
-        "evidence": dict(estimate),
-    }
+    evidence = dict(estimate)
     if not math.isfinite(value):
-        return finding("stale", "not_measured", "Not measured: statistics are not finite.", evidence=dict(estimate))
+        return CODES.not_measured(code, "statistics are not finite", evidence=evidence)
+    numbers: dict[str, Any] = {
+        "value": value, "unit": "standard deviations", "threshold": limit, "step": facts.get("step"), "evidence": evidence,
+    }  # fmt: skip
     cost = _cost(facts)
+    told = cost[1] if cost else ""
     said = (
         f"Stored running statistics lie {value:.3g} standard deviations from those of {estimate['batches']} training batches now "
         f"(layer {worst['layer']!r}; noise explains {noise:.2g})"
     )
     cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
     far = value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not cold))
-    told = cost[1] if cost else ""
     if not far:
-        return finding("stale", "ok", f"{said}.{told}", **numbers)
-    return finding(
-        "stale", "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
+        return CODES.finding(code, "ok", f"{said}.{told}", **numbers)
+    return CODES.finding(
+        code, "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
         advice=["Estimate them anew before evaluating: reset the running statistics, set momentum=None, and run training batches through "
                 "the model in training mode without updates.",
                 "Look for layers whose input differs between training and evaluation, and for weights changed after training (averaged, fine-tuned "

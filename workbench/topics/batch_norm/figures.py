@@ -1,4 +1,4 @@
-"""How many examples make a batch-norm statistic, and how far the devices of one batch lie apart."""
+"""How many examples make a batch-norm statistic and whose they are, and how far the devices of one batch lie apart."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import Record, finding
-from workbench.plots.style import BAD, BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, number
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
+from workbench.topics.batch_norm.replicas import StatisticsLayout
 
-__all__ = ["plot_batch_norm", "plot_batch_norm_devices"]
+__all__ = ["plot_batch_norm", "plot_batch_norm_devices", "plot_batch_norm_layout"]
 
 SHIFT = 0.05
 """How far the two series at one size are moved apart, as a share of it."""
+HATCHES = ("", "//", "..", "xx")
+COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[9])
 
 
 def plot_batch_norm(
@@ -57,22 +60,13 @@ def plot_batch_norm(
         if whole is not None:
             axes.axhline(number(whole["mean"]), color=BASELINE, linestyle="--", label="whole batch", zorder=1)
         size = rows[0]["batch_size"]
-        axes.set(
-            xlabel="examples in a statistic",
-            ylabel=str(record.config["select"]),
-            title=f"Batch norm at a total batch of {size:,}",
-        )
+        title = f"Batch norm at a total batch of {size:,}"
+        axes.set(xlabel="examples in a statistic", ylabel=str(record.config["select"]), title=title)
         _sizes(axes, [int(row["statistic"]) for row in rows])
         if mark is not None:
             left, right = axes.get_xlim()
-            name = f"{mark:,} examples"
-            axes.axvline(
-                mark,
-                color=PALETTE[4],
-                linewidth=5,
-                alpha=0.35,
-                label=name if left <= mark <= right else f"{name}: not tried",
-            )
+            name = f"{mark:,} examples{'' if left <= mark <= right else ': not tried'}"
+            axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=name)
             axes.set_xlim(left, right)
         low, high = axes.get_ylim()
         axes.set_ylim(top=high + 0.35 * (high - low))
@@ -120,6 +114,43 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
             low, high = axes.get_ylim()
             axes.set_ylim(top=high * (high / low) ** 0.6)
         legend(axes, loc="upper left", ncols=2, fontsize=8)
+    return axes
+
+
+def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) -> Axes:
+    """Draw a row of examples for each host; those of one colour and hatch make one statistic together.
+
+    Healthy: rows of one colour that are long enough. Sick: short rows (each statistic is noisy), or many colours, where running
+    statistics differ from host to host.
+
+    Args:
+        layout: as `statistics_layout` returns it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Pale examples are normalised and make no statistic.
+
+    Source: P6.3, P6.4, P6.6.
+    """
+    with drawing(ax, size=(6.2, 3.6)) as axes:
+        hosts = np.arange(layout.hosts)
+        group = hosts // layout.hosts_each
+        share = layout.examples / layout.hosts_each
+        for look in range(len(COLORS)):
+            mine = hosts[group % len(COLORS) == look]
+            if mine.size:
+                axes.barh(mine, share, height=0.8, color=COLORS[look], hatch=HATCHES[look], edgecolor=INK, linewidth=0.4,
+                          label="one look, one statistic" if look == 0 else None)  # fmt: skip
+        if layout.left_out:
+            rest: dict[str, Any] = {"color": BASELINE, "alpha": 0.25, "label": "in no statistic"}
+            axes.barh(hosts, layout.per_host - share, left=share, height=0.8, **rest)
+        axes.set(xlabel="examples on the host", ylabel="host")
+        title = f"{layout.statistics} statistic{'s' * (layout.statistics != 1)} of {layout.examples:,} examples"
+        axes.set_title(f"{title}, {layout.hosts_each} hosts together" if layout.synchronised else title)
+        axes.set_ylim(layout.hosts - 0.4, -0.6)
+        axes.set_xlim(0, 1.02 * layout.per_host)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        legend(axes, loc="lower right")
     return axes
 
 

@@ -12,9 +12,8 @@ from workbench.panels.controls import controls_panel, needs
 from workbench.plots.redraw import Draw
 from workbench.plots.style import number, short
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.topics.batch_norm.figures import plot_batch_norm
-from workbench.topics.batch_norm.layout import measured_at, statistics_layout
-from workbench.topics.batch_norm.layout_figures import plot_batch_norm_layout
+from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_layout
+from workbench.topics.batch_norm.replicas import statistics_layout
 
 __all__ = ["batch_norm_panel"]
 
@@ -85,8 +84,9 @@ def batch_norm_panel(
 
 
 def _measured(said: Diagnosis, examples: int, select: str) -> str:
-    """Say what was trained with statistics from so many examples."""
-    row = measured_at(said, examples)
+    """Say what was trained with statistics from so many examples, by the rows of `batch_norm.ghost_size`."""
+    rows = said["batch_norm.ghost_size"].evidence.get("arms") if "batch_norm.ghost_size" in said else None
+    row = next((row for row in rows or () if int(row["statistic"]) == examples), None)
     if row is None:
         return f"No trial had statistics from {examples:,} examples: wb.BatchNormStudy(stat_examples=[{examples}]) trains some."
     spread = "" if math.isnan(number(row["se"])) else f" ± {short(number(row['se']))}"

@@ -18,8 +18,7 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.executors.local import LocalExecutor
 from workbench.studies.session import Session, open_session
-from workbench.topics.batch_norm.collect import collect_batch_norm, norm_model
-from workbench.topics.batch_norm.devices import Shards, measure_devices
+from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
 from workbench.topics.lr_sweep.rounds import Asked, run_round
 from workbench.topics.lr_sweep.study import seeded
 from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_norm
@@ -113,7 +112,10 @@ class BatchNormStudy(Study):
         session.facts(batch_norm=collect_batch_norm(session, total))
         if self.devices:
             model, _ = norm_model(session, total)
-            session.facts(batch_norm_devices=self._measured(session, model, total))
+            measured = measure_devices(
+                session, model, batch_size=total.batch_size, devices=self.devices, shards=self.shards
+            )
+            session.facts(batch_norm_devices=measured)
         if self.norms:
             session.facts(**{SWAP: self._swapped(session, arms[SWAP], [done[SWAP, one] for one in arms[SWAP]])})
 
@@ -160,26 +162,18 @@ class BatchNormStudy(Study):
         tried = [arm.replace(peak_lr=arm.peak_lr * factor) for arm in arms for factor in self.lr_factors]
         return [each for arm in tried for each in self._seeds(arm)]
 
-    def _measured(self, session: Session, model: nn.Module, total: TrainConfig) -> list[dict[str, Any]]:
-        return measure_devices(session, model, batch_size=total.batch_size, devices=self.devices, shards=self.shards)
-
     def _swapped(
         self, session: Session, configs: Sequence[TrainConfig], batch: Sequence[TrialRecord]
     ) -> list[dict[str, Any]]:
         """Train every config with every other norm; return a row for each norm, batch size and lr."""
         records: dict[str, Sequence[TrialRecord]] = {"batch": batch}
         for norm in self.norms:
-            workload = session.workload.replace(
-                build_model=partial(_with_norm, session.workload.build_model, norm), config=session.config
-            )
+            build = partial(_with_norm, session.workload.build_model, norm)
             with open_session(
-                workload,
-                stem=SWAP,
-                settings={"norm": norm},
-                trainer=session.trainer,
-                out=session.writer.path / "norms" / re.sub(r"\W", "_", norm),
+                session.workload.replace(build_model=build, config=session.config), stem=SWAP, settings={"norm": norm},
+                trainer=session.trainer, out=session.writer.path / "norms" / re.sub(r"\W", "_", norm),
                 note=f"{norm} norm in the place of batch norm, part of a study of batch norm",
-            ) as part:
+            ) as part:  # fmt: skip
                 records[norm] = part.trials(list(dict.fromkeys(configs)), stage=SWAP)
         lost = math.inf if session.config.select_mode == "min" else -math.inf
         rows: list[dict[str, Any]] = []

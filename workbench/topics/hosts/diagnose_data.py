@@ -1,19 +1,119 @@
-"""`hosts.sharding`, `hosts.set_epoch`, `hosts.data_seed`: what each host is given to train on."""
+"""`hosts.sharding`, `.set_epoch`, `.data_seed`, `.evaluation`: what each rank is given to train on, and what it evaluates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.findings.diagnosis import Finding
-from workbench.topics.hosts.diagnose_area import evaluation_passes, host_finding, named, training_passes
-from workbench.topics.hosts.diagnose_shards import Shards, shards_of
+from workbench.topics.hosts.ranks import CODES, Rank, Ranks, evaluation_passes, named, training_passes
 
-__all__ = ["data_seed", "set_epoch", "sharding", "training_shards"]
+__all__ = ["Shards", "data_seed", "evaluation", "set_epoch", "sharding", "training_shards"]
 
-Ranks = Sequence[Mapping[str, Any]]
 FIRST = 8
-"""Indices shown of each host."""
+"""Indices shown of each rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Which examples each rank saw in one pass over the data, named so that ranks can be compared.
+
+    Attributes:
+        examples: of each rank, in their order: positions in the data set they share, or hashes of their content.
+        by: "index" or "content".
+        size: of the data that the ranks share out; None where it is not known.
+        whole: whether each rank's part is complete, and not what a short run saw of it.
+        why_not: why ranks cannot be compared; None where they can.
+    """
+
+    examples: Mapping[int, Sequence[Any]]
+    by: str
+    size: int | None = None
+    whole: bool = False
+    why_not: str | None = None
+
+    @property
+    def holders(self) -> Counter[Any]:
+        """On how many ranks each example was."""
+        return Counter(example for found in self.examples.values() for example in set(found))
+
+    @property
+    def twice(self) -> list[Any]:
+        """Examples that were on more than one rank."""
+        return [example for example, ranks in self.holders.items() if ranks > 1]
+
+    @property
+    def missing(self) -> int | None:
+        """Examples that were on no rank; None where that cannot be known."""
+        if self.size is None or not self.whole or self.by != "index":
+            return None
+        return max(0, self.size - len(self.holders))
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank saw all examples."""
+        return all(len(set(examples)) == len(self.holders) for examples in self.examples.values())
+
+    @property
+    def with_replacement(self) -> bool:
+        """Whether a rank drew examples more than once in one pass, beyond what padding explains."""
+        return any(len(found) - len(set(found)) >= len(self.examples) for found in self.examples.values())
+
+    @property
+    def alike(self) -> bool:
+        """Whether two ranks saw the same examples in the same order."""
+        orders = [tuple(found) for found in self.examples.values() if len(found)]
+        return len(set(orders)) < len(orders)
+
+
+def _shards(passes: Mapping[int, Rank], *, augmented: bool) -> Shards:
+    """Name the examples of one pass of all ranks.
+
+    Positions are compared where all ranks have the same data set. Where each has one of its own, contents are, unless examples
+    are `augmented`: then their contents change, and nobody can tell from outside.
+    """
+    sets = [p["dataset"] for p in passes.values()]
+    same = len({(found["hash"], found["length"], found["kind"]) for found in sets}) == 1
+    unlike = sets[0]["hash"] is None and _same_position_other_content(passes)
+    if same and not unlike and not any(found["stream"] for found in sets):
+        whole = all(p["exhausted"] or p["planned"] for p in passes.values())
+        planned = {
+            rank: p["planned"] if p["planned"] and not p["exhausted"] else p["indices"] for rank, p in passes.items()
+        }
+        return Shards(examples={k: list(v) for k, v in planned.items()}, by="index", size=_size(passes), whole=whole)
+    content = {rank: list(p["contents"]) for rank, p in passes.items()}
+    why = None
+    if augmented:
+        why = "each host has a data set of its own, and augmentation hides which examples are alike"
+    elif not all(content.values()):
+        why = "each host has a data set of its own, and its examples hold no numbers to compare"
+    return Shards(examples=content, by="content", why_not=why)
+
+
+def _size(passes: Mapping[int, Rank]) -> int | None:
+    """Return the length of the smallest part of the data that all hosts have in common."""
+    levels = [p.get("levels") or [] for p in passes.values()]
+    for level in levels[0]:
+        if all(level in other for other in levels[1:]):
+            return int(level[0])
+    length = next(iter(passes.values()))["dataset"]["length"]
+    return None if length is None else int(length)
+
+
+def _same_position_other_content(passes: Mapping[int, Rank]) -> bool:
+    """Tell whether hosts have different examples at the same positions: shards that were made before the loader."""
+    known: dict[Any, str] = {}
+    same = other = 0
+    for found in passes.values():
+        for position, content in zip(found["indices"], found["contents"], strict=False):
+            if position in known:
+                same, other = same + (known[position] == content), other + (known[position] != content)
+            else:
+                known[position] = content
+    return other > same
 
 
 def training_shards(ranks: Ranks) -> list[Shards]:
@@ -22,34 +122,29 @@ def training_shards(ranks: Ranks) -> list[Shards]:
     augmented = any(row["where"] == "item" for r in ranks for row in r["draws"])
     count = min((len(found) for found in passes), default=0)
     return [
-        shards_of({r["rank"]: found[k] for r, found in zip(ranks, passes, strict=True)}, augmented=augmented)
+        _shards({r["rank"]: found[k] for r, found in zip(ranks, passes, strict=True)}, augmented=augmented)
         for k in range(count)
     ]
 
 
 def sharding(ranks: Ranks, *, content_share: float) -> Finding:
-    """Judge whether the hosts' shares of the training data are disjoint and complete (P7.4)."""
-    found = training_shards(ranks)
+    """Judge whether the ranks' shares of the training data are disjoint and complete (P7.4)."""
+    code, shares = "hosts.sharding", training_shards(ranks)
+    if not shares:
+        return CODES.not_measured(code, "no training data came through a torch DataLoader on every host")
+    found = [shards for shards in shares if not shards.why_not]
     if not found:
-        return host_finding(
-            "sharding", "not_measured", "Not measured: no training data came through a torch DataLoader on every host."
-        )
-    compared = [shards for shards in found if not shards.why_not]
-    if not compared:
-        return host_finding("sharding", "not_measured", f"Not measured: {found[0].why_not}.")
-    found = compared
+        return CODES.not_measured(code, str(shares[0].why_not))
     if any(shards.with_replacement for shards in found):
-        return host_finding(
-            "sharding", "not_measured", "Not measured: examples are drawn with replacement, so there are no shares."
-        )
+        return CODES.not_measured(code, "examples are drawn with replacement, so there are no shares")
     worst = max(found, key=lambda shards: len(shards.twice))
     twice, seen = len(worst.twice), max(1, len(worst.holders))
-    sampler = sorted({p["sampler"] for r in ranks for p in training_passes(r)})
     padding = len(ranks) - 1
     allowed = padding if worst.by == "index" else max(padding, int(content_share * seen))
     evidence: dict[str, Any] = {
         "examples": {rank: len(set(examples)) for rank, examples in worst.examples.items()}, "on_several_hosts": twice,
-        "union": len(worst.holders), "size": worst.size, "compared_by": worst.by, "samplers": sampler,
+        "union": len(worst.holders), "size": worst.size, "compared_by": worst.by,
+        "samplers": sorted({p["sampler"] for r in ranks for p in training_passes(r)}),
         "passes": len(found), "missing": [shards.missing for shards in found],
     }  # fmt: skip
     numbers: dict[str, Any] = {
@@ -61,8 +156,8 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     if twice > allowed:
         whole = all(len(set(examples)) == seen for examples in worst.examples.values())
         what = "Every host trains on all of them" if whole else "The shares overlap"
-        return host_finding(
-            "sharding", "fail", f"{twice:,} of {seen:,} examples are on more than one host in one epoch. {what}.",
+        return CODES.finding(
+            code, "fail", f"{twice:,} of {seen:,} examples are on more than one host in one epoch. {what}.",
             advice=(
                 "Give each host its share: DistributedSampler(data) with the rank and the number of the process group.",
                 "Or share out the files that hold the data, so that no host reads what it does not need.",
@@ -70,38 +165,24 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
             **numbers,
         )  # fmt: skip
     missing = _missing(found)
-    if missing is not None:
-        held_out = _evaluated(ranks, found[0])
-        dropped = _dropped(ranks)
-        lost = max(0, missing - held_out)
-        if lost > max(padding, dropped):
-            return host_finding(
-                "sharding", "warn", f"{lost:,} of {worst.size:,} examples are on no host.",
-                advice=("Look at how the shares are cut: their union has to be the data set, but for what was held out on purpose.",),
-                **(numbers | {"value": lost / max(1, worst.size or 1), "threshold": max(padding, dropped) / max(1, worst.size or 1)}),
-            )  # fmt: skip
-        once = max(shards.missing or 0 for shards in found) - held_out
-        left = (
-            f" but for the {lost} of incomplete last batches"
-            if lost
-            else f", in {len(found)} epochs of which one leaves out {once:,}"
-            if once > 0
-            else ""
-        )
-        trained = (worst.size or seen) - min(held_out, missing)
-        return host_finding(
-            "sharding",
-            "ok",
-            f"The {len(ranks)} hosts' shares are disjoint, and together they are all {trained:,} examples{left}.",
-            **numbers,
-        )
-    how = "by their contents" if worst.by == "content" else "as far as the run went"
-    return host_finding(
-        "sharding",
-        "ok",
-        f"The {len(ranks)} hosts' shares are disjoint, {how} ({seen:,} examples); whether they are complete was not to be seen.",
-        **numbers,
-    )
+    if missing is None:
+        how = "by their contents" if worst.by == "content" else "as far as the run went"
+        said = f"The {len(ranks)} hosts' shares are disjoint, {how} ({seen:,} examples); whether they are complete was not to be seen."
+        return CODES.finding(code, "ok", said, **numbers)
+    held_out = _held_out(ranks, found[0])
+    lost, spare, size = max(0, missing - held_out), max(padding, _dropped(ranks)), max(1, worst.size or 1)
+    if lost > spare:
+        return CODES.finding(
+            code, "warn", f"{lost:,} of {worst.size:,} examples are on no host.",
+            advice=("Look at how the shares are cut: their union has to be the data set, but for what was held out on purpose.",),
+            **(numbers | {"value": lost / size, "threshold": spare / size}),
+        )  # fmt: skip
+    once = max(shards.missing or 0 for shards in found) - held_out
+    left = f", in {len(found)} epochs of which one leaves out {once:,}" if once > 0 else ""
+    left = f" but for the {lost} of incomplete last batches" if lost else left
+    trained = (worst.size or seen) - min(held_out, missing)
+    said = f"The {len(ranks)} hosts' shares are disjoint, and together they are all {trained:,} examples{left}."
+    return CODES.finding(code, "ok", said, **numbers)
 
 
 def _missing(found: Sequence[Shards]) -> int | None:
@@ -113,8 +194,8 @@ def _missing(found: Sequence[Shards]) -> int | None:
     return min((max(0, size - len(examples)) for size, examples in seen.items()), default=None)
 
 
-def _evaluated(ranks: Ranks, shards: Shards) -> int:
-    """Return how many examples of the same data set were evaluated and never trained on: they were held out."""
+def _held_out(ranks: Ranks, shards: Shards) -> int:
+    """Return how many examples of the same data set were evaluated and never trained on."""
     names = {(p["dataset"]["hash"], p["dataset"]["length"]) for r in ranks for p in training_passes(r)}
     held = {
         i for r in ranks for p in evaluation_passes(r)
@@ -132,11 +213,10 @@ def _dropped(ranks: Ranks) -> int:
 
 def set_epoch(ranks: Ranks) -> Finding:
     """Judge whether epochs have orders of their own (P7.6)."""
-    same: list[int] = []
+    code, same = "hosts.set_epoch", list[int]()
     looked = called = unshuffled = once = 0
     for rank in ranks:
-        passes = [p for p in training_passes(rank) if p["distributed"]]
-        for own in _epochs(passes):
+        for own in _epochs([p for p in training_passes(rank) if p["distributed"]]):
             if own[0]["shuffles"] is False:
                 unshuffled += 1
             elif len(own) < 2:
@@ -147,35 +227,26 @@ def set_epoch(ranks: Ranks) -> Finding:
                 if _order(own[0]) == _order(own[1]) and len(_order(own[0])) > 1:
                     same.append(rank["rank"])
     if not any(training_passes(r) for r in ranks):
-        return host_finding(
-            "set_epoch", "not_measured", "Not measured: no training data came through a torch DataLoader."
-        )
+        return CODES.not_measured(code, "no training data came through a torch DataLoader")
     calls = {r["rank"]: max((p["set_epoch_calls"] for p in r["passes"]), default=0) for r in ranks}
     epochs = {r["rank"]: [p["epoch"] for p in training_passes(r) if p["distributed"]][:20] for r in ranks}
-    numbers: dict[str, Any] = {
-        "value": float(len(same)), "unit": "hosts", "threshold": 0, "evidence": {"set_epoch_calls": calls, "epochs": epochs},
-    }  # fmt: skip
+    evidence = {"set_epoch_calls": calls, "epochs": epochs}
+    numbers: dict[str, Any] = {"value": float(len(same)), "unit": "hosts", "threshold": 0, "evidence": evidence}
     if same:
-        return host_finding(
-            "set_epoch", "fail", f"Every epoch comes in the order of the first on {named(same)}: set_epoch was "
-            f"{'never called' if not any(calls.values()) else 'called with the same number'}.",
-            advice=("Call sampler.set_epoch(epoch) before each epoch.",), **numbers,
-        )  # fmt: skip
+        how = "called with the same number" if any(calls.values()) else "never called"
+        said = f"Every epoch comes in the order of the first on {named(same)}: set_epoch was {how}."
+        return CODES.finding(
+            code, "fail", said, advice=("Call sampler.set_epoch(epoch) before each epoch.",), **numbers
+        )
     if looked:
-        return host_finding("set_epoch", "ok", "The second epoch comes in an order of its own on all hosts.", **numbers)
+        return CODES.finding(code, "ok", "The second epoch comes in an order of its own on all hosts.", **numbers)
     if once and called == once:
-        return host_finding(
-            "set_epoch", "ok", "set_epoch was called before the first epoch, the only one that was seen.", **numbers
-        )
+        said = "set_epoch was called before the first epoch, the only one that was seen."
+        return CODES.finding(code, "ok", said, **numbers)
     if once:
-        return host_finding(
-            "set_epoch",
-            "not_measured",
-            "Not measured: the run was over before a second epoch began. Train for more steps.",
-            **numbers,
-        )
+        return CODES.not_measured(code, "the run was over before a second epoch began. Train for more steps", **numbers)
     why = "the sampler does not shuffle" if unshuffled else "no sampler has a set_epoch"
-    return host_finding("set_epoch", "ok", f"Nothing to call: {why}.", **numbers)
+    return CODES.finding(code, "ok", f"Nothing to call: {why}.", **numbers)
 
 
 def _epochs(passes: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -194,53 +265,136 @@ def _order(one: Mapping[str, Any]) -> list[Any]:
 
 
 def data_seed(ranks: Ranks) -> Finding:
-    """Judge whether hosts draw random numbers of their own for their data (P7.6)."""
-    passes = {r["rank"]: training_passes(r) for r in ranks}
+    """Judge whether ranks draw random numbers of their own for their data (P7.6)."""
+    code, passes = "hosts.data_seed", {r["rank"]: training_passes(r) for r in ranks}
     first = {rank: list(found[0]["indices"][:FIRST]) for rank, found in passes.items() if found}
     draws: dict[tuple[str, str], dict[int, set[int]]] = {}
     for rank in ranks:
         for row in rank["draws"]:
             draws.setdefault((row["generator"], row["where"]), {}).setdefault(rank["rank"], set()).add(row["state"])
-    shared = {key: found for key, found in ((key, _sharing(states)) for key, states in draws.items()) if found}
-    drawn = sorted(
-        {f"{generator} ({'in the dataset' if where == 'item' else 'on the batch'})" for generator, where in draws}
-    )
+    shared = {
+        key: found for key, states in draws.items()
+        if (found := {a for a in states for b in states if a != b and states[a] & states[b]})
+    }  # fmt: skip
+    places = {"item": "in the dataset", "batch": "on the batch"}
+    drawn = sorted({f"{generator} ({places[where]})" for generator, where in draws})
     evidence = {
-        "first_indices": first,
-        "drawn_from": drawn,
-        "alike": {f"{g}, {w}": sorted(r) for (g, w), r in shared.items()},
-    }
+        "first_indices": first, "drawn_from": drawn, "alike": {f"{g}, {w}": sorted(r) for (g, w), r in shared.items()},
+    }  # fmt: skip
     most = max((len(found) for found in shared.values()), default=0)
     numbers: dict[str, Any] = {"value": float(most), "unit": "hosts", "threshold": 0, "evidence": evidence}
     if shared:
         (generator, where), found = next(iter(shared.items()))
         what = "examples are prepared" if where == "item" else "batches are augmented"
-        return host_finding(
-            "data_seed", "fail", f"{named(found)} draw the same random numbers where {what} (generator: {generator}).".capitalize(),
+        return CODES.finding(
+            code, "fail", f"{named(found)} draw the same random numbers where {what} (generator: {generator}).".capitalize(),
             advice=(
                 "Seed what prepares the data with the rank in it (per_host_seed), after the model was initialised from the shared seed.",
                 "A generator that a dataset makes for itself with a constant is the same on all hosts.",
             ),
             **numbers,
         )  # fmt: skip
-    replaced = [s for s in training_shards(ranks) if s.with_replacement and s.alike]
-    if replaced:
-        return host_finding(
-            "data_seed", "fail", "Hosts draw the same examples in the same order, with replacement.",
-            advice=("Seed the sampler with the rank in it (per_host_seed).",), **numbers,
-        )  # fmt: skip
+    if any(s.with_replacement and s.alike for s in training_shards(ranks)):
+        said = "Hosts draw the same examples in the same order, with replacement."
+        advice = ("Seed the sampler with the rank in it (per_host_seed).",)
+        return CODES.finding(code, "fail", said, advice=advice, **numbers)
     if not first and not draws:
-        return host_finding(
-            "data_seed", "not_measured", "Not measured: no training data came through a torch DataLoader."
-        )
-    said = (
-        f"Each host draws from a random state of its own: {', '.join(drawn)}."
-        if drawn
-        else "Nothing is drawn while examples are prepared."
-    )
-    return host_finding("data_seed", "ok", said, **numbers)
+        return CODES.not_measured(code, "no training data came through a torch DataLoader")
+    own = f"Each host draws from a random state of its own: {', '.join(drawn)}."
+    return CODES.finding(code, "ok", own if drawn else "Nothing is drawn while examples are prepared.", **numbers)
 
 
-def _sharing(states: Mapping[int, set[int]]) -> set[int]:
-    """Return the hosts that drew from a state from which another host drew as well."""
-    return {a for a in states for b in states if a != b and states[a] & states[b]}
+_PADDING = (
+    "Evaluate every world-th example on each host, Subset(data, range(rank, len(data), world)), and join sums and counts.",
+    "DistributedSampler repeats examples until all hosts have as many; leave the repeated ones out of the metric.",
+)
+
+
+def evaluation(ranks: Ranks, *, merged: bool) -> Finding:
+    """Judge coverage, padding and agreement of all evaluations (P2.11, P7.1).
+
+    Where running statistics were not `merged`, the same on all ranks, `hosts.buffers` says so, and outputs are not compared.
+    """
+    code, all_occasions = "hosts.evaluation", _occasions(ranks)
+    if not all_occasions:
+        return CODES.not_measured(code, "no evaluation came through a torch DataLoader")
+    occasions = [(moment, shards) for moment, shards in all_occasions if shards.by == "index"]
+    if not occasions:
+        return CODES.not_measured(code, "the hosts evaluate data sets of their own")
+    seen: dict[Any, set[Any]] = {}
+    for moment, shards in occasions:
+        seen.setdefault(moment, set()).update(shards.holders)
+    judged = [_coverage(ranks, shards, seen[moment]) for moment, shards in occasions]
+    worst = next((finding for finding in judged if finding.status != "ok"), None)
+    if worst is not None:
+        return worst
+    evaluated = {r["rank"]: r["evaluations"] for r in ranks if r["evaluations"]}
+    sums = {rank: [e["output_sum"] for e in found] for rank, found in evaluated.items()}
+    sizes = [[e.get("output_size") for e in found] for found in evaluated.values()]
+    alone = all(shards.everywhere for _, shards in occasions)
+    if alone and len(sums) > 1 and merged and _differ(list(sums.values()), sizes):
+        return CODES.finding(
+            code, "fail", "Hosts evaluate the same examples and get different outputs: the metric depends on which one reports it.",
+            value=float(len(sums)), unit="hosts", threshold=0, evidence={"output_sums": sums},
+            advice=("Compare parameters and buffers of the hosts before the evaluation.",),
+        )  # fmt: skip
+    return max(judged, key=lambda finding: int(finding.evidence["examples"]))
+
+
+def _occasions(ranks: Ranks) -> list[tuple[Any, Shards]]:
+    """Return what was evaluated, occasion by occasion, each with the moment and the data set that it belongs to.
+
+    What only some of the usual ranks looked at is none.
+    """
+    found: dict[tuple[Any, ...], dict[int, Rank]] = {}
+    for rank in ranks:
+        seen: Counter[tuple[Any, ...]] = Counter()
+        for one in evaluation_passes(rank):
+            kind = (one["dataset"]["kind"], one["dataset"]["length"], one["steps"][0])
+            found.setdefault((*kind, seen[kind]), {})[rank["rank"]] = one
+            seen[kind] += 1
+    usual = max((len(passes) for passes in found.values()), default=0)
+    return [(key[:3], _shards(passes, augmented=False)) for key, passes in found.items() if len(passes) == usual]
+
+
+def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
+    """Judge one evaluation: padding, examples left out, and shares that nobody joins.
+
+    What was `seen` at the same moment, be it in another pass, is not left out: a rest may come by itself.
+    """
+    code, who = "hosts.evaluation", list(shards.examples)
+    counted = Counter(i for examples in shards.examples.values() for i in examples)
+    extra = 0 if shards.everywhere else sum(counted.values()) - len(counted)
+    joined = {r["rank"]: len(r["joined"]["evaluation"]) for r in ranks}
+    evidence: dict[str, Any] = {
+        "by": who, "counted": sum(counted.values()), "examples": len(counted), "size": shards.size,
+        "missing": shards.missing, "joined": joined,
+    }  # fmt: skip
+    numbers: dict[str, Any] = {"value": float(extra), "unit": "examples", "threshold": 0, "evidence": evidence}
+    if len(who) > 1 and not shards.everywhere and not any(joined.values()):
+        twice = f" {extra} of {len(counted):,} are on two hosts, as a sampler's padding." if extra else ""
+        return CODES.finding(
+            code, "warn", f"Each host evaluates its own part, and no collective joins them: each reports another metric.{twice}",
+            advice=("Join sums and counts of all hosts with all_reduce, then divide.", *(_PADDING if extra else ())), **numbers,
+        )  # fmt: skip
+    if extra:
+        said = f"{extra} of {len(counted):,} examples are evaluated on two hosts, as a sampler's padding: where all count, the metric is biased."
+        return CODES.finding(code, "warn", said, advice=_PADDING, **numbers)
+    missing = max(0, (shards.size or 0) - len(seen | set(shards.holders))) if shards.missing else 0
+    if missing:
+        said = f"{missing:,} of {shards.size:,} examples are evaluated by no host."
+        advice = ("Evaluate all of them: no drop_last, and shares whose union is the split.",)
+        return CODES.finding(code, "warn", said, advice=advice, **(numbers | {"value": float(missing)}))
+    how = "by every host, all of them" if shards.everywhere else f"each by one of {len(who)} hosts, and joined"
+    how = f"by {named(who)}" if len(who) == 1 else how
+    return CODES.finding(code, "ok", f"{len(counted):,} examples are evaluated {how}.", **numbers)
+
+
+def _differ(sums: Sequence[Sequence[Any]], sizes: Sequence[Sequence[Any]]) -> bool:
+    """Tell whether sums differ by more than rounding: outputs of both signs cancel, so what is small is measured by their size."""
+    for values, among in zip(zip(*sums, strict=False), zip(*sizes, strict=False), strict=False):
+        known = [float(v) for v in values if v is not None]
+        largest = max((float(v) for v in among if v is not None and math.isfinite(float(v))), default=0.0)
+        if any(not math.isclose(v, known[0], rel_tol=1e-5, abs_tol=1e-6 + 1e-6 * largest) for v in known):
+            return True
+    return False

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.frames import finding
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, not_measured
 from workbench.topics.hosts.diagnose_data import training_shards
 
@@ -44,20 +45,12 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
         busy = np.array([found[0] for found in medians.values()]) * 1e3
         step = np.array([found[1] for found in medians.values()]) * 1e3
         places = np.arange(len(medians))
-        warns = (
-            diagnosis is not None and "hosts.straggler" in diagnosis and diagnosis["hosts.straggler"].status == "warn"
-        )
+        straggler = finding(diagnosis, "hosts.straggler")
+        warns = straggler is not None and straggler.status == "warn"
         colors = [BAD if warns and place == int(busy.argmax()) else GOOD for place in places]
         axes.barh(places, busy, color=colors, height=0.6, label="busy")
-        axes.barh(
-            places,
-            np.maximum(step - busy, 0),
-            left=busy,
-            color=BASELINE,
-            alpha=0.45,
-            height=0.6,
-            label="waits for other hosts",
-        )
+        waits: dict[str, Any] = {"color": BASELINE, "alpha": 0.45, "label": "waits for other hosts"}
+        axes.barh(places, np.maximum(step - busy, 0), left=busy, height=0.6, **waits)
         axes.set_yticks(places, [str(rank) for rank in medians])
         axes.set_ylim(len(medians) - 0.4, -0.9)
         axes.set(xlabel="time of a step (ms, median)", ylabel="host", title="What each host does with its time")
@@ -90,10 +83,8 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
         shards = found[0]
         twice = set(shards.twice)
         for place, examples in enumerate(shards.examples.values()):
-            own = np.array(sorted(set(examples) - twice))
-            several = np.array(sorted(set(examples) & twice))
-            _marks(axes, own, place, GOOD)
-            _marks(axes, several, place, BAD)
+            _marks(axes, np.array(sorted(set(examples) - twice)), place, GOOD)
+            _marks(axes, np.array(sorted(set(examples) & twice)), place, BAD)
         nobody = np.array(sorted(set(range(shards.size or 0)) - set(shards.holders))) if shards.whole else np.array([])
         _marks(axes, nobody, len(shards.examples), BASELINE)
         for color, said in ((GOOD, "on one host"), (BAD, "on several hosts")):
@@ -126,20 +117,13 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     with drawing(ax, size=(6.4, 3.0)) as axes:
         if not len(table) or not np.isfinite(table["bytes_read"].to_numpy(dtype=np.float64)).any():
             return not_measured(axes, "the table has no host that read anything")
-        for offset, (way, color, said) in enumerate(
-            (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
-        ):
+        ways = (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
+        for offset, (way, color, said) in enumerate(ways):
             rows = table[table["files"] == way].sort_values("host")
-            if not len(rows):
-                continue
-            together = rows["bytes_read"].sum() / 1e6
-            axes.barh(
-                rows["host"] + 0.38 * offset - 0.19,
-                rows["bytes_read"] / 1e6,
-                height=0.36,
-                color=color,
-                label=f"{said}: {together:,.3g} MB together",
-            )
+            if len(rows):
+                label = f"{said}: {rows['bytes_read'].sum() / 1e6:,.3g} MB together"
+                place = rows["host"] + 0.38 * offset - 0.19
+                axes.barh(place, rows["bytes_read"] / 1e6, height=0.36, color=color, label=label)
         hosts = sorted(table["host"].unique())
         axes.set_yticks(hosts, [str(host) for host in hosts])
         axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
@@ -161,12 +145,5 @@ def _medians(times: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 
 def _marks(axes: Axes, positions: np.ndarray, place: int, color: str) -> None:
     shown = positions[:: max(1, len(positions) // MAX_MARKS)]
-    axes.plot(
-        shown,
-        np.full(len(shown), place),
-        "|",
-        color=color,
-        markersize=14,
-        markeredgewidth=0.6,
-        rasterized=True,
-    )
+    marks: dict[str, Any] = {"color": color, "markersize": 14, "markeredgewidth": 0.6, "rasterized": True}
+    axes.plot(shown, np.full(len(shown), place), "|", **marks)

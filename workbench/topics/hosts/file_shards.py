@@ -1,22 +1,25 @@
-"""`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4)."""
+"""`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4).
+
+Run as `python -m workbench.topics.hosts.file_shards SPEC` it is one host that reads record files.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ClusterError, DataError, UsageError
-from workbench.topics.hosts.launch import package_environment
 
-__all__ = ["measure_file_shards", "shard_files"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-SHARDED, ALL = "sharded", "all"
+__all__ = ["measure_file_shards", "read_records", "shard_files"]
 
 
 def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
@@ -83,34 +86,35 @@ def measure_file_shards(
     """
     if isinstance(record_bytes, bool) or not isinstance(record_bytes, int) or record_bytes < 1:
         raise UsageError(f"record_bytes={record_bytes!r} must be an integer of at least 1.")
+    import pandas as pd
+
     shares = shard_files(paths, hosts)
     every = sorted(path for share in shares for path in share)
-    rows = _read({"keep": [0, 1]}, shares, SHARDED, record_bytes, timeout_s)
-    rows += _read({}, [every] * hosts, ALL, record_bytes, timeout_s)
+    rows = _read({"keep": [0, 1]}, shares, "sharded", record_bytes, timeout_s)
+    rows += _read({}, [every] * hosts, "all", record_bytes, timeout_s)
     return pd.DataFrame(rows)
 
 
 def _read(
     shared: dict[str, Any], shares: Sequence[Sequence[Path]], way: str, record_bytes: int, timeout_s: float
 ) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "workbench.topics.hosts.file_reader"]
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    readers = []
-    for host, files in enumerate(shares):
-        spec = {
-            "keep": [host, len(shares)],
-            **shared,
-            "files": [str(p.resolve()) for p in files],
-            "record_bytes": record_bytes,
-        }
-        readers.append(subprocess.Popen([*command, json.dumps(spec)], env=package_environment(), **pipes))
+    from workbench.topics.hosts.launch import package_environment
+
+    readers: list[subprocess.Popen[str]] = []
     rows = []
     try:
+        for host, files in enumerate(shares):
+            spec = {
+                "keep": [host, len(shares)],
+                **shared,
+                "files": [str(p.resolve()) for p in files],
+                "record_bytes": record_bytes,
+            }
+            command = [sys.executable, "-m", "workbench.topics.hosts.file_shards", json.dumps(spec)]
+            pipe = subprocess.PIPE
+            readers.append(
+                subprocess.Popen(command, env=package_environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            )
         for reader in readers:
             assert reader.stdout is not None
             reader.stdout.readline()  # it is ready
@@ -133,3 +137,31 @@ def _read(
                 reader.kill()
                 reader.communicate()
     return rows
+
+
+def read_records(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Read every record of the files, and keep those that belong to this host.
+
+    Args:
+        spec: "files", "record_bytes", and "keep": [host, hosts], of all records in their order.
+
+    Returns:
+        {"bytes_read", "examples", "seconds"}.
+    """
+    start, size = time.perf_counter(), int(spec["record_bytes"])
+    first, every = spec["keep"]
+    read = kept = seen = 0
+    for name in spec["files"]:
+        with Path(name).open("rb") as file:
+            while record := file.read(size):
+                read += len(record)
+                zlib.crc32(record)
+                kept += seen % every == first
+                seen += 1
+    return {"bytes_read": read, "examples": kept, "seconds": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(read_records(json.loads(sys.argv[1]))), flush=True)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,25 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ClusterError, UsageError
-from workbench.topics.hosts.audit.runner import error_path
-from workbench.topics.hosts.audit.watchdog import stack_path, status_path
-from workbench.topics.hosts.stacks import own_frames, shown
+from workbench.topics.hosts.run_rank import error_path, failures_path
+from workbench.topics.hosts.watch_state import stack_path, status_path
 
 __all__ = ["Launched", "check_hosts", "cores", "launch", "package_environment"]
 
 POLL_S = 0.1
+
+
 END_S = 40.0
 """torchrun gives its processes 30 s to end before it kills them."""
 
 
+Frame = tuple[str, int, str]
+"""File, line and function."""
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
+
+
+_NOT_THE_USERS = (
+    "/torch/",
+    "/workbench/topics/hosts/watch",
+    "/workbench/topics/hosts/run_rank",
+    "/runpy.py",
+    "<frozen",
+    "/threading.py",
+)
+_STANDARD = sysconfig.get_path("stdlib")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A job that ran to its end.
-
-    Attributes:
-        seconds: from the start of torchrun to its end.
-        printed: what each rank printed, by rank: lines of its standard output.
-    """
+    """A job that ran to its end: seconds from the start of torchrun, and the lines that each rank printed."""
 
     seconds: float
     printed: Mapping[int, list[str]]
@@ -47,14 +60,7 @@ def cores() -> int:
 
 
 def check_hosts(hosts: int) -> None:
-    """Refuse a number of hosts that leaves nothing to compare.
-
-    Args:
-        hosts: processes that train together.
-
-    Raises:
-        UsageError: it is below 2.
-    """
+    """Raise `UsageError` for a number of processes that leaves nothing to compare, one below 2."""
     if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 2:
         raise UsageError(
             f"hosts={hosts!r} must be an integer of at least 2: processes that train together. One has no other to be compared with."
@@ -90,14 +96,14 @@ def launch(
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "draws-*.jsonl"):
+    for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "failures.json", "draws-*.jsonl"):
         for path in folder.glob(pattern):
             path.unlink()
     chosen = _free_port() if port is None else _checked_port(port)
     command = [
-        sys.executable, "-m", "workbench.topics.hosts.loopback", "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
+        sys.executable, "-m", "workbench.topics.hosts.run_rank", "torchrun", str(folder), "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
         "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",
-        "-m", "workbench.topics.hosts.audit.runner", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
+        "-m", "workbench.topics.hosts.run_rank", "script", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
     ]  # fmt: skip
     began = time.perf_counter()
     with (folder / "torchrun.log").open("w", encoding="utf-8") as log:
@@ -124,13 +130,10 @@ def package_environment() -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the ranks: one thread each, on the loopback interface."""
-    found = package_environment()
-    found.setdefault("OMP_NUM_THREADS", "1")
+    found = {"OMP_NUM_THREADS": "1", **package_environment()}
     names = [name for _, name in socket.if_nameindex()]
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    if loopback is not None:
-        found["GLOO_SOCKET_IFNAME"] = loopback
-    return found
+    return found if loopback is None else {**found, "GLOO_SOCKET_IFNAME": loopback}
 
 
 def _free_port() -> int:
@@ -158,17 +161,12 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:
     """Wait for the end of the job; return True where all ranks that are left stand still."""
     while job.poll() is None:
         time.sleep(POLL_S)
-        states = [_status(folder, rank) for rank in range(hosts)]
-        left = [rank for rank, status in enumerate(states) if status.get("state") != "finished"]
-        if left and all(_has_stack(folder, rank) for rank in left):
+        left = [rank for rank in range(hosts) if _status(folder, rank)["state"] != "finished"]
+        stacks = [stack_path(folder, rank) for rank in left]
+        if left and all(path.exists() and path.stat().st_size > 0 for path in stacks):
             time.sleep(POLL_S)  # for the rest of the stack to be written
             return True
     return False
-
-
-def _has_stack(folder: Path, rank: int) -> bool:
-    path = stack_path(folder, rank)
-    return path.exists() and path.stat().st_size > 0
 
 
 def _status(folder: Path, rank: int) -> dict[str, Any]:
@@ -204,7 +202,7 @@ def _signal(status: Mapping[str, Any], number: int) -> None:
         return
     with contextlib.suppress(OSError):
         command = Path("/proc", str(pid), "cmdline")
-        if not command.parent.parent.is_dir() or b"workbench.topics.hosts.audit.runner" in command.read_bytes():
+        if not command.parent.parent.is_dir() or b"workbench.topics.hosts.run_rank" in command.read_bytes():
             os.kill(pid, number)
 
 
@@ -217,7 +215,7 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
     lines = []
     for status in guilty:
         rank = int(status["rank"])
-        where = shown(own_frames(stack_path(folder, rank).read_text(encoding="utf-8")))
+        where = _shown(_own_frames(stack_path(folder, rank).read_text(encoding="utf-8")))
         lines.append(f"rank {rank} stands still (update {status['step']}, {status['phase']}) at {where}")
     waiting = [f"rank {s['rank']} is {s['phase']}" for s in left if s not in guilty]
     finished = [str(s["rank"]) for s in states if s["state"] == "finished"]
@@ -231,39 +229,31 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
 
 
 def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
-    errors = []
-    for rank in range(hosts):
-        path = error_path(folder, rank)
-        if path.exists():
-            errors.append(json.loads(path.read_text(encoding="utf-8")))
-    killed = _killed(folder)
-    for rank, number in killed.items():
-        if not any(error["rank"] == rank for error in errors):
-            status = _status(folder, rank)
+    paths = [error_path(folder, rank) for rank in range(hosts)]
+    errors = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    failed = {int(error["rank"]) for error in errors}
+    try:  # what torchrun's own error says of each rank
+        exits = json.loads(failures_path(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        exits = []
+    for rank, number in ((int(rank), -int(number)) for rank, number in exits if int(number) < 0):
+        if rank not in failed and number != signal.SIGTERM:  # which is torchrun's own
             name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
             return (
-                f"{what}: rank {rank} was killed by {name}, last heard of at update {status['step']}; the other ranks were "
+                f"{what}: rank {rank} was killed by {name}, last heard of at update {_status(folder, rank)['step']}; the other ranks were "
                 f"ended. SIGKILL is often the kernel's, out of memory; what the rank printed: {folder}/logs."
             )
     if not errors:
         tail = " ".join((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").split()[-60:])
         return f"{what} could not be run: torchrun ended with {code}. It says: {tail}"
     first = min(errors, key=lambda error: float(error["time"]))
-    failed = {int(error["rank"]) for error in errors}
-    ended = [str(r) for r in range(hosts) if r not in failed and _status(folder, r).get("state") == "finished"]
+    ended = [str(r) for r in range(hosts) if r not in failed and _status(folder, r)["state"] == "finished"]
     others = f"rank {', '.join(ended)} had come to its end before" if ended else "the other ranks were ended"
-    where = shown([tuple(frame) for frame in reversed(first["frames"])])
+    where = _shown([(file, int(line), name) for file, line, name in reversed(first["frames"])])
     return (
         f"{what}: rank {first['rank']} died at update {first['step']} ({first['phase']}) with {first['kind']}: "
         f"{first['text'].strip()[:400]}, at {where}; {others}. The traceback: {error_path(folder, first['rank'])}."
     )
-
-
-def _killed(folder: Path) -> dict[int, int]:
-    """Return signals that ended ranks, as torchrun saw them; SIGTERM is its own."""
-    text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+)", text)
-    return {int(rank): int(number) for rank, number in found if int(number) != signal.SIGTERM}
 
 
 def _printed(folder: Path, hosts: int) -> dict[int, list[str]]:
@@ -272,3 +262,23 @@ def _printed(folder: Path, hosts: int) -> dict[int, list[str]]:
         if path.parent.name.isdigit() and int(path.parent.name) < hosts:
             found[int(path.parent.name)] = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return found
+
+
+def _own_frames(text: str) -> list[Frame]:
+    """Return the frames of the main thread, the innermost first, of what `faulthandler` writes: the main thread last."""
+    blocks = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
+    matches = [[match for line in block.splitlines() if (match := _FRAME.match(line))] for block in blocks]
+    threads = [[(m[1], int(m[2]), m[3]) for m in found] for found in matches if found]
+    mains = [frames for frames in threads if frames[-1][2] == "<module>" or "runpy" in str(frames[-1:])]
+    return (mains or threads or [[]])[-1]
+
+
+def _shown(frames: Sequence[Frame]) -> str:
+    """Return the three innermost frames of the user's own code as `file:line function`; others where there are no such."""
+
+    def own(file: str) -> bool:
+        standard = file.startswith(_STANDARD) and "site-packages" not in file
+        return not standard and not any(part in file for part in _NOT_THE_USERS)
+
+    kept = [frame for frame in frames if own(frame[0])] or list(frames)
+    return " < ".join(f"{Path(file).name}:{line} {name}" for file, line, name in kept[:3]) or "an unknown place"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import shlex
 import sys
 import time
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from workbench.config import TrainConfig, is_callable_name
-from workbench.errors import UsageError, nearest
+from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.findings.audited import Audit
+from workbench.findings.diagnosis import Diagnosis, Status
 from workbench.ledger.push import pusher
 from workbench.record.folder import default_folder
 from workbench.record.json_values import dumps
@@ -21,15 +25,19 @@ from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length
-from workbench.topics.hosts.audit.watch import HostsWatch, facts_path, read_facts
-from workbench.topics.hosts.diagnose import diagnose_hosts
-from workbench.topics.hosts.diagnose_area import host_areas
+from workbench.topics.hosts.diagnose import diagnose_hosts, host_areas
 from workbench.topics.hosts.launch import check_hosts, cores, launch
-from workbench.topics.hosts.rehearsal import check_rehearsal
+from workbench.topics.hosts.planted import BUGS
+from workbench.topics.hosts.run_rank import HEALTHY, facts_folder
+from workbench.topics.hosts.watch import HostsWatch, facts_path, read_facts
+from workbench.train.distributed.data_parallel import check_shares
+from workbench.train.distributed.process_group import HostGroup
 from workbench.workloads.base import Workload
-from workbench.workloads.registry import call_on
+from workbench.workloads.registry import call_on, load_workload
 
-__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts"]
+__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts", "rehearse", "self_test_hosts"]
+
+_PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
 
 
 class HostsAudit(Audit):
@@ -53,14 +61,9 @@ class HostsStudy:
     port: int | None = None
 
     def run(
-        self,
-        workload: Workload,
-        out: str | Path | None = None,
-        *,
-        name: str | None = None,
-        note: str | None = None,
+        self, workload: Workload, out: str | Path | None = None, *, name: str | None = None, note: str | None = None,
         command: str | None = None,
-    ) -> StudyRecord:
+    ) -> StudyRecord:  # fmt: skip
         """Train the workload on all ranks and return the record, whose facts hold what each rank did.
 
         Args:
@@ -81,7 +84,12 @@ class HostsStudy:
             )
         check_hosts(self.hosts)
         config = at_length(workload.config, self.steps)
-        check_rehearsal(workload, config, self.hosts)
+        if workload.source is None:
+            raise UsageError(
+                f"workload {workload.name!r} was built in this process, and other processes cannot load it. Put it into a file and "
+                "name it: load_workload('path/to/file.py:attribute')."
+            )
+        check_shares(config, HostGroup(size=self.hosts))
         writer = StudyWriter.open(
             None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
             name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
@@ -97,29 +105,19 @@ class HostsStudy:
             writer.close()
 
     def _facts(self, workload: Workload, config: TrainConfig, path: Path) -> dict[str, Any]:
-        trained = path / "trained"
         fields = {key: value for key, value in config.to_dict().items() if not is_callable_name(value)}
-        spec = path / "rehearsal.json"
-        write_atomic(
-            spec, dumps({"workload": workload.source, "config": fields, "out": str(trained.resolve())}).encode()
-        )
+        spec, trained = path / "rehearsal.json", str((path / "trained").resolve())
+        write_atomic(spec, dumps({"workload": workload.source, "config": fields, "out": trained}).encode())
         return _launched(
-            ["-m", "workbench.topics.hosts.rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
+            [*_PROGRAMS, "rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
             port=self.port, what=f"the rehearsal of {workload.name!r}",
         )  # fmt: skip
 
 
 def audit_script(
-    script: str | Path,
-    arguments: Sequence[str] = (),
-    *,
-    hosts: int = 4,
-    steps: int | None = None,
-    timeout_s: float = 60.0,
-    port: int | None = None,
-    out: str | Path | None = None,
-    command: str | None = None,
-) -> HostsAudit:
+    script: str | Path, arguments: Sequence[str] = (), *, hosts: int = 4, steps: int | None = None, timeout_s: float = 60.0,
+    port: int | None = None, out: str | Path | None = None, command: str | None = None,
+) -> HostsAudit:  # fmt: skip
     """Run a training script of your own, as it is, under torchrun on this machine, and observe every rank.
 
     The script is started as `torchrun --nproc-per-node HOSTS script.py ARGUMENTS` would start it. Nothing in it is changed: what is
@@ -151,25 +149,12 @@ def audit_script(
         raise UsageError(f"steps={steps!r} must be at least 1, or None to run the script to its end.")
     check_hosts(hosts)
     folder = default_folder(path.stem, "hosts") if out is None else Path(out)
-    facts = _launched(
-        [str(path.resolve()), *arguments],
-        folder,
-        hosts=hosts,
-        timeout_s=timeout_s,
-        port=port,
-        what=path.name,
-        steps=steps,
-    )
-    said = command or shlex.join(
-        ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
-    )
-    audit = HostsAudit(facts={"hosts": facts}, workload=path.name, command=said, path=folder)
-    write_atomic(
-        folder / "hosts.json",
-        dumps(
-            {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": said}
-        ).encode(),
-    )
+    target = [str(path.resolve()), *arguments]
+    facts = _launched(target, folder, hosts=hosts, timeout_s=timeout_s, port=port, what=path.name, steps=steps)
+    words = ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
+    audit = HostsAudit(facts={"hosts": facts}, workload=path.name, command=command or shlex.join(words), path=folder)
+    shown = {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": audit.command}
+    write_atomic(folder / "hosts.json", dumps(shown).encode())
     return audit
 
 
@@ -236,3 +221,61 @@ def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **s
     done = launch(target, hosts=hosts, folder=folder, what=what, **settings)
     printed: Mapping[str, Any] = {str(rank): lines[:2000] for rank, lines in done.printed.items()}
     return {"hosts": hosts, "cores": cores(), "seconds": done.seconds, "printed": printed, **read_facts(folder)}
+
+
+def rehearse(
+    target: str, *, arguments: Sequence[str] | None = None, hosts: int = 4, steps: int | None = None, timeout_s: float = 60.0,
+    port: int | None = None, out: str | Path | None = None, command: str | None = None,
+) -> tuple[Diagnosis, dict[str, Status]]:  # fmt: skip
+    """Rehearse a workload (50 steps by default) or, where `arguments` are given, a script; return the verdicts and those of the five areas (P7.1).
+
+    The verdicts are kept beside the facts. The arguments are those of `HostsStudy` and `audit_script`.
+    """
+    shared: dict[str, Any] = {"hosts": hosts, "timeout_s": timeout_s, "port": port}
+    record: Any
+    if arguments is None:
+        study = HostsStudy(steps=50 if steps is None else steps, **shared)
+        record = study.run(load_workload(target), out, command=command)
+    else:
+        record = audit_script(target, arguments, steps=steps, out=out, command=command, **shared)
+    seconds = float(record.facts["hosts"]["seconds"])
+    diagnosis = dataclasses.replace(diagnose_hosts(record), cost={"hosts": hosts, "seconds": seconds})
+    areas = host_areas(diagnosis)
+    assert diagnosis.path is not None
+    write_atomic(diagnosis.path / "diagnosis.json", dumps(diagnosis.to_dict() | {"areas": areas}).encode())
+    return diagnosis, areas
+
+
+def self_test_hosts(
+    bugs: Sequence[str] | None = None, *, hosts: int = 2, out: str | Path | None = None, timeout_s: float = 60.0
+) -> pd.DataFrame:
+    """Plant one bug after the other in a small training on many hosts, and return what the audit says of each (P7.1).
+
+    An audit that finds nothing proves little, so bugs are planted where it has to find them.
+
+    Args:
+        bugs: names of `workbench.topics.hosts.planted.BUGS`; None is all of them. The training without a bug comes first.
+        hosts: processes.
+        out: folder of the facts; None is a new one under `runs/`.
+        timeout_s: without progress.
+
+    Returns:
+        One row a bug: bug, logging, evaluation, RNG, checkpointing, sharding, and codes, those that are not "ok".
+
+    Raises:
+        UnknownNameError: a bug that cannot be planted.
+    """
+    chosen = list(BUGS) if bugs is None else list(bugs)
+    for bug in chosen:
+        if bug not in BUGS:
+            raise UnknownNameError(f"bug {bug!r} is not known.{nearest(bug, BUGS)}")
+    folder = default_folder("planted", "hosts") if out is None else Path(out)
+    names = [HEALTHY, *chosen]
+    target = [*_PROGRAMS, "self_test", str(folder.resolve()), *names]
+    launch(target, hosts=hosts, folder=folder, timeout_s=timeout_s, what="the self-test")
+    rows = []
+    for bug in names:
+        diagnosis = diagnose_hosts(read_hosts(facts_folder(folder, bug)))
+        codes = ", ".join(f.code.removeprefix("hosts.") for f in diagnosis if f.status != "ok")
+        rows.append({"bug": bug, **host_areas(diagnosis), "codes": codes})
+    return pd.DataFrame(rows)

@@ -1,79 +1,73 @@
-"""Data-parallel training: every host takes its share of each batch, and all of them make the same update.
+"""Data-parallel training: every rank takes its share of each batch, and all of them make the same update.
 
 for step in range(total_steps):
-    share of the batch -> loss, gradient       on every host
-    weighted means over the hosts              one all-reduce of the flat gradient, the losses behind it
-    update, the same everywhere                as if one host had read the whole batch
+    share of the batch -> loss, gradient       on every rank
+    weighted means over the ranks              one all-reduce of the flat gradient, the losses behind it
+    update, the same everywhere                as if one rank had read the whole batch
 
-Weights are equal on all hosts from the first step on (P7.5) and stay so, because every host computes the same update
-from the same numbers; nothing but gradients has to travel.
+Weights are equal on all ranks from the first step on (P7.5) and stay so, because every rank computes the same update
+from the same numbers; nothing but gradients has to travel. One rank writes the study (P7.2); its checkpoints hold what is
+each rank's own (P4.2): random state, and running statistics of batch norm, which the model of a checkpoint has merged.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UsageError, WorkloadError
+from workbench.record.json_values import dumps
+from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
+from workbench.train.batch_norm import batch_norm_layers
+from workbench.train.checkpoint import Checkpoint, SilentStore
 from workbench.train.distributed.process_group import HostGroup
 from workbench.train.evaluation import Evaluation, values_each
 from workbench.train.gradients import LaneLoss
+from workbench.train.lane import Lane
 from workbench.train.predictions import SPLIT, TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
-__all__ = ["average_gradients", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room"]
+__all__ = [
+    "average_gradients", "begin_together", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room",
+    "finished", "gather_states", "open_together", "own_state", "running_statistics",
+]  # fmt: skip
+
+KINDS = ("rng/", "data/", "statistics/")
+"""Beginnings of the names of what is each rank's own in a checkpoint."""
 
 
 class PartialSum(NamedTuple):
-    """One metric over a part of a split, as sums.
-
-    Attributes:
-        metric: "loss" or a name of the workload's metrics.
-        total: sum of weight times value, in float64.
-        weight: sum of the weights.
-        num_examples: examples with a positive weight.
-        num_correct: their correct predictions for a metric of zeros and ones, else None.
-        seconds: wall time of the part.
-    """
+    """One metric over a part of a split, as sums."""
 
     metric: str
+    """"loss" or a name of the workload's metrics."""
     total: float
+    """Sum of weight times value, in float64."""
     weight: float
     num_examples: int
+    """Examples with a positive weight."""
     num_correct: int | None
+    """Their correct predictions for a metric of zeros and ones, else None."""
     seconds: float
 
 
 def evaluate_shard(
-    workload: Workload,
-    model: nn.Module,
-    shard: int,
-    shards: int,
-    *,
-    split: str = "validation",
-    batch_size: int,
-    device: torch.device | None = None,
-    precision: str | None = None,
-) -> list[PartialSum]:
+    workload: Workload, model: nn.Module, shard: int, shards: int, *, split: str = "validation", batch_size: int,
+    device: torch.device | None = None, precision: str | None = None,
+) -> list[PartialSum]:  # fmt: skip
     """Return the sums over every `shards`-th example, from example `shard` on; nothing is padded and nothing dropped.
-
-    Args:
-        workload: what is evaluated.
-        model: what with; it is left as it was.
-        shard: this host, from 0.
-        shards: hosts; those beyond the examples have empty parts.
-        split: of the data.
-        batch_size: examples in a batch.
-        device: where; None is the model's.
-        precision: of the config.
 
     Raises:
         UsageError: `shard` is none of `shards`.
@@ -124,34 +118,23 @@ def join_shards(parts: Sequence[Sequence[PartialSum]]) -> list[Evaluation]:
     found = []
     for sums in zip(*filled, strict=True):
         counts = [s.num_correct for s in sums if s.num_correct is not None]
-        found.append(
-            Evaluation(
-                sums[0].metric,
-                sum(s.total for s in sums) / sum(s.weight for s in sums),
-                sum(s.num_examples for s in sums),
-                sum(counts) if len(counts) == len(sums) else None,
-                max(s.seconds for s in sums),
-            )
-        )
+        correct = sum(counts) if len(counts) == len(sums) else None
+        mean = sum(s.total for s in sums) / sum(s.weight for s in sums)
+        examples, seconds = sum(s.num_examples for s in sums), max(s.seconds for s in sums)
+        found.append(Evaluation(sums[0].metric, mean, examples, correct, seconds))
     return found
 
 
 def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
-    """Raise unless every host gets as many examples of each micro-batch as the others.
-
-    Raises:
-        ConfigError: `batch_size` cannot be divided so.
-    """
+    """Raise `ConfigError` unless every rank gets as many examples of each micro-batch as the others."""
     parts = config.accumulate_steps * hosts.size
     if config.batch_size % parts:
-        held = f"{hosts.size} hosts" + (
-            f" times {config.accumulate_steps} micro-batches" * (config.accumulate_steps > 1)
-        )
+        micro = f" times {config.accumulate_steps} micro-batches" if config.accumulate_steps > 1 else ""
         smaller = config.batch_size - config.batch_size % parts
         allowed = f"{smaller} or {smaller + parts}" if smaller else f"{parts}"
         raise ConfigError(
-            f"batch_size={config.batch_size} is that of all hosts together and cannot be shared out evenly among {held}. "
-            f"Take {allowed}, or another number of hosts."
+            f"batch_size={config.batch_size} is that of all hosts together and cannot be shared out evenly among {hosts.size} "
+            f"hosts{micro}. Take {allowed}, or another number of hosts."
         )
 
 
@@ -161,16 +144,16 @@ def exchange_room(hosts: HostGroup) -> int:
 
 
 def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, examples: int) -> LaneLoss:
-    """Make the gradient that of the whole batch on every host, in place, and return the loss over the whole batch.
+    """Make the gradient that of the whole batch on every rank, in place, and return the loss over the whole batch.
 
-    The mean weighs examples, not hosts; a share whose examples all weigh nothing has no say, and no gradient. The squared standard error
+    The mean weighs examples, not ranks; a share whose examples all weigh nothing has no say, and no gradient. The squared standard error
     of the mean is exact where all examples weigh the same.
 
     Args:
         hosts: the group.
-        grad: flat gradient of this host's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
-        local: loss of this host's share, one lane.
-        examples: in the share of each host.
+        grad: flat gradient of this rank's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
+        local: loss of this rank's share, one lane.
+        examples: in the share of each rank.
     """
     own = grad[: len(grad) - exchange_room(hosts)]
     loss, weight = local.loss, torch.ones_like(local.loss) if local.weight is None else local.weight
@@ -192,44 +175,24 @@ def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, exampl
 
 
 def evaluate_on_hosts(
-    hosts: HostGroup,
-    workload: Workload,
-    model: nn.Module,
-    *,
-    split: str,
-    batch_size: int,
-    device: torch.device,
-    precision: str | None,
-    tracked: TrackedExamples | None = None,
-) -> list[Evaluation]:
-    """Return loss and metrics of a split on all hosts, every example evaluated once on one of them (P2.11).
+    hosts: HostGroup, workload: Workload, model: nn.Module, *, split: str, batch_size: int, device: torch.device,
+    precision: str | None, tracked: TrackedExamples | None = None,
+) -> list[Evaluation]:  # fmt: skip
+    """Return loss and metrics of a split on all ranks, every example evaluated once on one of them (P2.11).
 
-    The arguments are those of `evaluate_each`. Tracked examples are few; each host evaluates all of them besides.
+    The arguments are those of `evaluate_each`. Tracked examples are few; each rank evaluates all of them besides.
     """
-    part = evaluate_shard(
-        workload, model, hosts.rank, hosts.size, split=split, batch_size=batch_size, device=device, precision=precision
-    )
+    settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
+    part = evaluate_shard(workload, model, hosts.rank, hosts.size, split=split, **settings)
     parts = [[PartialSum(*row) for row in rows] for rows in hosts.gather([list(row) for row in part])]
     if tracked is not None:
         few = workload.replace(**{f"{SPLIT}_data": Subset(workload.data(SPLIT), tracked.places)})
-        values_each(
-            few,
-            [model],
-            split=SPLIT,
-            batch_size=batch_size,
-            device=device,
-            precision=precision,
-            tracked=tracked.alone(),
-        )
+        values_each(few, [model], split=SPLIT, tracked=tracked.alone(), **settings)
     return join_shards(parts)
 
 
 def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -> None:
-    """Raise unless all hosts begin with the same weights (P7.5).
-
-    Raises:
-        WorkloadError: they differ; the hosts are named.
-    """
+    """Raise `WorkloadError` with the ranks that differ unless all begin with the same weights (P7.5)."""
     sums = hosts.gather(zlib.crc32(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()))
     others = [rank for rank, known in enumerate(sums) if known != sums[0]]
     if others:
@@ -238,3 +201,86 @@ def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -
             f"({len(names)} tensors, {names[0]} first). build_model must draw from torch, NumPy or Python's random alone, "
             "which are seeded by shared_seed, and neither from the time nor from the rank (P7.5)."
         )
+
+
+def open_together(hosts: HostGroup, opened: Callable[[], StudyWriter]) -> StudyWriter:
+    """Return the study on the main rank, where alone `opened` is called, and one that writes nothing on the others.
+
+    Raises:
+        WorkbenchError: what `opened` raised there, on all ranks.
+    """
+    if hosts.size == 1:
+        return opened()
+    studies: list[StudyWriter] = []
+
+    def path() -> str:
+        studies.append(opened())
+        return str(studies[0].path)
+
+    told = hosts.on_main(path)
+    return studies[0] if studies else SilentStudy(Path(told))
+
+
+def finished(hosts: HostGroup, writer: TrialWriter) -> bool:
+    """Return whether the trial ran to its end before; a rank that does not write learns the trial's number, too."""
+    done, number = hosts.on_main(lambda: [writer.finished, writer.number])
+    writer.number = int(number)
+    return bool(done)
+
+
+def begin_together(hosts: HostGroup, lane: Lane) -> Lane:
+    """Return the lane with the checkpoint that it goes on from, which the main rank read."""
+    lane.start = _share_checkpoint(hosts, lane.start)
+    if not hosts.main and lane.start is not None:
+        lane.checkpoints = SilentStore(lane.start.step)
+    return lane
+
+
+def _share_checkpoint(hosts: HostGroup, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Return the main rank's checkpoint on all of them; only the main one needs to see its folder."""
+    if hosts.size == 1:
+        return checkpoint
+    head = None if checkpoint is None else {"step": checkpoint.step, "meta": checkpoint.meta}
+    told = json.loads(hosts.from_main(dumps(head).encode()))
+    if told is None:
+        return None
+    parts = [
+        load_tensors(hosts.from_main(None if checkpoint is None else save_tensors(tensors)))
+        for tensors in (({}, {}) if checkpoint is None else (checkpoint.model, checkpoint.trainer))
+    ]
+    return checkpoint if hosts.main else Checkpoint(int(told["step"]), parts[0], parts[1], told["meta"])
+
+
+def running_statistics(hosts: HostGroup, model: nn.Module) -> dict[str, Tensor]:
+    """Return the running statistics of this rank's batch norm layers, the model's own tensors; none where it is alone."""
+    layers = batch_norm_layers(model) if hosts.size > 1 else {}
+    return {
+        f"{name}.{leaf}": buffer
+        for name, layer in layers.items() for leaf, buffer in layer.named_buffers(recurse=False)
+    }  # fmt: skip
+
+
+def gather_states(hosts: HostGroup, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return everybody's state under names of their own: the main rank's as given, the others' below host<rank>/.
+
+    Args:
+        hosts: the group.
+        states: of this rank, on the CPU: names begin with rng/, data/ or statistics/.
+    """
+    if hosts.size == 1:
+        return dict(states)
+    found: dict[str, Tensor] = {}
+    for rank, content in enumerate(hosts.gather_bytes(save_tensors(dict(states)))):
+        found |= {f"{_prefix(rank)}{name}": tensor for name, tensor in load_tensors(content).items()}
+    return found
+
+
+def own_state(hosts: HostGroup, trainer: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return this rank's state from `Checkpoint.trainer`; None where it had no part in that training."""
+    prefix = _prefix(hosts.rank)
+    own = {name.removeprefix(prefix): t for name, t in trainer.items() if name.startswith(prefix)}
+    return {name: t for name, t in own.items() if name.startswith(KINDS)} or None
+
+
+def _prefix(rank: int) -> str:
+    return f"host{rank}/" if rank else ""

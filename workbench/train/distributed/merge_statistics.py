@@ -13,27 +13,22 @@ __all__ = ["MergedStatistics", "merge_statistics"]
 
 
 class MergedStatistics(NamedTuple):
-    """Mean and variance of each channel over the examples of all devices, each shape (channels,).
-
-    Attributes:
-        mean: weighted mean of the means.
-        variance: mean of the variances plus variance of the means: what the examples of all devices have together.
-        average_variance: mean of the variances alone, which is what averaging running statistics gives.
-        spread: variance of the means: what that average leaves out.
-    """
+    """Mean and variance of each channel over the examples of all devices, each shape (channels,)."""
 
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
+    """Mean of the variances plus variance of the means: what the examples of all devices have together."""
     average_variance: NDArray[np.float64]
+    """Mean of the variances alone, which is what averaging running statistics gives."""
     spread: NDArray[np.float64]
+    """Variance of the means: what that average leaves out."""
 
 
 def merge_statistics(means: ArrayLike, variances: ArrayLike, counts: ArrayLike | None = None) -> MergedStatistics:
     """Return the statistics of the union of several groups of examples, exact where the variances are the biased ones.
 
     Means -3, -1, 1, 3 with unit variances give the variance 6; the average of the variances is 1. Running means may be
-    averaged at any time, because a moving average is linear: the average of the moving averages is the moving average of the
-    average (P6.7). Running variances may not.
+    averaged at any time, because a moving average is linear (P6.7); running variances may not.
 
     Args:
         means: of each group and channel, shape (groups, channels) or (groups,).

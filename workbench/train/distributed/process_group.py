@@ -1,7 +1,6 @@
-"""`HostGroup`: the processes that train one model together, and the few things that they say to each other.
+"""`HostGroup`: the ranks that train one model together, each with its own share of every batch, and the few things that they say to each other.
 
-A host is a process with its own share of every batch, as torchrun starts them; several may run on one machine. A process
-that was started alone is a group of one, for which all of this costs nothing.
+A process that was started alone is a group of one, for which all of this costs nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +25,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class HostGroup:
-    """The group as one of its processes sees it.
-
-    Attributes:
-        rank: of this process, from 0.
-        size: processes in the group.
-    """
+    """The group of `size` ranks as rank `rank` sees it."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, messages: dist.ProcessGroup | None = None) -> None:
         self.rank, self.size = rank, size
@@ -43,14 +37,14 @@ class HostGroup:
         return self.rank == 0
 
     def sum_and_gather(self, summed: Tensor, gathered: Tensor) -> Tensor:
-        """Add `summed` up over all hosts, in place, and return everybody's `gathered`, shape (hosts, ...): one exchange.
+        """Add `summed` up over all ranks, in place, and return everybody's `gathered`, shape (ranks, ...): one exchange.
 
-        What is gathered travels at the end of what is summed: each host writes its bytes, one number each, to places where the
+        What is gathered travels at the end of what is summed: each rank writes its bytes, one number each, to places where the
         others have zeros. A byte is exact in every floating-point type from bfloat16 on.
 
         Args:
             summed: shape (numbers,); the last `room(gathered)` of them are overwritten.
-            gathered: contiguous, of the same shape and type on all hosts.
+            gathered: contiguous, of the same shape and type on all ranks.
         """
         content = gathered.reshape(-1).view(torch.uint8)
         rows = summed[len(summed) - self.room(gathered) :].view(self.size, len(content)).zero_()
@@ -80,7 +74,7 @@ class HostGroup:
         return [row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def from_main(self, content: bytes | None) -> bytes:
-        """Return the bytes of the main host; what the others give does not count."""
+        """Return the bytes of the main rank; what the others give does not count."""
         if self.size == 1:
             return content or b""
         length = torch.tensor([len(content or b"")])
@@ -90,11 +84,7 @@ class HostGroup:
         return row.numpy().tobytes()
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """Do `work` on the main host and return its result, a JSON value, on all of them.
-
-        Raises:
-            WorkbenchError: what it raised there is raised everywhere, so that nobody waits for a host that gave up.
-        """
+        """Do `work` on the main rank and return its result, a JSON value, on all of them; what it raises is raised on all."""
         if self.size == 1:
             return work()
         answer: dict[str, Any] = {}
@@ -114,7 +104,7 @@ class HostGroup:
         return answer["value"]
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any host."""
+        """Return whether the flag is set on any rank."""
         return flag if self.size == 1 else any(self.gather(flag))
 
 
@@ -127,9 +117,6 @@ def host_group(device: torch.device) -> Iterator[HostGroup]:
     """Join the other processes that torchrun started, for the time of the block; alone, there is nobody to join.
 
     A process group that exists already is used and left. Gradients travel by NCCL between GPUs and by gloo elsewhere.
-
-    Args:
-        device: of this process.
 
     Raises:
         UsageError: only a part of what torchrun sets is set.
@@ -155,14 +142,7 @@ def host_group(device: torch.device) -> Iterator[HostGroup]:
 
 
 def check_alone(what: str) -> None:
-    """Raise unless this process was started alone.
-
-    Args:
-        what: what one process has to do, in words.
-
-    Raises:
-        UsageError: it is one of several that torchrun started.
-    """
+    """Raise `UsageError` where this process, which has to do `what`, is one of several that torchrun started."""
     size = os.environ.get("WORLD_SIZE") or "1"
     if size != "1":
         raise UsageError(
@@ -180,10 +160,10 @@ def local_device(device: torch.device) -> torch.device:
 
 
 def _store() -> Any:
-    """Return where the processes find each other.
+    """Return where the ranks find each other.
 
-    The store of torchrun outlives a restart, and with it the addresses of processes that are dead: each attempt needs
-    names of its own (pytorch/pytorch#135712).
+    torchrun's store outlives a restart, with the addresses of dead processes in it: each attempt needs names of its own
+    (pytorch/pytorch#135712).
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,8 @@
-"""`LoaderWatch`: which examples this rank is given, pass by pass over every `DataLoader`."""
+"""`LoaderWatch`, `DrawWatch`: which examples a rank is given, pass by pass over every `DataLoader`, and what is drawn while they are made."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,48 +10,48 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from workbench.topics.hosts.audit.hashing import hash_of, row_hashes
-from workbench.topics.hosts.audit.patches import Patches
-from workbench.topics.hosts.audit.state import State
+from workbench.topics.hosts.watch_state import Patches, State, hash_of, random_state, row_hashes, state_of
 from workbench.workloads.items import IndexedDataset
 
-__all__ = ["LoaderWatch"]
+__all__ = ["DrawWatch", "LoaderWatch"]
 
 MAX_INDICES = 100_000
 """Of a pass that are written down (rule of thumb: a rehearsal is far shorter)."""
+
+
 MAX_HASHED = 1024
 """Examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)."""
+
+
 MAX_PASSES = 50
 
 
+FETCHES = 8
+"""Fetches of the training data that are looked at in each process (rule of thumb)."""
+
+
 class LoaderWatch:
-    """Indices and hashes of the examples of every pass (`hosts.sharding`, `hosts.set_epoch`, `hosts.evaluation`).
-
-    Attributes:
-        known: splits of which the trainer says itself which examples it takes, whatever loads them.
-
-    Args:
-        state: of this rank.
-        patches: what is put back when the watch ends.
-    """
+    """Indices and hashes of the examples of every pass (`hosts.sharding`, `hosts.set_epoch`, `hosts.evaluation`)."""
 
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
         self.known: set[str] = set()
+        """Splits of which the trainer says itself which examples it takes, whatever loads them."""
         self._pass, self._ahead = f"_workbench_pass_{id(self)}", f"_workbench_ahead_{id(self)}"  # on the iterators
         self._loaders: list[Any] = []
         self._sampler_calls: dict[int, int] = {}
         self._kept: list[Any] = []
         self._passes: list[dict[str, Any]] = []
         patches.wrap(DataLoader, "__iter__", self._on_iter)
-        patches.wrap(_BaseDataLoaderIter, "_reset", self._on_reset)
+        patches.before(_BaseDataLoaderIter, "_reset", lambda batches, *_, **__: setattr(batches, self._ahead, deque()))
         patches.wrap(_BaseDataLoaderIter, "_next_index", self._on_index)
         patches.wrap(_BaseDataLoaderIter, "__next__", self._on_next)
-        patches.wrap(DistributedSampler, "set_epoch", self._on_set_epoch)
+        patches.before(DistributedSampler, "set_epoch", self._on_set_epoch)
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
@@ -59,45 +60,36 @@ class LoaderWatch:
         return {"passes": self._passes}
 
     def add_order(self, examples: int, order: torch.Tensor) -> None:
-        """Take the order of an epoch from the trainer: this host's examples, shape (micro-batches, examples of one)."""
-        if len(self._passes) >= MAX_PASSES:
-            return
-        dataset = {"kind": "train_data", "part": "train_data", "length": examples, "stream": False, "hash": None}
+        """Take the order of an epoch from the trainer: this rank's examples, shape (micro-batches, examples of one)."""
         number, step = sum(p["loader"] == -1 for p in self._passes), self._state.step
-        self._passes.append({
-            "loader": -1, "pass": number, "dataset": dataset, "levels": [], "sampler": "Trainer", "distributed": True,
-            "shuffles": True, "epoch": number, "set_epoch_calls": number + 1, "planned": None, "batch_size": order.shape[1],
-            "drop_last": True, "steps": [step, step + len(order)], "exhausted": True, "grad": True,
-            "indices": order.reshape(-1)[:MAX_INDICES].tolist(), "contents": [],
-        })  # fmt: skip
+        self._add(
+            loader=-1, number=number, dataset={"kind": "train_data", "part": "train_data", "length": examples, "stream": False, "hash": None},
+            sampler="Trainer", distributed=True, shuffles=True, epoch=number, set_epoch_calls=number + 1, batch_size=order.shape[1],
+            drop_last=True, steps=[step, step + len(order)], exhausted=True, grad=True, indices=order.reshape(-1)[:MAX_INDICES].tolist(),
+        )  # fmt: skip
 
     def add_evaluation(self, data: Any, indices: Sequence[int]) -> None:
-        """Take the examples that this host evaluates from the trainer."""
+        """Take the examples that this rank evaluates from the trainer."""
+        self._add(
+            loader=-2, number=0, dataset=_dataset(data), levels=_levels(data), sampler="Trainer", exhausted=True, grad=False,
+            indices=_base_indices(data, list(indices)[:MAX_INDICES]),
+        )  # fmt: skip
+
+    def _add(self, *, number: int, **fields: Any) -> dict[str, Any] | None:
         if len(self._passes) >= MAX_PASSES:
-            return
+            return None
         step = self._state.step
         self._passes.append({
-            "loader": -2, "pass": 0, "dataset": _dataset(data), "levels": _levels(data), "sampler": "Trainer", "distributed": False,
-            "shuffles": False, "epoch": None, "set_epoch_calls": 0, "planned": None, "batch_size": None, "drop_last": False,
-            "steps": [step, step], "exhausted": True, "grad": False, "indices": _base_indices(data, list(indices)[:MAX_INDICES]),
-            "contents": [],
+            "pass": number, "levels": [], "distributed": False, "shuffles": False, "epoch": None, "set_epoch_calls": 0, "planned": None,
+            "batch_size": None, "drop_last": False, "steps": [step, step], "exhausted": False, "grad": None, "indices": [], "contents": [],
+            **fields,
         })  # fmt: skip
+        return self._passes[-1]
 
-    def _on_set_epoch(self, original: Any) -> Callable[..., Any]:
-        def set_epoch(sampler: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(sampler) not in self._sampler_calls:
-                self._kept.append(sampler)
-            self._sampler_calls[id(sampler)] = self._sampler_calls.get(id(sampler), 0) + 1
-            return original(sampler, *args, **kwargs)
-
-        return set_epoch
-
-    def _on_reset(self, original: Any) -> Callable[..., Any]:
-        def reset(batches: Any, *args: Any, **kwargs: Any) -> Any:
-            setattr(batches, self._ahead, deque())
-            return original(batches, *args, **kwargs)
-
-        return reset
+    def _on_set_epoch(self, sampler: Any, *_: Any, **__: Any) -> None:
+        if id(sampler) not in self._sampler_calls:
+            self._kept.append(sampler)
+        self._sampler_calls[id(sampler)] = self._sampler_calls.get(id(sampler), 0) + 1
 
     def _on_iter(self, original: Any) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
@@ -107,29 +99,26 @@ class LoaderWatch:
             self._state.tick("loading")
             batches = original(loader)
             if len(self._passes) < MAX_PASSES:
-                self._passes.append(self._begun(loader))
-                setattr(batches, self._pass, self._passes[-1])
+                setattr(batches, self._pass, self._begun(loader))
             return batches
 
         return begin
 
-    def _begun(self, loader: Any) -> dict[str, Any]:
+    def _begun(self, loader: Any) -> dict[str, Any] | None:
         number = next((n for n, known in enumerate(self._loaders) if known is loader), len(self._loaders))
         if number == len(self._loaders):
             self._loaders.append(loader)
-        sampler = _sampler_of(loader)
-        found = {
-            "loader": number, "pass": sum(p["loader"] == number for p in self._passes), "dataset": _dataset(loader.dataset),
-            "sampler": type(sampler).__name__, "distributed": isinstance(sampler, DistributedSampler) or hasattr(sampler, "set_epoch"),
-            "shuffles": _shuffles(sampler), "epoch": getattr(sampler, "epoch", None),
-            "set_epoch_calls": self._sampler_calls.get(id(sampler), 0), "planned": None,
-            "batch_size": getattr(loader, "batch_size", None), "levels": _levels(loader.dataset),
-            "drop_last": bool(getattr(loader, "drop_last", False)), "steps": [self._state.step, self._state.step], "optimizers": len(self._state.optimizers),
-            "exhausted": False, "grad": None, "indices": [], "contents": [],
-        }  # fmt: skip
+        sampler, planned = _sampler_of(loader), None
         if type(sampler) is DistributedSampler and sampler.total_size <= MAX_INDICES:  # has a generator of its own
-            found["planned"] = _base_indices(loader.dataset, list(iter(sampler)))
-        return found
+            planned = _base_indices(loader.dataset, list(iter(sampler)))
+        return self._add(
+            loader=number, number=sum(p["loader"] == number for p in self._passes), dataset=_dataset(loader.dataset),
+            sampler=type(sampler).__name__, distributed=isinstance(sampler, DistributedSampler) or hasattr(sampler, "set_epoch"),
+            shuffles=_shuffles(sampler), epoch=getattr(sampler, "epoch", None),
+            set_epoch_calls=self._sampler_calls.get(id(sampler), 0), planned=planned,
+            batch_size=getattr(loader, "batch_size", None), levels=_levels(loader.dataset),
+            drop_last=bool(getattr(loader, "drop_last", False)), optimizers=len(self._state.optimizers),
+        )  # fmt: skip
 
     def _on_index(self, original: Any) -> Callable[..., Any]:
         def next_index(batches: Any) -> Any:
@@ -211,12 +200,10 @@ def _is_part(dataset: Any) -> bool:
     positions = getattr(dataset, "indices", None)
     if not hasattr(dataset, "dataset") or not isinstance(positions, (list, tuple, range, np.ndarray, torch.Tensor)):
         return False
-    return all(_is_position(one) for one in (*positions[:1], *positions[-1:]))
-
-
-def _is_position(one: Any) -> bool:
-    """Tell whether an entry of `indices` is the number of an example, and no window or name."""
-    return isinstance(one, (int, np.integer)) or (isinstance(one, torch.Tensor) and one.ndim == 0)
+    return all(  # the number of an example, and no window or name
+        isinstance(one, (int, np.integer)) or (isinstance(one, torch.Tensor) and one.ndim == 0)
+        for one in (*positions[:1], *positions[-1:])
+    )
 
 
 def _parts(dataset: Any) -> Iterator[tuple[Any, Any]]:
@@ -234,13 +221,16 @@ def _dataset(dataset: Any) -> dict[str, Any]:
         length = len(dataset)
     except Exception:  # whatever it raises is the script's to meet, where it asks for the length
         length = None
-    stream = isinstance(dataset, IterableDataset)
+    crc = None  # of the arrays and lists that the dataset holds; no item is read
+    for value in _held(dataset, depth=3):
+        crc = zlib.crc32(value, crc or 0)
+    kind, stream = type(dataset).__name__, isinstance(dataset, IterableDataset)
     return {
-        "kind": type(dataset).__name__,
+        "kind": kind,
         "part": part,
         "length": length,
         "stream": stream,
-        "hash": _fingerprint(dataset),
+        "hash": None if crc is None else f"{crc:08x}",
     }
 
 
@@ -251,14 +241,6 @@ def _levels(dataset: Any) -> list[list[Any]]:
         positions = np.asarray([int(i) for i in part.indices], dtype=np.int64)
         found.append([len(positions), f"{zlib.crc32(positions.tobytes()):08x}"])
     return found
-
-
-def _fingerprint(dataset: Any) -> str | None:
-    """Return a hash of the arrays and lists that a dataset holds; None where it holds none. No item is read."""
-    crc, found = 0, False
-    for value in _held(dataset, depth=3):
-        crc, found = zlib.crc32(value, crc), True
-    return f"{crc:08x}" if found else None
 
 
 def _held(value: Any, *, depth: int) -> Iterator[bytes]:
@@ -276,3 +258,86 @@ def _held(value: Any, *, depth: int) -> Iterator[bytes]:
     elif depth and not isinstance(value, type) and hasattr(value, "__dict__"):
         for name in sorted(vars(value)):
             yield from _held(vars(value)[name], depth=depth - 1)
+
+
+class DrawWatch:
+    """Random state before and after examples are made: only what is drawn from counts (`hosts.data_seed`).
+
+    Worker processes that are forked write what they see into files beside the facts.
+    """
+
+    def __init__(self, state: State, patches: Patches) -> None:
+        self._state = state
+        self._rows: list[dict[str, Any]] = []
+        self._looked = 0
+        self._after_fetch: dict[str, int] | None = None
+        self._calls = self._other_calls = 0
+        for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
+            patches.wrap(fetcher, "fetch", self._on_fetch)
+        state.on_train_call.append(self._on_train_call)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values, with what worker processes wrote."""
+        rows = list(self._rows)
+        for path in sorted(self._state.folder.glob(f"draws-{self._state.rank}-*.jsonl")):
+            rows += [json.loads(line) for line in path.read_text().splitlines()]
+            path.unlink()
+        return {"draws": rows}
+
+    def _on_fetch(self, original: Any) -> Callable[..., Any]:
+        def fetch(fetcher: Any, index: Any) -> Any:
+            worker = get_worker_info()
+            if (worker is None and not self._state.here) or self._looked >= FETCHES:
+                self._after_fetch = None  # of an earlier batch, which is not the one that comes now
+                return original(fetcher, index)
+            self._looked += 1
+            before = _states(fetcher.dataset)
+            batch = original(fetcher, index)
+            self._note(before, _states(fetcher.dataset), where="item", worker=None if worker is None else worker.id)
+            if worker is None:
+                self._after_fetch = random_state() if torch.is_grad_enabled() else None
+                self._other_calls = self._state.other_calls
+            return batch
+
+        return fetch
+
+    def _on_train_call(self, _: Any) -> None:
+        """Note what the loop itself draws between a batch and the model."""
+        for_training = self._other_calls == self._state.other_calls  # and not a batch that was evaluated
+        if self._after_fetch is not None and for_training and self._calls < FETCHES:
+            self._calls += 1
+            self._note(self._after_fetch, random_state(), where="batch", worker=None)
+        self._after_fetch = None
+
+    def _note(self, before: dict[str, int], after: dict[str, int], *, where: str, worker: int | None) -> None:
+        step = self._state.step
+        rows = [
+            {"where": where, "worker": worker, "look": self._looked, "step": step, "generator": name, "state": state}
+            for name, state in before.items()
+            if after.get(name) != state
+        ]
+        if worker is None:
+            self._rows += rows
+        elif rows:
+            path = self._state.folder / f"draws-{self._state.rank}-{worker}.jsonl"
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _states(dataset: Any) -> dict[str, int]:
+    return random_state() | {f"dataset{name}": state for name, state in _own(dataset, "", 3)}
+
+
+def _own(value: Any, name: str, depth: int) -> list[tuple[str, int]]:
+    """Return the states of the generators that a dataset holds, by where they are in it."""
+    state = state_of(value)
+    if state is not None:
+        return [(name, state)]
+    if not depth or isinstance(value, type):
+        return []
+    if isinstance(value, (list, tuple)) and len(value) <= 16:
+        return [found for n, inner in enumerate(value) for found in _own(inner, f"{name}[{n}]", depth - 1)]
+    inside = getattr(value, "__dict__", None)
+    if not isinstance(inside, dict) or callable(getattr(value, "numel", None)):
+        return []
+    return [found for key, inner in inside.items() for found in _own(inner, f"{name}.{key}", depth - 1)]

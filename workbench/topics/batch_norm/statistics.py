@@ -1,9 +1,11 @@
-"""What batch norm sees: the statistics of one batch after the other, layer by layer, with the weights as they are."""
+"""What batch norm sees and keeps: the statistics of one batch after the other, layer by layer, and those that a checkpoint and the processes of a job hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,22 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
-from workbench.train.batch_norm import batch_norm_layers
-from workbench.train.distributed.batch_norm import statistic_processes
+from workbench.errors import CheckpointError, UsageError
+from workbench.train.batch_norm import batch_norm_layers, plain_name
+from workbench.train.checkpoint import load_checkpoint
+from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm, statistic_processes
 from workbench.train.distributed.merge_statistics import merge_statistics
 from workbench.train.rng import isolated_rng
 
 __all__ = [
-    "BatchStatistics",
-    "batch_statistics",
-    "is_frozen",
-    "running_statistics",
-    "statistics_set",
-    "tracking_layers",
-]
+    "BatchStatistics", "Moments", "State", "batch_statistics", "checkpoint_facts", "copies_first", "is_frozen", "replica_facts",
+    "running_statistics", "statistics_set", "stored_replicas", "tracking_layers", "unwrapped",
+]  # fmt: skip
 
-
+Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Mean and variance of a layer, each shape (channels,)."""
+State = Mapping[str, Any]
 LEAST_CALLS = 8
 """Calls from which their spread is estimated, at least (rule of thumb)."""
 
@@ -71,8 +74,8 @@ class BatchStatistics(NamedTuple):
         noise = float(np.mean(of_mean + of_deviation))
         return 1.5 / noise if 0 < noise < np.inf else None
 
-    def average(self, momentum: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what running statistics are after these batches, were they warm, each shape (channels,)."""
+    def average(self, momentum: float | None) -> Moments:
+        """Return what running statistics are after these batches, were they warm."""
         count = len(self.mean)
         weight = np.ones(count) if momentum is None else (1 - momentum) ** np.arange(count - 1, -1, -1.0)
         share = (weight / weight.sum())[:, None]
@@ -167,14 +170,11 @@ def is_frozen(model: nn.Module, layer: nn.Module) -> bool:
 
 
 @contextmanager
-def statistics_set(
-    model: nn.Module, statistics: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
-) -> Iterator[nn.Module]:
+def statistics_set(model: nn.Module, statistics: Mapping[str, Moments]) -> Iterator[nn.Module]:
     """Have other running statistics in the model inside the block: a mean and a variance for each named layer."""
     layers = tracking_layers(model)
-    kept = [
-        (b, b.clone()) for layer in layers.values() for b in (layer.running_mean, layer.running_var) if b is not None
-    ]
+    buffers = [b for layer in layers.values() for b in (layer.running_mean, layer.running_var) if b is not None]
+    kept = [(buffer, buffer.clone()) for buffer in buffers]
     try:
         for name, values in statistics.items():
             for own, array in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
@@ -211,3 +211,128 @@ def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
 def _array(tensor: Tensor) -> NDArray[np.float64]:
     values: NDArray[np.float64] = tensor.detach().cpu().double().numpy().copy()
     return values
+
+
+def copies_first(model: nn.Module) -> bool:
+    """Tell whether the first process's running statistics are copied over all others' at every forward pass."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, DistributedDataParallel) or not model.broadcast_buffers:
+        return False
+    inner, kinds = unwrapped(model), (SynchronisedBatchNorm, nn.SyncBatchNorm)
+    apart = any(not isinstance(each, kinds) and not is_frozen(inner, each) for each in tracking_layers(inner).values())
+    return apart and model.process_group.size() > 1
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model within DistributedDataParallel and torch.compile, in whichever order they are around it."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+        if inner is model:
+            return model
+        model = inner
+
+
+def replica_facts(
+    model: nn.Module,
+    replicas: Sequence[State] | Mapping[str, LayerStatistics],
+    examples: Sequence[float] | None,
+    metrics: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """Return the running statistics of every process: count, examples, metrics, and layers -> mean and variance, (processes, channels).
+
+    Raises:
+        UsageError: they do not fit the model.
+    """
+    names = [plain_name(name) for name in tracking_layers(model)]
+    layers: dict[str, Any] = {}
+    weights = examples
+    if isinstance(replicas, Mapping):
+        for name in names:
+            if name not in replicas:
+                raise UsageError(
+                    f"replicas has no layer {name!r}: give what gather_running_statistics(model) returned for this model."
+                )
+            layers[name] = {"mean": replicas[name].mean.tolist(), "variance": replicas[name].variance.tolist()}
+            weights = replicas[name].examples.tolist() if weights is None else weights
+    else:
+        states = [_plain(state) for state in replicas]
+        for number, state in enumerate(states):
+            missing = [name for name in names if f"{name}.running_mean".lstrip(".") not in state]
+            if missing:
+                raise UsageError(
+                    f"replicas[{number}] has no running statistics of {missing[0]!r}: give the state dict of every process."
+                )
+        for name in names:
+            layers[name] = {
+                kind: [_values(state, name, kind).tolist() for state in states] for kind in ("mean", "variance")
+            }
+    count = len(next(iter(layers.values()))["mean"]) if layers else 0
+    given: dict[str, Any] = {"examples": weights, "metrics": metrics}
+    for name, numbers in given.items():
+        if numbers is not None and count and len(numbers) != count:
+            raise UsageError(f"{name} has {len(numbers)} numbers for {count} replicas.")
+    lists = {name: None if numbers is None else [float(n) for n in numbers] for name, numbers in given.items()}
+    return {"count": count, **lists, "layers": layers}
+
+
+def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[str, Any]:
+    """Return the running statistics that were written: layers -> mean and variance, (channels,).
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds none.
+    """
+    state = _plain(_read(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
+    found = {
+        name: {kind: _values(state, name, kind).tolist() for kind in ("mean", "variance")}
+        for name in map(plain_name, tracking_layers(model))
+        if f"{name}.running_mean".lstrip(".") in state
+    }
+    if tracking_layers(model) and not found:
+        raise CheckpointError(
+            f"the checkpoint holds no running statistics of {type(model).__name__}: give its state dict, or a file of one."
+        )
+    return found
+
+
+def stored_replicas(checkpoint: object) -> list[dict[str, Tensor]] | None:
+    """Return the running statistics of every host that trained a checkpoint of this package; None of others, or of one host."""
+    if not isinstance(checkpoint, (str, Path)) or not (Path(checkpoint) / "trainer.safetensors").is_file():
+        return None
+    hosts: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in load_checkpoint(checkpoint).trainer.items():
+        found = re.fullmatch(r"(?:host(\d+)/)?statistics/(.+)", name)
+        if found:
+            hosts.setdefault(int(found[1] or 0), {})[found[2]] = tensor
+    return [hosts[rank] for rank in sorted(hosts)] or None
+
+
+def _read(path: str | Path) -> State:
+    path = Path(path)
+    try:
+        if path.is_dir():  # one of this package's own
+            path = path / "model.safetensors"
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded: State = torch.load(path, map_location="cpu", weights_only=True)
+        return loaded
+    except Exception as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _plain(state: Any, depth: int = 2) -> dict[str, Any]:
+    """Return the state dict in what was given, without the prefixes of wrappers."""
+    if isinstance(state, Mapping):
+        if any(str(key).endswith("running_mean") for key in state):
+            return {plain_name(str(key)): value for key, value in state.items()}
+        for value in state.values() if depth else ():
+            if found := _plain(value, depth - 1):
+                return found
+    return {}
+
+
+def _values(state: State, name: str, kind: str) -> Any:
+    key = f"{name}.running_{'mean' if kind == 'mean' else 'var'}".lstrip(".")
+    value = state[key]
+    return value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)

@@ -1,1 +1,0 @@
-"""What one rank of a training job does, observed from inside without changing it."""

@@ -1,0 +1,166 @@
+"""`python -m workbench.topics.hosts.run_rank torchrun|script|rehearsal|self_test ...`: the processes of a job that is rehearsed on this machine.
+
+torchrun's store listens on all interfaces of the machine, whatever address it is given. What is rehearsed here concerns nobody else,
+so it is given a socket that is bound to the loopback interface.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from workbench.topics.hosts.watch import HostsWatch
+
+__all__ = ["HEALTHY", "LoopbackStore", "error_path", "facts_folder", "failures_path"]
+
+LOOPBACK = "127.0.0.1"
+
+
+HEALTHY = "healthy"
+"""The name of the training without a bug."""
+
+
+class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
+    """A `torch.distributed.TCPStore` whose server, where this process is the server, listens on the loopback interface only.
+
+    Raises:
+        RuntimeError: the port is taken; this is what torch raises too.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
+        **kwargs: Any,
+    ) -> None:
+        if is_master:
+            listening = socket.socket()
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listening.bind((LOOPBACK, port))
+            except OSError as error:
+                listening.close()
+                raise RuntimeError(f"port {port} cannot be used: {error.strerror}") from error
+            port = listening.getsockname()[1]
+            kwargs["master_listen_fd"] = listening.detach()
+        super().__init__(host_name, port, world_size, is_master, timeout, **kwargs)
+
+
+def error_path(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says what ended it."""
+    return folder / f"error-{rank}.json"
+
+
+def failures_path(folder: Path) -> Path:
+    """Return the file in which torchrun says how ranks ended: [[rank, exit code], ...], a signal below 0."""
+    return folder / "failures.json"
+
+
+def facts_folder(folder: Path, bug: str) -> Path:
+    """Return where the facts of a planted training go."""
+    return folder / "facts" / bug
+
+
+def torchrun(folder: str, *words: str) -> None:
+    """Run torchrun with these arguments, its store on the loopback interface, and write down how ranks failed."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
+
+    for module in (static_tcp_rendezvous, c10d_rendezvous_backend):
+        module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
+    try:
+        run.main(list(words))
+    except ChildFailedError as error:
+        rows = [[rank, failure.exitcode] for rank, failure in error.failures.items()]
+        failures_path(Path(folder)).write_text(json.dumps(rows), encoding="utf-8")
+        raise
+
+
+def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> None:
+    """Run a script as `python script.py ...` would, or a module behind "-m", as this rank, observed.
+
+    Args:
+        folder: of the facts.
+        timeout_s: seconds without progress.
+        steps: updates at most, or "-".
+        target: "path/to/script.py" or "-m".
+        rest: the name of the module behind "-m", and the script's own arguments.
+    """
+    from workbench.topics.hosts.watch import HostsWatch
+
+    most = None if steps == "-" else int(steps)
+    watch = HostsWatch(Path(folder), timeout_s=float(timeout_s), stop_after=most, launched=True)
+    try:
+        if target == "-m":
+            sys.argv = list(rest)
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [target, *rest]
+            sys.path[0] = str(Path(target).resolve().parent)
+            runpy.run_path(target, run_name="__main__")
+        watch.close()
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (None, 0):
+            _write_error(watch, error)
+        watch.close(error=error)
+        raise
+
+
+def _write_error(watch: HostsWatch, error: BaseException) -> None:
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "runpy" not in f.filename and __file__ != f.filename
+    ]
+    rank = watch.state.rank
+    row = {
+        "rank": rank, "time": time.time(), "pid": os.getpid(), "step": watch.state.step, "phase": watch.state.phase,
+        "kind": type(error).__name__, "text": str(error),
+        "frames": [[f.filename, f.lineno, f.name] for f in frames],
+        "traceback": "".join(traceback.format_exception(error)),
+    }  # fmt: skip
+    error_path(watch.state.folder, rank).write_text(json.dumps(row), encoding="utf-8")
+
+
+def rehearsal(path: str) -> None:
+    """Train a workload on this rank, on the CPU, by the trainer itself: {"workload": name, "config": fields, "out": folder of the trial}."""
+    from workbench.train.trainer import Trainer
+    from workbench.workloads.registry import load_workload
+
+    spec: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    workload = load_workload(spec["workload"])
+    Trainer(device="cpu").run(workload, workload.config.replace(**spec["config"]), out=spec["out"])
+
+
+def self_test(folder: str, *bugs: str) -> None:
+    """Run the planted training once for each bug on this rank, each under an audit of its own."""
+    from workbench.topics.hosts import planted
+    from workbench.topics.hosts.watch import HostsWatch
+
+    dist.init_process_group("gloo")
+    for bug in bugs:
+        out = Path(folder) / "trained" / bug
+        out.mkdir(parents=True, exist_ok=True)
+        with HostsWatch(facts_folder(Path(folder), bug)):
+            planted.train("" if bug == HEALTHY else bug, out)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    programs: list[Callable[..., None]] = [torchrun, script, rehearsal, self_test]
+    next(program for program in programs if program.__name__ == sys.argv[1])(*sys.argv[2:])

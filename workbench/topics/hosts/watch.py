@@ -1,0 +1,398 @@
+"""`HostsWatch`: all watches of one rank together, and the file with its facts; those of collectives, files, processes and the trainer are here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from workbench.errors import UsageError
+from workbench.record.json_values import to_json
+from workbench.record.parts import write_atomic
+from workbench.topics.hosts.watch_data import DrawWatch, LoaderWatch
+from workbench.topics.hosts.watch_state import Patches, State, Watchdog, hash_of, looked_at
+from workbench.topics.hosts.watch_training import BufferWatch, ModelWatch, UpdateWatch
+from workbench.workloads.items import in_its_own_order
+
+__all__ = ["HostsWatch", "facts_path", "read_facts"]
+
+_JOINING = (
+    "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object", "gather_object",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
+)  # fmt: skip
+
+
+_OTHERS = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier")
+
+
+_CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp)$", re.IGNORECASE)
+
+
+_NEVER = re.compile(
+    r"^/(dev|proc|sys)/|__pycache__|\.(pyc|lock)$|/\.(cache|config|triton|nv)/|torchinductor|/tmp[a-z0-9_]{8}$|"
+    rf"/pymp-|^pipe:|^socket:|/torchelastic_|/status-\d+\.\d+\.tmp$|^{re.escape(tempfile.gettempdir())}/[a-z0-9_]{{8}}$"
+)
+
+
+_OWN = re.compile(r"\.?(rank|status|stack|error|draws)-\d")
+
+
+_WRITING = os.O_WRONLY | os.O_RDWR
+
+
+MAX_FILES = 2000
+
+
+_LISTENING: list[FileWatch] = []
+"""Python cannot take an audit hook off again, so there is one for good, and watches come and go."""
+
+
+def facts_path(folder: Path, rank: int) -> Path:
+    """Return the file with the facts of a rank."""
+    return folder / f"rank-{rank}.json"
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return `{"ranks": [...]}`, what every rank in the folder has written, by rank."""
+    ranks = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.json")]
+    ranks.sort(key=lambda found: int(found["rank"]))
+    return {"ranks": [found for found in ranks if found["world"] == ranks[0]["world"]]}  # others are of an earlier job
+
+
+class HostsWatch:
+    """Observes this process from now until `close`; a context manager.
+
+    What is watched belongs to torch: models, optimizers, loaders, samplers, collectives, clipping and `torch.save`; and to Python:
+    files that are opened for writing. Nothing is drawn, reordered or rounded differently.
+
+    Attributes:
+        state: where this rank is.
+
+    Args:
+        folder: where the facts go; the same for all ranks.
+        timeout_s: without progress, until the stack of this rank is written; None is never.
+        stop_after: updates after which this rank ends; None is never.
+        launched: whether this process is one of the ranks already, and must not start any itself.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        timeout_s: float | None = None,
+        stop_after: int | None = None,
+        launched: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state = State(folder.resolve())
+        facts_path(self.state.folder, self.state.rank).unlink(missing_ok=True)
+        self._patches = Patches()
+        models = ModelWatch(self.state, self._patches)
+        updates = UpdateWatch(self.state, self._patches, models, stop_after)
+        buffers, loaders = BufferWatch(self.state), LoaderWatch(self.state, self._patches)
+        collectives = CollectiveWatch(self.state, self._patches)
+        trainer = TrainerWatch(self.state, self._patches, updates, loaders, buffers)
+        collectives.on_group.append(trainer.install)
+        draws, files = DrawWatch(self.state, self._patches), FileWatch(self.state, self._patches)
+        spawned = SpawnWatch(self.state, self._patches, refused=launched)
+        self._watches: list[Any] = [models, updates, buffers, collectives, loaders, draws, files, spawned]
+        self._began = time.perf_counter()
+        self._open = True
+        self._dog = None if timeout_s is None else Watchdog(self.state, timeout_s)
+
+    def __enter__(self) -> HostsWatch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(error=error)
+
+    def close(self, *, error: BaseException | None = None) -> Path:
+        """Stop observing, and write what was seen; a second call does nothing.
+
+        Args:
+            error: that ended the training, where one did.
+
+        Returns:
+            The file with the facts of this rank.
+        """
+        state = self.state
+        path = facts_path(state.folder, state.rank)
+        if not self._open or not state.here:
+            return path
+        self._open = False
+        self._patches.undo()
+        for heard in (state.on_train_call, state.on_evaluation, state.on_checkpoint, state.on_joining):
+            heard.clear()
+        found: dict[str, Any] = {
+            "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),
+            "initialised": state.initialised, "backend": state.backend, "seconds": time.perf_counter() - self._began,
+            "error": None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}",
+        }  # fmt: skip
+        for watch in self._watches:
+            found |= watch.facts()
+        write_atomic(path, json.dumps(to_json(found)).encode())
+        if self._dog is not None:
+            self._dog.close()
+        return path
+
+
+class CollectiveWatch:
+    """When the process group begins, and which collectives join what ranks hold, in training and in evaluation (`hosts.evaluation`)."""
+
+    def __init__(self, state: State, patches: Patches) -> None:
+        self._state = state
+        self._depth = 0
+        state.on_train_call.append(self._on_train_call)
+        self.on_group: list[Callable[[], None]] = []
+        self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
+        self._on_train_call(None)
+        for module in (dist, distributed_c10d):
+            patches.wrap(module, "init_process_group", self._on_init)
+            for name in _JOINING + _OTHERS:
+                patches.wrap(module, name, functools.partial(self._on_call, name))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values."""
+        return {"joined": {name: steps[:10_000] for name, steps in self._joined.items()}}
+
+    def _begun(self) -> None:
+        state = self._state
+        state.initialised, state.rank, state.world = True, dist.get_rank(), dist.get_world_size()
+        state.backend = str(dist.get_backend())
+
+    def _on_train_call(self, _: Any) -> None:
+        """Notice a group that something else has begun, as `init_device_mesh` may."""
+        if not self._state.initialised and dist.is_available() and dist.is_initialized():
+            self._begun()
+
+    def _on_init(self, original: Any) -> Callable[..., Any]:
+        def init(*args: Any, **kwargs: Any) -> Any:
+            self._state.tick("waiting in init_process_group")
+            found = original(*args, **kwargs)
+            self._begun()
+            for heard in self.on_group:
+                heard()
+            self._state.tick("after init_process_group")
+            return found
+
+        return init
+
+    def _on_call(self, name: str, original: Any) -> Callable[..., Any]:
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            state = self._state
+            if name in _JOINING and not self._depth:
+                self._joined["evaluation" if state.looking else "training"].append(state.step)
+                for heard in () if state.looking else state.on_joining:
+                    heard()
+            self._depth += 1  # all_gather_object is made of others
+            try:
+                with state.waiting(name):
+                    return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return collective
+
+
+class FileWatch:
+    """Files that are opened for writing, by Python's own audit events, and checkpoints that torch writes (`hosts.writers`, P7.2)."""
+
+    def __init__(self, state: State, patches: Patches) -> None:
+        self._state = state
+        self._files: dict[str, dict[str, Any]] = {}
+        self._busy = False
+        patches.before(torch, "save", self._on_save)
+        if "safetensors.torch" in sys.modules:
+            patches.before(sys.modules["safetensors.torch"], "save_file", self._on_save)
+        if not hasattr(sys, "_workbench_file_hook"):
+            sys._workbench_file_hook = True  # type: ignore[attr-defined]
+            sys.addaudithook(_hook)
+        _LISTENING.append(self)
+        patches.handle(self)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values."""
+        return {"files": list(self._files.values())}
+
+    def remove(self) -> None:
+        """Listen no more."""
+        if self in _LISTENING:
+            _LISTENING.remove(self)
+
+    def opened(self, path: Any, mode: Any, flags: Any) -> None:
+        """Take an audit event in."""
+        if self._busy or isinstance(path, int) or path is None or not self._state.here:
+            return
+        by_flags = isinstance(flags, int) and bool(flags & _WRITING)
+        if any(c in mode for c in "wax+") if isinstance(mode, str) else by_flags:
+            self._busy = True
+            try:
+                self._note(path, None)
+            finally:
+                self._busy = False
+
+    def moved(self) -> None:
+        """Take note that the rank is not standing still."""
+        self._state.progress += 1
+
+    def _note(self, path: Any, kind: str | None) -> None:
+        """Write down that a file is opened for writing; a `kind` of None is what its name says."""
+        full = os.path.abspath(os.fsdecode(path))
+        if _NEVER.search(full) or (_OWN.match(Path(full).name) and Path(full).parent == self._state.folder):
+            return
+        found = self._files.get(full)
+        if found is None:
+            if len(self._files) >= MAX_FILES or os.path.isdir(full):  # where a temporary file is made
+                return
+            guessed = "checkpoint" if _CHECKPOINT.search(full) else "log"
+            found = self._files[full] = {"path": full, "kind": guessed, "times": 0, "step": self._state.step}
+            if guessed == "checkpoint" and kind is None:
+                self._checkpoint()
+        found["kind"] = kind or found["kind"]
+        found["times"] += 1
+
+    def _checkpoint(self) -> None:
+        for heard in self._state.on_checkpoint:
+            heard()
+
+    def _on_save(self, *args: Any, **kwargs: Any) -> None:
+        f = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+        path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
+        if isinstance(path, (str, os.PathLike)) and self._state.here:
+            self._state.tick("saving")
+            self._checkpoint()
+            self._note(path, "checkpoint")
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        for watch in _LISTENING:
+            watch.opened(*arguments[:3])
+    elif event == "import":  # torch loads parts of itself on their first use, which takes seconds
+        for watch in _LISTENING:
+            watch.moved()
+
+
+class SpawnWatch:
+    """Counts processes that `torch.multiprocessing.spawn` starts, in which nobody looks unless they call `audit_hosts` themselves.
+
+    Where a launcher has started the ranks, it is `refused`: each of them would start all of them again.
+    """
+
+    def __init__(self, state: State, patches: Patches, *, refused: bool) -> None:
+        self._state, self._refused = state, refused
+        self._spawned = 0
+        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            for name in ("spawn", "start_processes"):
+                patches.wrap(module, name, functools.partial(self._on_spawn, name))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values."""
+        return {"spawned": self._spawned}
+
+    def _on_spawn(self, name: str, original: Any) -> Callable[..., Any]:
+        def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> Any:
+            if self._refused and self._state.here:
+                raise UsageError(
+                    f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
+                    f"every one of the {self._state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
+                    "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.audit_hosts() at the "
+                    "top of that function, and start the script as always."
+                )
+            self._spawned += nprocs
+            return original(fn, args, nprocs, *rest, **kwargs)
+
+        return spawn
+
+
+class TrainerWatch:
+    """The same facts of `workbench.Trainer`, which updates all parameters at once and by no torch optimizer; nothing of it is loaded otherwise."""
+
+    def __init__(
+        self, state: State, patches: Patches, updates: UpdateWatch, loaders: LoaderWatch, buffers: BufferWatch
+    ) -> None:
+        self._state, self._patches = state, patches
+        self._updates, self._loaders, self._buffers = updates, loaders, buffers
+        self._installed = False
+        self.install()
+
+    def install(self) -> None:
+        """Begin to watch, if the trainer has been imported; it is asked again when a process group begins."""
+        run = sys.modules.get("workbench.train.loop")
+        if run is None or self._installed:
+            return
+        self._installed = True
+        distributed = "workbench.train.distributed"
+        self._patches.wrap(run, "Step", self._on_step)
+        self._patches.before(run, "clip_by_norm", self._on_clip)
+        self._patches.before(run, "Checkpoint", self._on_checkpoint)
+        self._patches.wrap(sys.modules["workbench.train.batches"], "_positions", self._on_positions)
+        self._patches.wrap(sys.modules[f"{distributed}.process_group"].HostGroup, "sum_and_gather", self._on_sum)
+        self._patches.wrap(sys.modules[f"{distributed}.data_parallel"], "evaluate_shard", self._on_shard)
+        self._loaders.known.add("train")
+
+    def _on_step(self, original: Any) -> Callable[..., Any]:
+        """A step is described when its update is known and before it is made: the parameters are those before it."""
+
+        def step(*fields: Any) -> Any:
+            made = original(*fields)
+            if looked_at(self._state.step):
+                used, norm = hash_of([made.grad]), hash_of([made.grad_norm])
+                self._updates.begin(0, self._state.step, [made.params], used=used, before_clip=norm)
+            self._updates.end()
+            return made
+
+        return step
+
+    def _on_clip(self, _: Tensor, norm: Tensor, max_grad_norm: Any, **__: Any) -> None:
+        limit = max_grad_norm.flatten()[0] if isinstance(max_grad_norm, Tensor) else max_grad_norm
+        self._updates.clipped("clip_grad_norm_", limit, norm.flatten()[0].clone())
+
+    def _on_checkpoint(self, _: int, model: Mapping[str, Tensor], *__: Any) -> None:
+        mean, var = "running_mean", "running_var"
+        layers = [(model[name], model[name.removesuffix(mean) + var]) for name in model if name.endswith(mean)]
+        self._buffers.note(layers, "checkpoint")
+
+    def _on_positions(self, original: Any) -> Callable[..., Any]:
+        def positions(examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
+            for order in original(examples, config, whole, *args):
+                if order.shape[1] < whole:  # not the batches by which one host knows the workload again
+                    self._loaders.add_order(examples, order)
+                yield order
+
+        return positions
+
+    def _on_shard(self, original: Any) -> Callable[..., Any]:
+        def evaluate_shard(workload: Any, model: Any, shard: int, shards: int, *, split: str, **kwargs: Any) -> Any:
+            data = workload.data(split)
+            if not in_its_own_order(data):
+                self._loaders.add_evaluation(data, range(shard, len(data), shards))
+            self._loaders.known.add(split)
+            try:
+                return original(workload, model, shard, shards, split=split, **kwargs)
+            finally:
+                self._loaders.known.discard(split)
+
+        return evaluate_shard
+
+    def _on_sum(self, original: Any) -> Callable[..., Any]:
+        def sum_and_gather(*args: Any, **kwargs: Any) -> Any:
+            with self._state.waiting("the average of the gradients"):
+                return original(*args, **kwargs)
+
+        return sum_and_gather

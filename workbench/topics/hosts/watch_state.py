@@ -1,0 +1,286 @@
+"""What the watches of one rank share: where it is in its training, what it replaces for a while, short hashes, and where it stands still."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import os
+import random
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Patches", "State", "Watchdog", "hash_of", "is_sharded", "looked_at", "random_state", "row_hashes", "stack_path", "state_of",
+    "status_path",
+]  # fmt: skip
+
+BEAT_S = 0.25
+MAX_ELEMENTS = 65_536
+"""Of a tensor; a larger one is hashed at evenly spaced places (rule of thumb: what differs, differs everywhere)."""
+
+
+_ABSENT = object()
+
+
+def looked_at(step: int) -> bool:
+    """Tell whether parameters and gradients are looked at before update `step`: the first four, powers of two, hundreds."""
+    return step < 4 or step & (step - 1) == 0 or step % 100 == 0
+
+
+@dataclass
+class State:
+    """What the watches of one rank share; what is to be called at an event is a list under the name of the event."""
+
+    folder: Path
+    rank: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))
+    """Of this process; that of the environment until a process group says another one."""
+    world: int = field(default_factory=lambda: int(os.environ.get("WORLD_SIZE", "1")))
+    pid: int = field(default_factory=os.getpid)
+    initialised: bool = False
+    backend: str | None = None
+    step: int = 0
+    """Updates that have been made, counted by one optimizer where several take turns."""
+    phase: str = "starting"
+    progress: int = 0
+    """Rises with everything that is seen, so that standing still shows."""
+    waited_s: float = 0.0
+    """Time spent waiting for other ranks since the last update."""
+    evaluating: bool = False
+    """Whether a model that trains was called in evaluation mode since it was last trained."""
+    looking: bool = False
+    """Whether any model was called without being trained since one was: a copy with averaged weights, for example."""
+    other_calls: int = 0
+    """Of models, in anything but training."""
+    _waits: bool = False
+    optimizers: list[Any] = field(default_factory=list)
+    models: list[Any] = field(default_factory=list)
+    """The models that train, without their wrappers."""
+    on_train_call: list[Callable[[Any], None]] = field(default_factory=list)
+    on_evaluation: list[Callable[[Any], None]] = field(default_factory=list)
+    on_checkpoint: list[Callable[[], None]] = field(default_factory=list)
+    on_joining: list[Callable[[], None]] = field(default_factory=list)
+
+    def tick(self, phase: str) -> None:
+        """Say what the rank does now."""
+        self.phase = phase
+        self.progress += 1
+
+    @contextmanager
+    def waiting(self, phase: str) -> Iterator[None]:
+        """Count the time of the block as waiting for other ranks; a block inside another one counts once.
+
+        Where the block fails, that is where the rank was.
+        """
+        if self._waits:
+            yield
+            return
+        before, self._waits, came_from = time.perf_counter(), True, self.phase
+        self.tick(f"waiting in {phase}")
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.waited_s += time.perf_counter() - before
+        self.tick(came_from)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that is watched, and not one that it has forked."""
+        return os.getpid() == self.pid
+
+
+class Patches:
+    """Wrappers around functions and methods of other packages; `undo` takes them off in the reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Put `make(original)` in the place of `owner.name`; nothing happens where there is no such name.
+
+        A module that has imported a function by its name is given the wrapper too: `from torch.distributed import all_reduce`.
+        """
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        own = vars(owner).get(name, _ABSENT)
+        wrapper = functools.wraps(original)(make(original))
+        for other in _importers(owner, name, original):
+            setattr(other, name, wrapper)
+            self._undo.append(functools.partial(setattr, other, name, original))
+        setattr(owner, name, wrapper)
+        back = (
+            functools.partial(delattr, owner, name) if own is _ABSENT else functools.partial(setattr, owner, name, own)
+        )
+        self._undo.append(back)
+
+    def before(self, owner: Any, name: str, call: Callable[..., None]) -> None:
+        """Have `call` called with the arguments of `owner.name` before it is."""
+
+        def make(original: Any) -> Callable[..., Any]:
+            def both(*args: Any, **kwargs: Any) -> Any:
+                call(*args, **kwargs)
+                return original(*args, **kwargs)
+
+            return both
+
+        self.wrap(owner, name, make)
+
+    def handle(self, handle: Any) -> None:
+        """Remember a hook's handle, so that `undo` removes the hook."""
+        self._undo.append(handle.remove)
+
+    def undo(self) -> None:
+        """Put everything back; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _importers(owner: Any, name: str, original: Any) -> list[Any]:
+    """Return scripts and modules of the user's own that have imported the function by name before it was wrapped."""
+    if not isinstance(owner, ModuleType):
+        return []
+    package = owner.__name__.partition(".")[0]
+    others = [m for key, m in list(sys.modules.items()) if m is not owner and key.partition(".")[0] != package]
+    return [m for m in others if isinstance(m, ModuleType) and vars(m).get(name) is original]
+
+
+def hash_of(tensors: Iterable[Tensor | None]) -> str:
+    """Return eight hex digits for the bits of some tensors; None counts too."""
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(b"none" if tensor is None else _bytes(tensor), crc)
+    return f"{crc:08x}"
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds a part of a larger one by design (FSDP2)."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    local = (tensor.to_local() if is_sharded(tensor) else tensor).detach()  # type: ignore[attr-defined]
+    if local.is_sparse:
+        joined = local.coalesce()
+        return _bytes(joined.indices()) + _bytes(joined.values())
+    if local.layout is not torch.strided or local.is_meta or local.is_quantized or local.numel() == 0:
+        return str(tuple(local.shape)).encode()
+    flat = local.reshape(-1)
+    kept = flat[:: max(1, flat.numel() // MAX_ELEMENTS)].cpu().contiguous()
+    found: bytes = kept.view(torch.uint8).numpy().tobytes()
+    return found
+
+
+def row_hashes(batch: Any, *, most: int) -> list[str]:
+    """Return a hash of each example of a batch, of its largest array; none where a batch has no array with rows."""
+    rows = max(_arrays(batch), key=lambda a: a.numel(), default=None)
+    if rows is None or rows.ndim == 0 or len(rows) == 0 or rows.numel() == 0:
+        return []
+    kept = rows[:most].detach().cpu().reshape(min(most, len(rows)), -1).contiguous()
+    plain = kept.view(torch.uint8).numpy()
+    return [f"{zlib.crc32(row.tobytes()):08x}" for row in plain]
+
+
+def _arrays(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
+        return [torch.from_numpy(np.ascontiguousarray(batch))]
+    if isinstance(batch, dict):
+        return [array for value in batch.values() for array in _arrays(value)]
+    if isinstance(batch, (list, tuple)):
+        return [array for value in batch for array in _arrays(value)]
+    return []
+
+
+def random_state() -> dict[str, int]:
+    """Return a hash of each of the three global generators."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
+        "numpy": zlib.crc32(np.asarray(words).tobytes(), zlib.crc32(repr((kind, rest)).encode())),
+        "python": zlib.crc32(repr(random.getstate()).encode()),
+    }
+
+
+def state_of(generator: Any) -> int | None:
+    """Return a hash of a generator's state; None for what is no generator."""
+    if isinstance(generator, torch.Generator):
+        return zlib.crc32(generator.get_state().numpy().tobytes())
+    if isinstance(generator, np.random.Generator):
+        return zlib.crc32(repr(generator.bit_generator.state).encode())
+    if isinstance(generator, np.random.RandomState):
+        return zlib.crc32(repr(generator.get_state()).encode())
+    if isinstance(generator, random.Random):
+        return zlib.crc32(repr(generator.getstate()).encode())
+    return None
+
+
+def status_path(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says where it stands."""
+    return folder / f"status-{rank}.json"
+
+
+def stack_path(folder: Path, rank: int) -> Path:
+    """Return the file that holds the stacks of a rank that stood still."""
+    return folder / f"stack-{rank}.txt"
+
+
+class Watchdog:
+    """A thread that writes down where the rank stands, and a timer of `faulthandler`, which needs no thread, for its stack.
+
+    Args:
+        state: of this rank.
+        timeout_s: without any progress, until the stack is written.
+    """
+
+    def __init__(self, state: State, timeout_s: float) -> None:
+        self._state, self._timeout_s = state, timeout_s
+        self._path = status_path(state.folder, state.rank)
+        self._stacks = stack_path(state.folder, state.rank).open("w", encoding="utf-8")
+        self._end = threading.Event()
+        faulthandler.dump_traceback_later(timeout_s, file=self._stacks, exit=False)
+        self._row = {"rank": state.rank, "pid": os.getpid()}
+        self._write("running")
+        self._thread = threading.Thread(target=self._watch, name="workbench-watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch and say that the rank has come to its end."""
+        if self._end.is_set():
+            return
+        self._end.set()
+        faulthandler.cancel_dump_traceback_later()
+        self._thread.join(timeout=2)
+        self._stacks.close()
+        self._write("finished")
+
+    def _watch(self) -> None:
+        seen = self._state.progress
+        while not self._end.wait(BEAT_S):
+            if self._state.progress != seen:
+                seen = self._state.progress
+                faulthandler.dump_traceback_later(self._timeout_s, file=self._stacks, exit=False)
+            self._write("running")
+
+    def _write(self, said: str) -> None:
+        row = {**self._row, "step": self._state.step, "phase": self._state.phase, "state": said}
+        part = self._path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            part.write_text(json.dumps(row), encoding="utf-8")
+            part.replace(self._path)
+        except OSError:
+            return  # the folder is gone: nobody listens any more
