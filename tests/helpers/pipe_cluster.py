@@ -5,90 +5,54 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
-from collections import deque
+import threading
+from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
 import cloudpickle
 
-from workbench.ray.cluster import WorkerLost
+from workbench.ray.cluster import WorkerLost, node_of_this_worker
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["workbench.studies.executors.worker", "tests.helpers.workloads"])
 
 
-class _Process:
-    def __init__(self, kind: type) -> None:
-        self.pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_serve, args=(kind, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.asked: deque[_Call] = deque()
-
-
-class _Call:
-    def __init__(self, worker: _Process) -> None:
-        self.worker = worker
-        self.answer: tuple[bool, Any] | None = None
-
-
 class PipeCluster:
-    """Has the methods of `RayCluster`; its machines have one CPU each, and a worker is a process on this one.
+    """Has the methods of `RayCluster` that an executor calls; its machines have one CPU each, a worker is a process here.
 
     Attributes:
         room: how many machines it has.
-        placed: how many were started.
+        placed: how many workers were started.
     """
 
     def __init__(self, room: int = 2) -> None:
         self.room, self.placed = room, 0
-        self.workers: list[_Process] = []
-        self.closed = False
+        self.tasks: list[Task] = []
 
-    def total(self, resource: str) -> int:
-        return self.room if resource == "CPU" else 0
+    def machines(self, resource: str) -> list[int]:
+        return [1] * self.room if resource == "CPU" else []
 
-    def free(self, resource: str) -> dict[str, int]:
-        alive = sum(worker.process.is_alive() for worker in self.workers)
-        return {f"machine-{n}": 1 for n in range(self.total(resource) - alive)}
+    def submit(self, function: Callable[..., Any], *arguments: Any, cpus: int = 1, gpus: int = 0) -> Task:
+        self.tasks.append(Task(function, arguments))
+        self._start()
+        return self.tasks[-1]
 
-    def place(self, kind: type, *arguments: Any, node: str | None = None, cpus: int = 1, gpus: int = 0) -> _Process:
-        worker = _Process(kind)
-        self.placed += 1
-        self.workers.append(worker)
-        return worker
+    def ready(self, calls: list[Task], timeout_s: float) -> list[Task]:
+        self._start()
+        connection.wait([call.pipe for call in calls if call.process is not None], timeout_s)
+        return [call for call in calls if call.process is not None and call.pipe.poll()]
 
-    def call(self, worker: _Process, method: str, *arguments: Any) -> _Call:
-        call = _Call(worker)
-        worker.asked.append(call)
-        with contextlib.suppress(OSError):  # it is gone, as the answer will say
-            worker.pipe.send_bytes(pickle.dumps((method, arguments)))
-        return call
+    def result(self, call: Task) -> Any:
+        try:
+            return call.pipe.recv()
+        except (EOFError, OSError):
+            raise WorkerLost("the process is gone") from None
+        finally:
+            call.end()
 
-    def ready(self, calls: list[_Call], timeout_s: float) -> list[_Call]:
-        waiting = {call.worker.pipe for call in calls if call.answer is None}
-        if len(waiting) == len({call.worker.pipe for call in calls}):
-            connection.wait(list(waiting), timeout_s)
-        for worker in {call.worker for call in calls}:
-            while worker.asked and worker.pipe.poll():
-                try:
-                    answer: tuple[bool, Any] = (True, worker.pipe.recv())
-                except (EOFError, OSError):
-                    for call in worker.asked:
-                        call.answer = (False, "the process is gone")
-                    worker.asked.clear()
-                    break
-                worker.asked.popleft().answer = answer
-        return [call for call in calls if call.answer is not None]
-
-    def result(self, call: _Call) -> Any:
-        while call.answer is None:
-            self.ready([call], 1.0)
-        done, value = call.answer
-        if not done:
-            raise WorkerLost(value)
-        return value
+    def cancel(self, call: Task) -> None:
+        call.end()
 
     def pack(self, value: Any) -> bytes:
         blob: bytes = cloudpickle.dumps(value)
@@ -97,24 +61,73 @@ class PipeCluster:
     def share(self, value: Any) -> Any:
         return value
 
-    def kill(self, worker: _Process) -> None:
-        worker.process.kill()
-        worker.process.join()
+    def begin(self, kind: type) -> PipeCalls:
+        self.listener = connection.Listener()
+        threading.Thread(target=self._serve, args=(kind(),), daemon=True).start()
+        return PipeCalls(self.listener.address)
+
+    def end(self, worker: PipeCalls) -> None:
+        self.listener.close()
 
     def close(self) -> None:
-        for worker in self.workers:
-            self.kill(worker)
-            worker.pipe.close()
-        self.closed = True
+        for task in self.tasks:
+            task.end()
+
+    def alive(self) -> bool:
+        """Whether a worker is left."""
+        return any(task.process is not None and task.process.is_alive() for task in self.tasks)
+
+    def _start(self) -> None:
+        busy = sum(task.process is not None and not task.ended for task in self.tasks)
+        for task in [t for t in self.tasks if t.process is None and not t.ended][: max(0, self.room - busy)]:
+            task.start()
+            self.placed += 1
+
+    def _serve(self, held: Any) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with self.listener.accept() as pipe, contextlib.suppress(EOFError):
+                    method, arguments = pipe.recv()
+                    pipe.send(getattr(held, method)(*arguments))
+
+
+class PipeCalls:
+    """Calls an object in the process of the cluster."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *arguments: self._ask(method, arguments)
+
+    def _ask(self, method: str, arguments: Any) -> Any:
+        with connection.Client(self.address) as pipe:
+            pipe.send((method, arguments))
+            return pipe.recv()
+
+
+class Task:
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.given, self.process, self.ended = (function, arguments), None, False
+        self.pipe, self.theirs = _context.Pipe(duplex=False)
+
+    def start(self) -> None:
+        self.process: Any = _context.Process(target=_run, args=(self.theirs, *self.given), daemon=True)
+        self.process.start()
+        self.theirs.close()
+
+    def end(self) -> None:
+        self.ended = True
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
 
 
 def node() -> str:
     return f"machine-of-{os.getpid()}"
 
 
-def _serve(kind: type, pipe: connection.Connection) -> None:
-    worker = kind(node)
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            method, arguments = pickle.loads(pipe.recv_bytes())
-            pipe.send(getattr(worker, method)(*arguments))
+def _run(pipe: connection.Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send(function(*[node if argument is node_of_this_worker else argument for argument in arguments]))

@@ -126,10 +126,32 @@ class RayCluster:
         """Return how many "CPU" or "GPU" the machines that are in the cluster now have, busy or not."""
         return int(self._ray.cluster_resources().get(resource, 0))
 
-    def free(self, resource: str) -> dict[str, int]:
-        """Return for each machine, by its id, how many of them nobody uses now; the answer may be a second old."""
-        found = self._ray._private.state.available_resources_per_node()
-        return {node: count for node, have in found.items() if (count := int(have.get(resource, 0))) > 0}
+    def machines(self, resource: str) -> list[int]:
+        """Return how many "CPU" or "GPU" each machine has that is in the cluster now, busy or not."""
+        return [int(node["Resources"].get(resource, 0)) for node in self._ray.nodes() if node["Alive"]]
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, cpus: int = 1, gpus: int = 0) -> Any:
+        """Have `function`, of an importable module, called in a worker as soon as there is room. Returns what `result` waits for.
+
+        It is called once: a worker that is lost is a `WorkerLost` of `result`.
+        """
+        task = self._ray.remote(function).options(
+            num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD"
+        )
+        return task.remote(*arguments)
+
+    def cancel(self, call: Any) -> None:
+        """End the worker that `submit` started for a call, or take it out of the queue."""
+        if self._ray.is_initialized():
+            self._ray.cancel(call, force=True)
+
+    def begin(self, kind: type) -> Any:
+        """Start a worker on this machine that takes no CPU; return `Calls` of it, which other workers can use too."""
+        return Calls(self.place(kind, node=node_of_this_worker(), cpus=0))
+
+    def end(self, worker: Any) -> None:
+        """End a worker that `begin` started."""
+        self.kill(worker._worker)
 
     def place(
         self,
@@ -253,6 +275,20 @@ class RayCluster:
     def close(self) -> None:
         """Leave the cluster; one that `connect` started ends."""
         self._leave()
+
+
+class Calls:
+    """A worker whose methods are called like anybody's: each waits for its answer, and raises `WorkerLost` where there is none."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Return a function that calls the method in the worker's process."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+        cluster = RayCluster.joined()
+        return lambda *arguments: cluster.result(cluster.call(self._worker, method, *arguments))
 
 
 def require_ray() -> None:

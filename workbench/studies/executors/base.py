@@ -1,4 +1,4 @@
-"""`Executor`: the one question that a study leaves open, where its trials run."""
+"""`Executor`: the one question that a study leaves open, where its trials run; `LocalExecutor` is this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.train.progress import Progress
 from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
-__all__ = ["EXECUTORS", "Executor", "make_executor"]
+__all__ = ["EXECUTORS", "Executor", "LocalExecutor", "make_executor"]
 
 EXECUTORS = ("local", "ray")
 
@@ -44,6 +44,26 @@ class Executor(Protocol):
         ...
 
 
+class LocalExecutor:
+    """Hands the trials to the trainer, here and now."""
+
+    def run(
+        self,
+        workload: Workload,
+        configs: Sequence[TrainConfig],
+        study: StudyWriter,
+        *,
+        stage: str,
+        trainer: AnyTrainer,
+        progress: Progress | None = None,
+    ) -> list[TrialRecord]:
+        """Train what is not finished yet and return all records, in the order of `configs`."""
+        return trainer.run_trials(workload, configs, study, stage=stage, progress=progress)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 def make_executor(name: str, address: str | None = None) -> Executor:
     """Return the executor of this name; nothing is started before its first trial.
 
@@ -66,6 +86,4 @@ def make_executor(name: str, address: str | None = None) -> Executor:
             f"address={address!r} names a Ray cluster, and executor={name!r} has no use for one. Add executor='ray' "
             "(--executor ray), or leave the address out."
         )
-    from workbench.studies.executors.local import LocalExecutor
-
     return LocalExecutor()

@@ -6,120 +6,104 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import RecordError
 from workbench.record.parts import write_atomic
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.studies.executors.messages import (
-    Advanced,
-    Dropped,
-    Ended,
-    Event,
-    Facts,
-    Message,
-    Rewind,
-    Rows,
-    Saved,
-)
 from workbench.train.progress import Progress
 
 __all__ = ["Inbox"]
 
 FLUSH_SECONDS = 5.0  # rule of thumb: what a killed driver may cost in rows; a resumed trial trains them again
 
-_CHECKPOINT, _FILE = re.compile(r"step-\d{8}"), re.compile(r"\w[\w.-]*")
+_TABLE, _CHECKPOINT, _FILE = (re.compile(p) for p in ("steps|evals|predictions", r"step-\d{8}", r"\w[\w.-]*"))
 
 
 class Inbox:
-    """Applies messages in the order of each worker; a study that is killed in between resumes as any other."""
+    """Writes what workers tell into the study; one that is killed in between resumes as any other."""
 
     def __init__(self, study: StudyWriter, progress: Progress | None = None) -> None:
         self.study, self._progress = study, progress
-        self._flushed_at = time.perf_counter()
+        self._flushed_at = time.monotonic()
         self._rows_wait = False
 
-    def apply(self, messages: Iterable[Message]) -> Ended | None:
-        """Write what one worker told, and return its last word where it is among it.
+    def apply(self, messages: Sequence[tuple[Any, ...]], where: dict[str, Any]) -> None:
+        """Write what one worker told.
+
+        Args:
+            messages: in the order in which it happened; checkpoints and events after the rows of the same letter.
+            where: of the worker; filled in by its first message, and kept with the events that begin a trial.
 
         Raises:
             RecordError: the disk is full or not writable; what was saved before is kept.
         """
-        later: list[Message] = []
-        ended = None
-        for message in messages:
-            if isinstance(message, Rows):
-                getattr(self.study, message.table).add(message.columns)
+        later: list[tuple[Any, ...]] = []
+        for kind, *given in messages:
+            if kind == "begun":
+                where |= given[0]
+            elif kind == "rows":
+                getattr(self.study, _checked(given[0], _TABLE)).add(given[1])
                 self._rows_wait = True
-            elif isinstance(message, Rewind):
-                self._settle(later)
-                TrialWriter(self.study, message.trial).rewind(message.step)
-            elif isinstance(message, Ended):
-                ended = message
+            elif kind == "rewind":
+                self._settle(later, where)
+                TrialWriter(self.study, given[0]).rewind(given[1])
             else:
-                later.append(message)
-        self._settle(later)
-        if time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
+                later.append((kind, *given))
+        self._settle(later, where)
+        if time.monotonic() - self._flushed_at > FLUSH_SECONDS:
             self.flush()
-        return ended
 
     def flush(self) -> None:
         """Write all collected rows to disk."""
         self.study.flush()
-        self._rows_wait, self._flushed_at = False, time.perf_counter()
+        self._rows_wait, self._flushed_at = False, time.monotonic()
 
-    def _settle(self, messages: list[Message]) -> None:
+    def _settle(self, messages: list[tuple[Any, ...]], where: dict[str, Any]) -> None:
         """Write what is no rows; a checkpoint or an end is not on disk before the rows that it rests on."""
-        if self._rows_wait and any(isinstance(m, Saved) or _is_end(m) for m in messages):
+        ends = [m for m in messages if m[0] == "event" and m[2].get("state") not in (None, "running")]
+        if self._rows_wait and (ends or any(m[0] == "saved" for m in messages)):
             self.flush()
-        for message in messages:
-            if isinstance(message, Saved):
-                self._save(message)
-            elif isinstance(message, Dropped):
-                _drop(self._checkpoint(message.trial, message.name))
-            elif isinstance(message, Event):
-                TrialWriter(self.study, message.trial).event(message.event, **message.values)
-            elif isinstance(message, Facts):
-                self.study.add_facts(**message.values)
-            elif isinstance(message, Advanced) and self._progress is not None:
-                self._progress(message.steps)
+        for kind, *given in messages:
+            if kind == "advanced":
+                if self._progress is not None:
+                    self._progress(given[0])
+                continue
+            number, said = int(given[0]), given[1]
+            folder = self.study.path / "trials" / str(number) / "checkpoints"
+            if kind == "event":
+                values = {**said, **(where if said["event"] in ("started", "resumed") else {})}
+                TrialWriter(self.study, number).event(values.pop("event"), **values)
+            elif kind == "saved":
+                _save(folder / _checked(said, _CHECKPOINT), given[2])
+            elif (dropped := folder / _checked(said, _CHECKPOINT)).exists():
+                doomed = dropped.with_name(f".{dropped.name}.old")
+                dropped.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
         messages.clear()
 
-    def _save(self, saved: Saved) -> None:
-        """Write a checkpoint whole or not at all."""
-        target = self._checkpoint(saved.trial, saved.name)
-        if target.exists():
-            return
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            for name, content in saved.files.items():
-                write_atomic(temporary / _checked(name, _FILE), content)
-            temporary.rename(target)
-        except OSError as error:
-            raise RecordError(
-                f"cannot write {target}: {error.strerror or error}. Nothing that was saved before is lost; run the same "
-                "call again to go on."
-            ) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
-    def _checkpoint(self, trial: int, name: str) -> Path:
-        return self.study.path / "trials" / str(int(trial)) / "checkpoints" / _checked(name, _CHECKPOINT)
-
-
-def _is_end(message: Message) -> bool:
-    return isinstance(message, Event) and message.values.get("state") not in (None, "running")
-
-
-def _drop(path: Path) -> None:
-    if path.exists():
-        doomed = path.with_name(f".{path.name}.old")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+def _save(target: Path, files: dict[str, bytes]) -> None:
+    """Write a checkpoint whole or not at all."""
+    if target.exists():
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        for name, content in files.items():
+            write_atomic(temporary / _checked(name, _FILE), content)
+        temporary.rename(target)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {target}: {error.strerror or error}. Nothing that was saved before is lost; run the same "
+            "call again to go on."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _checked(name: str, allowed: re.Pattern[str]) -> str:
     if not allowed.fullmatch(name):
-        raise RecordError(f"a worker sent a checkpoint under the name {name!r}, which is none of a checkpoint's.")
+        raise RecordError(f"a worker sent {name!r}, which is no name of a table, a checkpoint or its files.")
     return name

@@ -1,141 +1,203 @@
-"""`ChunkWorker`: the process that trains chunks; it is asked for what there is to tell, and tells it in order."""
+"""`train_chunk`: the task that trains a chunk of trials in a folder of its own, and tells the driver what happens there."""
 
 from __future__ import annotations
 
-import builtins
 import os
 import pickle
-import threading
+import time
 import traceback
-from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from workbench import errors
-from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.errors import StudyInterrupted
+from workbench.ray.folders import temporary_folder
+from workbench.record.read import StudyRecord
+from workbench.record.watch import Watcher, watching
 from workbench.record.write import StudyWriter
-from workbench.studies.executors.messages import Advanced, Ended, Message, Saved
-from workbench.studies.executors.parcels import Chunk, unpacked
-from workbench.studies.executors.relay import RelayStudy
 from workbench.studies.executors.shipping import Shipment, unpack_shipment
+from workbench.train.checkpoint import latest_checkpoint
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
-__all__ = ["ChunkWorker", "error_of"]
+__all__ = ["Chunk", "Ended", "pack_chunk", "train_chunk"]
 
-WAITING_MESSAGES = 256  # rule of thumb: training waits for the driver when more than this is untold,
-WAITING_BYTES = 64 * 2**20  # or when checkpoints of more than this are
+TELL_S = 0.2  # rule of thumb: five times a second looks like motion to who looks on
 
 
-class ChunkWorker:
-    """Trains one chunk after the other in a thread, while its main thread answers the driver.
+@dataclass(frozen=True)
+class Chunk:
+    """Trials that a worker trains together, as the study has them: from there they go on.
+
+    Attributes:
+        key: another one each time that the chunk is sent.
+        stage: what the trials are for.
+        configs: of the trials, pickled.
+        numbers: that the study gave to them.
+        files: path in the study's folder -> content: of the newest checkpoint of each trial.
+        kept: folders of all checkpoints; the older ones stay where they are and only count.
+        rows: for each of the study's tables the rows there are, column by column.
+    """
+
+    key: str
+    stage: str
+    configs: bytes
+    numbers: Sequence[int]
+    files: Mapping[str, bytes]
+    kept: Sequence[str]
+    rows: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's last word about a chunk.
+
+    Attributes:
+        state: "done"; "stopped" where it was asked to; "failed" where an error was raised.
+        kind: the error's class, by name.
+        said: its message.
+        details: its notes and traceback.
+    """
+
+    state: Literal["done", "stopped", "failed"] = "done"
+    kind: str = ""
+    said: str = ""
+    details: str = ""
+
+
+def pack_chunk(study: StudyWriter, numbers: Sequence[int], *, key: str, stage: str, configs: bytes) -> Chunk:
+    """Return the trials with these numbers as the study has them now, everything flushed."""
+    paths, kept = [study.path / "study.json"], []
+    for number in numbers:
+        trial = study.path / "trials" / str(number)
+        paths += [path for path in (trial / "config.json", trial / "events.jsonl") if path.exists()]
+        kept += sorted((trial / "checkpoints").glob("step-*"))
+        newest = latest_checkpoint(trial / "checkpoints")
+        paths += [] if newest is None else newest.iterdir()
+    rows: dict[str, Mapping[str, Any]] = {}
+    if kept:  # without a checkpoint a trial begins anew
+        record = StudyRecord(study.path, frozenset(numbers))
+        for name, table in (("steps", record.steps), ("evals", record.evals), ("predictions", record.predictions)):
+            rows[name] = {str(column): table[column].to_numpy() for column in table.columns} if len(table) else {}
+    files = {str(path.relative_to(study.path)): path.read_bytes() for path in paths}
+    return Chunk(key, stage, configs, numbers, files, [str(path.relative_to(study.path)) for path in kept], rows)
+
+
+@contextmanager
+def unpacked(chunk: Chunk) -> Iterator[StudyWriter]:
+    """Yield the writer of a temporary study that holds the chunk's trials under their own numbers."""
+    with temporary_folder() as name:
+        for folder in chunk.kept:
+            Path(name, folder).mkdir(parents=True)
+        for file, content in chunk.files.items():
+            Path(name, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(name, file).write_bytes(content)
+        with Path(name, ".lock").open("w") as lock:
+            study = StudyWriter(Path(name), lock)
+            for table, columns in chunk.rows.items():
+                if columns:
+                    getattr(study, table).add(columns)
+            yield study
+
+
+class Teller(Watcher):
+    """Puts what happens in a worker's folder into the mailbox: rows, events, rewinds, checkpoints, progress.
 
     Args:
+        folder: the worker's.
+        chunk: what is trained there.
+        put: takes messages and their size; says whether to stop, or None where it could not take them yet.
+    """
+
+    early = False
+
+    def __init__(self, folder: Path, chunk: Chunk, put: Callable[[Sequence[Any], int], bool | None]) -> None:
+        self._put = put
+        self._checkpoints = {n: folder / "trials" / str(n) / "checkpoints" for n in chunk.numbers}
+        self._known = {number: self._names(number) for number in chunk.numbers}
+        self._untold: list[tuple[Any, ...]] = []
+        self._told_at = time.monotonic()
+
+    def on_rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Keep rows to be told."""
+        self._untold.append(("rows", table, dict(columns)))
+
+    def on_event(self, path: Path, number: int, event: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Keep an event to be told."""
+        self._untold.append(("event", number, dict(event)))
+
+    def on_rewind(self, path: Path, number: int, step: int) -> None:  # noqa: ARG002
+        """Keep a rewind to be told."""
+        self._untold.append(("rewind", number, step))
+
+    def advance(self, steps: int) -> None:
+        """Note so many more updates; tell all where it is time, or where an event or a checkpoint is new."""
+        new = any(told[0] == "event" for told in self._untold)
+        new = new or any(self._names(number) != known for number, known in self._known.items())
+        self._untold.append(("advanced", steps))
+        if new or time.monotonic() - self._told_at > TELL_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what was not told yet: checkpoints first, because what is said of a trial's end rests on them."""
+        files: list[tuple[Any, ...]] = []
+        size = 0
+        for number, known in self._known.items():
+            there = self._known[number] = self._names(number)
+            for name in sorted(there - known):
+                found = {file.name: file.read_bytes() for file in (self._checkpoints[number] / name).iterdir()}
+                files.append(("saved", number, name, found))
+                size += sum(map(len, found.values()))
+            files += [("dropped", number, name) for name in sorted(known - there)]
+        told, self._untold = [*files, *self._untold], []
+        while (stop := self._put(told, size)) is None:
+            time.sleep(TELL_S / 4)
+        self._told_at = time.monotonic()
+        if stop:
+            ask_to_stop()
+
+    def _names(self, number: int) -> set[str]:
+        return {path.name for path in self._checkpoints[number].glob("step-*")}
+
+
+_loaded: tuple[str, Workload, Trainer] | None = None  # of the shipment that this process has unpacked last
+
+
+def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable[[], str], threads: int) -> Ended:
+    """Train a chunk in this process, and return how it ended; all else is told to the mailbox.
+
+    Args:
+        shipment: what the whole study needs.
+        chunk: what to train.
+        mailbox: a `Mailbox`, or who calls one.
         locate: returns the id of the machine that this worker runs on.
         threads: how many threads torch may use.
     """
-
-    def __init__(self, locate: Callable[[], str], threads: int = 1) -> None:
-        os.environ["WORKBENCH_LIVE"] = "0"
-        self.node, self._threads = locate(), threads
-        self._outbox = _Outbox()
-        self._loaded: tuple[str, Workload, Trainer] | None = None
-        self._stopping = False
-
-    def where(self) -> dict[str, Any]:
-        """Return which process this is, and on which machine."""
-        return {"ray_node": self.node, "pid": os.getpid()}
-
-    def start(self, shipment: Shipment, chunk: Chunk) -> None:
-        """Begin to train a chunk; what happens then is told by `take`."""
-        self._stopping = False
-        threading.Thread(target=self._train, args=(shipment, chunk), name="training", daemon=True).start()
-
-    def take(self, timeout_s: float) -> list[Message]:
-        """Return what was not told yet, as soon as there is something, at the latest after `timeout_s`."""
-        return self._outbox.take(timeout_s)
-
-    def stop(self) -> None:
-        """Finish the step in progress, save everything, and end the chunk."""
-        self._stopping = True
-        ask_to_stop()
-
-    def _train(self, shipment: Shipment, chunk: Chunk) -> None:
-        try:
-            torch.set_num_threads(self._threads)
-            workload, trainer = self._load(shipment)
-            configs: list[TrainConfig] = pickle.loads(chunk.configs)
-            with unpacked(chunk) as inner:
-                relay = RelayStudy(inner, self._outbox.put, self.where())
-
-                def advance(steps: int) -> None:
-                    relay.send_checkpoints()
-                    self._outbox.put(Advanced(steps))
-                    if self._stopping:  # asked for when nothing was training that could hear it
-                        ask_to_stop()
-
-                study = cast(StudyWriter, relay)  # all of its surface that training uses
-                trainer.run_trials(workload, configs, study, stage=chunk.stage, progress=advance)
-            ended = Ended()
-        except StudyInterrupted:
-            ended = Ended("stopped")
-        except BaseException as error:
-            ended = _failed(error)
-        self._outbox.put(ended)
-
-    def _load(self, shipment: Shipment) -> tuple[Workload, Trainer]:
-        if self._loaded is None or self._loaded[0] != shipment.key:
-            self._loaded = (shipment.key, *unpack_shipment(shipment, self.node))
-        return self._loaded[1:]
-
-
-class _Outbox:
-    """What was not told yet; `put` waits while it is too much."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._messages: deque[Message] = deque()
-
-    def put(self, message: Message) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._full())
-            self._messages.append(message)
-            self._changed.notify_all()
-
-    def take(self, timeout_s: float) -> list[Message]:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._messages), timeout_s)
-            taken, self._messages = list(self._messages), deque()
-            self._changed.notify_all()
-            return taken
-
-    def _full(self) -> bool:
-        return len(self._messages) >= WAITING_MESSAGES or sum(map(_bytes, self._messages)) > WAITING_BYTES
-
-
-def _bytes(message: Message) -> int:
-    return sum(map(len, message.files.values())) if isinstance(message, Saved) else 0
-
-
-def _failed(error: BaseException) -> Ended:
-    notes = [*getattr(error, "__notes__", ()), "".join(traceback.format_exception(error)).rstrip()]
-    return Ended("failed", type(error).__name__, str(error), "\n".join(notes))
-
-
-def error_of(ended: Ended, where: str) -> Exception:
-    """Return what the worker raised as an error of the same class, with the worker's traceback as a note."""
-    kind = getattr(errors, ended.kind, None) or getattr(builtins, ended.kind, None)
-    error: Exception
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            error = kind(ended.said)
-        except TypeError:
-            error = WorkbenchError(f"{ended.kind}: {ended.said}")
-    else:
-        error = WorkbenchError(f"{ended.kind}: {ended.said}")
-    error.add_note(f"Raised on {where}:\n{ended.details}")
-    return error
+    global _loaded  # noqa: PLW0603
+    os.environ["WORKBENCH_LIVE"] = "0"
+    node = locate()
+    mailbox.put(chunk.key, [("begun", {"ray_node": node, "pid": os.getpid()})], 0)
+    try:
+        torch.set_num_threads(threads)
+        if _loaded is None or _loaded[0] != shipment.key:
+            _loaded = (shipment.key, *unpack_shipment(shipment, node))
+        _, workload, trainer = _loaded
+        with unpacked(chunk) as study:
+            teller = Teller(study.path, chunk, lambda messages, size: mailbox.put(chunk.key, messages, size))
+            configs = pickle.loads(chunk.configs)
+            try:
+                with watching(teller):
+                    trainer.run_trials(workload, configs, study, stage=chunk.stage, progress=teller.advance)
+            finally:
+                teller.tell()
+    except (StudyInterrupted, KeyboardInterrupt):
+        return Ended("stopped")
+    except BaseException as error:
+        notes = [*getattr(error, "__notes__", ()), "".join(traceback.format_exception(error)).rstrip()]
+        return Ended("failed", type(error).__name__, str(error), "\n".join(notes))
+    return Ended()

@@ -17,7 +17,7 @@ from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.record.read import StudyRecord
 from workbench.studies.base import Study
-from workbench.studies.executors.local import LocalExecutor
+from workbench.studies.executors.base import LocalExecutor
 from workbench.studies.session import Session
 from workbench.topics.architecture.dataflow import Dataflow, trace_dataflow
 from workbench.topics.architecture.joins import Join, Operations, find_joins

@@ -16,7 +16,7 @@ from workbench.errors import ConfigError, UsageError
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study
-from workbench.studies.executors.local import LocalExecutor
+from workbench.studies.executors.base import LocalExecutor
 from workbench.studies.session import Session, open_session
 from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
 from workbench.topics.lr_sweep.rounds import Asked, run_round

@@ -1,4 +1,4 @@
-"""Two machines, played by two `ray start` on this one: they share the chunks, and one of them may be lost."""
+"""A driver that is killed or interrupted, and two machines of which one is lost: no finished trial is lost, no row is twice."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ import pytest
 
 from tests.helpers.executors import assert_same_study, assert_whole, begins, gone, rates, train
 from tests.helpers.workloads import small_workload
-from workbench.studies.executors.local import LocalExecutor
+from workbench.record.read import StudyRecord
+from workbench.studies.executors.base import LocalExecutor
 
 pytestmark = pytest.mark.slow
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[2])
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}
+OWN = {**os.environ, "PYTHONPATH": ROOT}
+WORKLOAD = small_workload(config={"total_steps": 400, "eval_every_steps": 20})
+CONFIGS = rates(WORKLOAD.config, 0.01, 0.02, 0.03, 0.04)
+MIXED = [*rates(WORKLOAD.config, 0.01, 0.02, total_steps=20), *rates(WORKLOAD.config, 0.05, 0.06, total_steps=1000)]
 DRIVER = """
 import sys
 from pathlib import Path
 from tests.helpers.executors import Durable, Meets, Slow, train
-from tests.studies.executors.test_two_nodes import CONFIGS, WORKLOAD
+from tests.helpers.pipe_cluster import PipeCluster
+from tests.executors.test_processes import CONFIGS, MIXED, WORKLOAD
 from workbench.studies.executors.on_ray import RayExecutor
 
 if __name__ == "__main__":
-    out = Path(sys.argv[2])
-    train(RayExecutor(sys.argv[1]), WORKLOAD, CONFIGS, out, hooks=[Durable(), Slow(0.005), Meets(out.parent, 2)])
+    out, kind = Path(sys.argv[1]), sys.argv[2]
+    hooks = [Durable(), Slow(0.005)]
+    if ":" in kind:
+        train(RayExecutor(kind), WORKLOAD, CONFIGS, out, hooks=[*hooks, Meets(out.parent, 2)])
+    else:
+        pipes = {"connect": lambda address: PipeCluster()} if kind == "pipes" else {}
+        train(RayExecutor(**pipes), WORKLOAD, MIXED, out, hooks=hooks)
 """
-
-
-WORKLOAD = small_workload(config={"total_steps": 400, "eval_every_steps": 20})
-CONFIGS = rates(WORKLOAD.config, 0.01, 0.02, 0.03, 0.04)
 
 
 class Node:
@@ -93,7 +100,7 @@ def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
 @pytest.mark.parametrize("lost", [False, True], ids=["both", "one is lost"])
 def test_two_nodes_share_the_chunks(nodes: tuple[str, list[Node]], tmp_path: Path, lost: bool) -> None:
     address, started = nodes
-    command = [sys.executable, "-c", DRIVER, address, str(tmp_path / "s")]
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "s"), address]
     driver = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     with driver:
         if lost:
@@ -109,4 +116,43 @@ def test_two_nodes_share_the_chunks(nodes: tuple[str, list[Node]], tmp_path: Pat
         assert len(last) == 1
         assert last < first
     train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "whole")
+    assert_same_study(tmp_path / "s", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["pipes", "ray"])
+def test_a_killed_driver_loses_no_finished_trial(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "s"), kind]
+    driver = subprocess.Popen(command, start_new_session=True, env=OWN)
+    events = [tmp_path / "s" / "trials" / str(n) / "events.jsonl" for n in range(2)]
+    try:
+        wait_for(lambda: all(path.exists() and '"complete"' in path.read_text() for path in events), 300)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        killed = StudyRecord(tmp_path / "s")
+        assert killed.trials["state"].tolist()[:2] == ["complete", "complete"]
+        assert "complete" not in killed.trials["state"].tolist()[2:]
+        subprocess.run(command, check=True, timeout=300, env=OWN)
+    finally:
+        driver.kill()
+    assert gone(driver.pid), "its processes end with it, Ray's own within a minute"
+    assert_whole(tmp_path / "s")
+    assert [len(begins(tmp_path / "s", n)) for n in range(4)] == [1, 1, 2, 2]
+    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "whole")
+    assert_same_study(tmp_path / "s", tmp_path / "whole")
+
+
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_keeps_what_is_there(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "s"), "ray"]
+    driver = subprocess.Popen(command, start_new_session=True, env=OWN, stderr=subprocess.PIPE, text=True)
+    with driver:
+        wait_for((tmp_path / "s" / "trials" / "2" / "checkpoints").exists, 300)
+        os.killpg(driver.pid, signal.SIGINT)
+        _, said = driver.communicate(timeout=120)
+    assert "StudyInterrupted: stopped with 2 of 4 trials unfinished; everything that arrived is saved" in said
+    assert StudyRecord(tmp_path / "s").trials["state"].tolist() == ["complete", "complete", "stopped", "stopped"]
+    assert gone(driver.pid, within_s=30)
+    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "s")
+    assert_whole(tmp_path / "s")
+    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
