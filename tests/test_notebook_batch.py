@@ -17,9 +17,8 @@ import pytest
 from tests.helpers.notebooks import VERDICT, write_notebook
 from workbench import cli
 from workbench.errors import UnknownNameError, UsageError
-from workbench.notebook.batch import run_notebooks
+from workbench.notebook.batch import NotebookRun, NotebookRuns, run_notebooks, write_summary
 from workbench.notebook.runner import read_verdict
-from workbench.notebook.summary import NotebookRun, NotebookRuns, write_summary
 
 CRASH = 'assert status != "crash", "asked to"'
 COUNT = "open('ran.txt', 'a').write(status + ' ' + out + '\\n');"

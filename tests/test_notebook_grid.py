@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import UnknownNameError, UsageError
-from workbench.notebook.grid import parse_sweeps, read_rows, split_values
-from workbench.notebook.parameters import read_parameters
+from workbench.notebook.parameters import parse_sweeps, read_parameters, read_rows, split_values
 
 DECLARED = read_parameters(
     "steps: int = 1\nlr: float = 0.1\nname: str = 'a'\nlrs: list[float] = [0.1]\nfast: bool = True\nwarm: int | None = None\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import UsageError
-from workbench.notebook.parameters import read_parameters
-from workbench.notebook.values import check_values
+from workbench.notebook.parameters import check_values, read_parameters
 
 DECLARED = read_parameters('workload: str = "quadratic"\ndevice: str = "cpu"\nprecision: str = ""')
 

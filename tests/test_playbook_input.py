@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
-from workbench.cli.verdict import RAN, USAGE, VERDICT
+from workbench.cli.commands import RAN, USAGE, VERDICT
 from workbench.errors import UsageError
 from workbench.topics.input.command import examine_input
 

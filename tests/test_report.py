@@ -79,7 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report.drawn_figures.FIGURES", ())
+    monkeypatch.setattr("workbench.report.figures.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:

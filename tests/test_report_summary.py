@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import replace
 
@@ -10,12 +9,11 @@ import pytest
 
 from tests.helpers.records import MemoryRecord, diagnosis, empty, study
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.report.summary import summary
+from workbench.report.summary import summary_rows
 
 
 def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
-    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", summary(record, said))
-    return {name: html.unescape(text) for name, text in found}
+    return summary_rows(record, said)
 
 
 def test_every_line_has_the_numbers_of_this_study() -> None:
@@ -93,7 +91,6 @@ def test_an_empty_study_is_no_clean_bill() -> None:
     assert said == {"Trained": "No run was recorded.", "Found": "Nothing was looked at."}
 
 
-def test_what_a_record_says_is_escaped_and_redacted() -> None:
+def test_what_a_record_says_is_redacted() -> None:
     nasty = Finding(code="a.b", status="fail", summary="<b>see</b> /home/ada/runs --token pw1")
-    page = summary(study(), Diagnosis(findings=(nasty,)))
-    assert "&lt;b&gt;see&lt;/b&gt; ~/runs --token ***" in page
+    assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"

@@ -55,7 +55,7 @@ from workbench.parameter_server.trials.trainer import ParameterServerTrainer as 
 from workbench.parameter_server.workers.closure import RemoteValue as RemoteValue
 from workbench.parameter_server.workers.resources import PerWorkerValues as PerWorkerValues
 from workbench.playbook.walk import diagnose as diagnose
-from workbench.plots.trial_curves import plot_trial_curves as plot_trial_curves
+from workbench.plots.loss import plot_trial_curves as plot_trial_curves
 from workbench.public import architecture as architecture
 from workbench.public import batch_norm as batch_norm
 from workbench.public import batch_size as batch_size

@@ -82,7 +82,7 @@ class Meter:
 def in_kernel() -> None:
     """Print one row per workload; runs within a kernel."""
     from workbench.train.lane import LaneLog
-    from workbench.views.live_feed import LiveFeed
+    from workbench.views.live import LiveFeed
 
     meter = Meter()
     meter.wrap_messages(LiveFeed)

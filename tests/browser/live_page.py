@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from workbench.views.curves_widget import CurvesWidget
+from workbench.views.curves import CurvesWidget
 
 __all__ = ["feed", "live_page"]
 

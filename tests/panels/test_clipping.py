@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.helpers.panels import pixels, said
-from tests.helpers.records import MemoryRecord, falling, one_trial
+from tests.helpers.panels import said
+from tests.helpers.records import falling, one_trial
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.panel import clipping_panel
 
@@ -29,11 +29,6 @@ def test_the_words_are_what_numpy_says(percentile: float) -> None:
     assert int(first[1]) == above[0]
 
 
-def test_few_steps_are_all_named() -> None:
-    norms = np.where(np.isin(np.arange(200), [30, 31, 32, 90]), 50.0, NORMS.clip(max=5.0))
-    assert said(clipping_panel(one_trial(norms), percentile=98.0, live=True)).endswith("4 of 200 steps: 30 to 32, 90.")
-
-
 def test_the_threshold_is_that_of_the_diagnosis() -> None:
     record = one_trial(falling(0.02, 200), total_steps=200)
     record.steps = record.steps.assign(grad_norm=NORMS)
@@ -49,22 +44,3 @@ def test_the_slider_cannot_leave_what_a_percentile_is() -> None:
     assert slider.value == 100.0
     slider.value = -5.0
     assert slider.value == 1.0
-
-
-def test_at_the_hundredth_percentile_nothing_is_clipped() -> None:
-    assert "it clips 0.0%, 0 of 200 steps." in said(
-        clipping_panel(one_trial(np.sort(NORMS)), percentile=100.0, live=True)
-    )
-
-
-@pytest.mark.parametrize("norms", [[np.nan] * 30, [0.0] * 30, [0.7] * 30, [1.0]])
-def test_poor_norms_make_a_picture_and_words_that_say_so(norms: list[float]) -> None:
-    panel = clipping_panel(one_trial(np.array(norms)), live=True)
-    assert pixels(panel.picture.value).std() > 0
-    assert "no threshold, because" in said(panel)
-
-
-def test_a_trial_without_norms_says_what_to_run() -> None:
-    record = one_trial(NORMS)
-    bare = MemoryRecord(record.trials, record.steps.drop(columns="grad_norm"), record.evals, record.config)
-    assert "Run wb.ClippingStudy()" in said(clipping_panel(bare, live=True))

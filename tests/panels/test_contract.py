@@ -26,8 +26,7 @@ from tests.notebooks.guard import BANNED
 from tests.topics.test_warmup import GOOD
 from tests.topics.test_warmup import study as warmups
 from workbench.errors import UsageError
-from workbench.panels.answers import Answer, Slider
-from workbench.panels.controls import controls_panel
+from workbench.panels.controls import Answer, Slider, controls_panel
 
 PREDICTED = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=predicted().predictions)
 NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame())
@@ -137,14 +136,6 @@ def test_a_control_changes_words_and_picture_and_back_again(
     assert panel.words.value == words
 
 
-def test_two_panels_over_one_record_do_not_share_controls() -> None:
-    one, other = made("checkpoints_panel", live=True), made("checkpoints_panel", live=True)
-    shown = other.words.value
-    one.controls["patience"].value = 20
-    assert one.words.value != shown
-    assert other.words.value == shown
-
-
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("live", [True, False])
 def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None:
@@ -195,20 +186,6 @@ def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     assert said(panel).endswith("It is 3.")
     assert panel.picture.value != picture
     panel.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "control", "value"), [("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0)]
-)
-def test_both_pictures_follow_the_slider(moved: dict[str, Any], name: str, control: str, value: Any) -> None:
-    widget, picture = moved[name].controls[control], moved[name].picture
-    start, before = widget.value, pixels(picture.value)
-    widget.value = value
-    after, middle = pixels(picture.value), before.shape[1] // 2
-    assert after.shape == before.shape
-    assert (after[:, :middle] != before[:, :middle]).any()
-    assert (after[:, middle:] != before[:, middle:]).any()
-    widget.value = start
 
 
 def test_no_module_uses_what_hangs_a_batch_run() -> None:

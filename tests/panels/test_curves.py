@@ -18,8 +18,7 @@ from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
-from workbench.views.curves import curves_panel
-from workbench.views.curves_widget import CurvesWidget
+from workbench.views.curves import CurvesWidget, curves_panel
 from workbench.views.study_curves import COLUMNS, METRICS
 
 
@@ -32,7 +31,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 def told(panel: Any) -> Page:
     """What a page is told that asks, as it does when it is drawn."""
     page = Page()
-    panel.tell = page.tell
+    panel.send = page.tell
     panel._handle_custom_msg({"kind": "all"}, [])
     return page
 
@@ -46,22 +45,6 @@ def test_a_study_is_a_widget_that_answers_with_its_curves(study: StudyRecord) ->
     assert {n: t["state"] for n, t in page.trials.items()} == {0: "complete", 1: "complete", 2: "diverged"}
     assert page.trials[2]["lr"] == 1e20
     assert [t["note"] for t in page.trials.values()] == ["", "", ""]
-    panel.close()
-
-
-def test_a_page_that_is_drawn_again_asks_again(study: StudyRecord) -> None:
-    panel = curves_panel(study, live=True)
-    for _ in range(2):
-        same_curves(told(panel), study)
-    panel.close()
-
-
-def test_other_messages_of_a_page_are_not_answered(study: StudyRecord) -> None:
-    panel, page = curves_panel(study, live=True), Page()
-    panel.tell = page.tell
-    panel._handle_custom_msg({"kind": "other"}, [])
-    panel._handle_custom_msg({}, [])
-    assert page.kinds == []
     panel.close()
 
 
@@ -112,12 +95,6 @@ def test_without_a_page_it_is_one_picture(study: StudyRecord) -> None:
     shown = curves_panel(study)
     assert isinstance(shown, Still)
     assert "training loss" in shown.alt
-    assert image.imread(io.BytesIO(shown.data), format="png").std() > 0
-
-
-@pytest.mark.parametrize("losses", [[np.nan] * 5, [1.0], [0.7] * 30])
-def test_poor_curves_make_a_picture_that_says_so(losses: list[float]) -> None:
-    shown = curves_panel(one_trial(np.array(losses)))
     assert image.imread(io.BytesIO(shown.data), format="png").std() > 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +21,8 @@ from workbench.train import loop
 from workbench.train.hooks import Hook, Step
 from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
-from workbench.views import live as live_module
-from workbench.views.curves_widget import CurvesWidget
-from workbench.views.live import live_view
-from workbench.views.live_feed import WHOLE_AGAIN, LiveFeed
+from workbench.views.curves import CurvesWidget
+from workbench.views.live import WHOLE_AGAIN, LiveFeed, live_view
 from workbench.views.study_curves import METRICS, CurvePoints, StudyCurves, kept
 
 LRS = [0.01, 0.05, 1e20]
@@ -98,7 +95,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", lambda widget, display_id: seen.append(widget))
-    monkeypatch.setattr(live_module, "_show_study", lambda record: seen.append(("summary", record.path)))
+    monkeypatch.setattr("workbench.views.summary.show_study", lambda record: seen.append(("summary", record.path)))
     return seen
 
 
@@ -136,21 +133,6 @@ def test_there_are_at_most_five_messages_a_second(tmp_path: Path) -> None:
     assert page.kinds.count("all") == 1 + sum(seconds < times[-1] for seconds in WHOLE_AGAIN)
 
 
-def test_a_resumed_study_is_shown_whole(tmp_path: Path, always: None) -> None:
-    class StopAt(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 29:
-                ask_to_stop()
-
-    with pytest.raises(StudyInterrupted):
-        Trainer(device="cpu", hooks=[StopAt()]).run(small_workload(), out=tmp_path / "s")
-    page = Page()
-    with watching(LiveFeed(page.tell, Clock(0.1))):
-        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    same_curves(page, record)
-    assert len(page.curves[0, "loss"]) == 40
-
-
 def test_rows_that_come_again_are_shown_once(tmp_path: Path, always: None) -> None:
     """After an error within a block: the trial goes on from its checkpoint, some steps back."""
 
@@ -185,17 +167,6 @@ def test_the_newest_study_is_shown_and_the_outer_one_after_it(tmp_path: Path) ->
         assert page.trials[0]["lr"] == 0.05
         Trainer(device="cpu").run(small_workload(), out=tmp_path / "next")
     assert page.name == "next"
-
-
-def test_a_page_that_asks_gets_everything(tmp_path: Path) -> None:
-    page = Page()
-    feed = LiveFeed(page.tell, Clock(0.3))
-    feed.everything()  # before there is anything
-    with watching(feed):
-        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    feed.everything()
-    assert page.kinds[-1] == "all"
-    same_curves(page, record)
 
 
 def test_what_differs_from_the_baseline_is_said_of_a_trial(tmp_path: Path) -> None:
@@ -270,13 +241,6 @@ def test_a_long_study_takes_bounded_memory_and_keeps_its_extremes(monkeypatch: p
         assert curve.step[-1] == 19_999
 
 
-def test_values_beyond_float32_are_infinite_and_make_no_noise() -> None:
-    points = CurvePoints()
-    block = {"trial": [0, 0, 0], "step": [0, 1, 2], "grad_norm": [1.0, 1.0, 1.0], "lr": [1.0, 1.0, 1.0]}
-    points.add([block | {"loss": np.array([1.0, 1e300, -1e300])}])
-    assert points.curves(0)[0].value.tolist() == [1.0, np.inf, -np.inf]
-
-
 @pytest.mark.usefixtures("always")
 def test_a_block_shows_one_widget_closes_it_and_ends_in_the_summary(tmp_path: Path, shown: list[Any]) -> None:
     with live_view(live=True) as view:
@@ -328,38 +292,12 @@ def test_an_error_reaches_the_caller_after_what_there_is(
     assert not early_wanted()
 
 
-def test_an_error_is_not_hidden_by_one_of_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(record: Any) -> None:
-        raise RuntimeError("of the summary")
-
-    monkeypatch.setattr(live_module, "_show_study", fails)
-    with pytest.raises(ValueError, match="mine"), live_view():
-        _train_and_raise(tmp_path / "s", ValueError("mine"))
-    with pytest.raises(RuntimeError, match="of the summary"), live_view():
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-
-
 def test_with_nobody_looking_there_is_the_summary_alone(tmp_path: Path, shown: list[Any]) -> None:
     """`WORKBENCH_LIVE=0`, as these tests have it; and no row is brought to the host early."""
     with live_view():
         assert not early_wanted()
         Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
     assert shown == [("summary", tmp_path / "s")]
-
-
-def test_outside_of_a_kernel_there_is_no_widget(
-    tmp_path: Path, shown: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WORKBENCH_LIVE")
-    with live_view(summary=False):
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    assert shown == []
-
-
-def test_an_empty_block_ends_in_nothing(shown: list[Any]) -> None:
-    with live_view():
-        pass
-    assert shown == []
 
 
 def test_a_part_of_a_study_is_not_what_the_block_ends_with(tmp_path: Path, shown: list[Any]) -> None:
@@ -373,23 +311,6 @@ def test_a_part_of_a_study_is_not_what_the_block_ends_with(tmp_path: Path, shown
     assert view.record.path == tmp_path / "outer"
 
 
-def test_a_view_that_cannot_be_shown_does_not_keep_from_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = builtins.__import__
-
-    def missing(name: str, *args: Any, **more: Any) -> Any:
-        if name == "workbench.views.curves_widget":
-            raise ImportError("no anywidget")
-        return before(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with live_view(live=True, summary=False):
-        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    assert record.state == "complete"
-    assert "cannot be shown" in caplog.text
-
-
 def test_a_widget_that_fails_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(content: Mapping[str, Any], buffers: list[Any]) -> None:
         raise OSError("the line is cut")
@@ -398,15 +319,6 @@ def test_a_widget_that_fails_is_dropped(tmp_path: Path, caplog: pytest.LogCaptur
         record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
     assert record.state == "complete"
     assert len([r for r in caplog.records if "LiveFeed raised" in r.getMessage()]) == 1
-
-
-def test_the_widget_says_no_address_and_carries_all_it_needs() -> None:
-    widget = CurvesWidget()
-    assert repr(widget) == "CurvesWidget()"
-    assert "uPlot" in str(widget._esm)
-    assert "http" not in str(widget._esm).replace("https://github.com/leeoniya/uPlot", "")
-    assert ".wb-live" in str(widget._css)
-    widget.close()
 
 
 def test_the_status_counts_the_last_seconds_only(tmp_path: Path) -> None:

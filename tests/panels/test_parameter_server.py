@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +17,6 @@ from tests.helpers.leftovers import Leftovers
 from tests.helpers.panels import pixels, said
 from tests.helpers.server_facts import facts, served
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -121,25 +118,6 @@ def test_it_ends_with_the_cluster() -> None:
     assert pixels(panel.picture.value).std() > 0
 
 
-def test_it_ends_with_the_coordinator_and_says_all_that_was_done(loop: Loop) -> None:
-    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
-    loop.train(50)
-    loop.coordinator.shutdown()
-    until(lambda: not watching())
-    assert said(panel).startswith("Ended; after 50 updates was the last look.")
-
-
-def test_it_does_not_keep_the_coordinator_alive() -> None:
-    loop = Loop()
-    parameter_server_panel(loop.coordinator, loop.placed, **FAST)
-    coordinator, cluster = weakref.ref(loop.coordinator), loop.cluster
-    del loop
-    gc.collect()
-    until(lambda: gc.collect() is not None and coordinator() is None)
-    until(lambda: not watching())
-    cluster.shutdown()
-
-
 def test_a_second_panel_takes_the_place_of_the_first(loop: Loop) -> None:
     first = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
     second = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
@@ -156,12 +134,6 @@ def test_without_a_page_it_looks_once(loop: Loop) -> None:
     shown = parameter_server_panel(loop.coordinator, loop.placed, live=False)
     assert "Running: 40 updates." in shown.alt
     assert watching() == []
-
-
-def test_before_the_first_update_it_says_that_nothing_was_counted(loop: Loop) -> None:
-    panel = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
-    assert said(panel) == "Running: 0 updates."
-    assert pixels(panel.picture.value).std() > 0
 
 
 def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
@@ -192,12 +164,6 @@ def test_a_record_of_several_trials_has_one_to_choose() -> None:
     assert "with 0 other workers" in said(panel)
     panel.controls["trial"].value = 1
     assert "with 2 other workers" in said(panel)
-
-
-@pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "1"])
-def test_a_pause_that_is_none_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="refresh_s=.* must be a finite number of seconds above 0"):
-        parameter_server_panel(served(facts()), refresh_s=given)
 
 
 def test_it_rests_so_long_that_looking_costs_a_small_share_of_a_core(

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers.evaluations import predicted
-from tests.helpers.panels import pixels, said
-from workbench.errors import UsageError
+from tests.helpers.panels import said
 from workbench.topics.predictions.panel import predictions_panel
 
 
@@ -35,14 +34,3 @@ def test_a_loss_that_is_not_finite_is_the_worst() -> None:
     table.loc[(table["example"] == 8) & (table["step"] == table["step"].max()), "loss"] = np.nan
     record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=table)
     assert predictions_panel(record, live=True).controls["example"].value == 8
-
-
-def test_an_image_is_shown_beside_it() -> None:
-    bare = predictions_panel(predicted(), live=False).data
-    data = {3: (np.eye(8), 4), 8: (np.eye(8), 1)}
-    assert not np.array_equal(pixels(predictions_panel(predicted(), data, live=False).data), pixels(bare))
-
-
-def test_an_unknown_trial_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"trial=7 has no tracked predictions; there are trials 0"):
-        predictions_panel(predicted(), trial=7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,18 @@ import pytest
 
 from tests.helpers.study_folders import CONFIG, write_study
 from workbench.errors import RecordError, UsageError
-from workbench.record.folder import is_locked, lock
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.views.studies import StudiesTable, studies_panel
-from workbench.views.studies_compare import NOISE, compare, draw_comparison, side
-from workbench.views.studies_data import JUDGED, STUDY_COLUMNS, draw_curves, draw_study, open_study, study_table
+from workbench.views.studies_data import (
+    NOISE,
+    compare,
+    draw_comparison,
+    draw_study,
+    open_study,
+    side,
+    study_table,
+)
 
 PNG = b"\x89PNG"
 
@@ -64,13 +69,6 @@ def test_every_study_is_a_row_and_what_cannot_be_read_is_named(runs: Path) -> No
     assert repr(panel) == f"studies_panel({str(runs)!r}): 2 studies"
 
 
-def test_nobody_looking_gives_a_table(runs: Path) -> None:
-    assert os.environ["WORKBENCH_LIVE"] == "0"
-    shown = studies_panel(runs)
-    assert isinstance(shown, StudiesTable)
-    assert list(shown.table.columns[: len(STUDY_COLUMNS)]) == STUDY_COLUMNS
-
-
 @pytest.mark.parametrize("live", [True, False])
 def test_an_empty_folder_and_none_at_all_say_what_to_run(live: bool, tmp_path: Path) -> None:
     for folder, said in ((tmp_path, "No studies in"), (tmp_path / "none", "There is no folder")):
@@ -78,15 +76,6 @@ def test_an_empty_folder_and_none_at_all_say_what_to_run(live: bool, tmp_path: P
         text = shown.nothing if live else f"{shown!r} {shown._repr_html_()}"
         assert said in text
         assert "workbench diagnose digits_mlp" in text
-
-
-def test_the_page_gets_values_that_json_has(runs: Path) -> None:
-    """NaN is no JSON: a page could not read it."""
-    write_study(runs / "bad", trials=4, scale=math.inf)
-    panel = studies_panel(runs, live=True)
-    asked(panel, do="open", path=str(runs / "bad"))
-    assert [row["best_value"] for row in panel.opened["trials"]] == ["inf", "inf", "inf", None]
-    json.dumps([panel.studies, panel.opened], allow_nan=False)  # raises where a value is none that JSON has
 
 
 def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> None:
@@ -124,24 +113,6 @@ def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path)
     (runs / "first" / "diagnosis.json").write_text("{")
     assert (draw_study(record) or b"").startswith(PNG)
     assert draw_study(record) != judged
-
-
-def test_a_large_study_has_its_curves_at_once_and_then_the_whole_picture(tmp_path: Path) -> None:
-    write_study(tmp_path / "large", trials=JUDGED + 1)
-    panel, drawn = studies_panel(tmp_path, live=True), []
-    panel.observe(lambda change: drawn.append(change["new"]), "figure")
-    asked(panel, do="open", path=str(tmp_path / "large"))
-    assert [picture[:4] for picture in drawn] == [PNG, PNG]
-    assert drawn[0] == draw_curves(StudyRecord(tmp_path / "large"))
-    assert drawn[1] == draw_study(StudyRecord(tmp_path / "large"))
-
-
-def test_a_study_without_trials_or_steps_has_no_picture_and_says_so(tmp_path: Path) -> None:
-    write_study(tmp_path / "none", trials=0)
-    panel = studies_panel(tmp_path, live=True)
-    assert not asked(panel, do="open", path=str(tmp_path / "none"))["bad"]
-    assert (panel.opened["trials"], panel.opened["said"], panel.figure) == ([], "No trial yet.", b"")
-    assert "nothing to compare" in asked(panel, do="compare", sides=[[str(tmp_path / "none"), None]] * 2)["text"]
 
 
 def test_what_goes_wrong_is_said_and_the_panel_goes_on(runs: Path) -> None:
@@ -213,19 +184,6 @@ def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:
     assert "is empty" in asked(panel, do="note", path=path, note=" ")["text"]
 
 
-def test_a_running_study_is_shown_as_such_and_is_not_held(runs: Path) -> None:
-    path = write_study(runs / "third", finish=False)
-    with lock(path):
-        panel = studies_panel(runs, live=True)
-        states = {row["study"]: row["state"] for row in panel.studies}
-        assert states == {"first": "finished", "second": "finished", "third": "running"}
-        assert not asked(panel, do="open", path=str(path))["bad"]
-        assert "another process is writing" in asked(panel, do="note", path=str(path), note="x")["text"]
-    assert asked(panel, do="read")["text"] == "3 studies, as they are now."
-    assert panel.opened["row"]["state"] == "unfinished"
-    assert not is_locked(path)
-
-
 def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
     """Two processes: one trains, the other browses, and neither stops the other."""
     program = (
@@ -266,7 +224,7 @@ def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
     assert problems == []
     assert set(table["path"]) == {""}, "config links of a shared ledger name a machine"
     opened, _ = open_study(runs / "first")
-    assert opened.row["study"] == "first"
+    assert opened["row"]["study"] == "first"
 
 
 def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.panels import said
-from tests.topics.test_warmup import GOOD, full, short, study
+from tests.topics.test_warmup import GOOD, short, study
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.panel import warmup_panel
 
@@ -43,13 +43,3 @@ def test_it_starts_at_the_shortest_warmup_of_the_diagnosis() -> None:
     panel = warmup_panel(made, diagnose_warmup(made), live=True)
     assert (panel.controls["steps"].value, panel.controls["lr"].value) == (20, 1.0)
     assert "20 steps to lr 1, a run of the full budget that trains." in said(panel)
-
-
-def test_without_a_length_that_trains_it_starts_at_the_cap() -> None:
-    panel = warmup_panel(study(short(100, passes=False), full(100, passes=False, total=1000)), live=True)
-    assert panel.controls["steps"].value == 100
-    assert "does not train" in said(panel)
-
-
-def test_a_record_of_another_kind_says_what_to_run() -> None:
-    assert "Run wb.WarmupStudy()" in said(warmup_panel(study(), live=True))

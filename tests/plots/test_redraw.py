@@ -19,7 +19,7 @@ from tests.helpers.panels import pixels
 from tests.helpers.records import diagnosis, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
-from workbench.plots.redraw import Draw, Redrawn
+from workbench.plots.render import Draw, Redrawn
 from workbench.plots.style import house_style, not_measured
 
 SIZE = (4.9, 3.9)

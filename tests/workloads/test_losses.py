@@ -1,13 +1,15 @@
 """Losses and metrics against numbers worked out by hand or by NumPy, and every error they explain."""
 
-import math
-import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
+from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.workloads.losses import (
     AbsoluteError,
@@ -17,8 +19,11 @@ from workbench.workloads.losses import (
     TokenAccuracy,
     TokenCount,
     TokenCrossEntropy,
+    classification,
     forward_tokens,
+    language_model,
     next_tokens,
+    regression,
 )
 
 
@@ -32,12 +37,6 @@ def test_cross_entropy_is_minus_log_of_the_softmax() -> None:
     logits, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 2, 0])
     losses = CrossEntropy()(logits, [None, targets])
     np.testing.assert_allclose(losses.numpy(), numpy_cross_entropy(logits, targets), rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_classes_may_be_any_integer_type(dtype: torch.dtype) -> None:
-    losses = CrossEntropy()(torch.zeros(2, 4), [None, torch.tensor([3, 0], dtype=dtype)])
-    torch.testing.assert_close(losses, torch.full((2,), math.log(4)))
 
 
 @pytest.mark.parametrize(("value", "highest"), [(3, 2), (-1, 2), (-100, 2), (10, 2)])
@@ -61,11 +60,6 @@ def test_a_class_out_of_range_is_named(value: int, highest: int) -> None:
 def test_outputs_and_targets_that_do_not_fit(outputs: object, targets: torch.Tensor, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         CrossEntropy()(outputs, [None, targets])  # type: ignore[arg-type]
-
-
-def test_accuracy_counts_the_largest_logit() -> None:
-    logits = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
-    assert Accuracy()(logits, [None, torch.tensor([1, 1, 1])]).tolist() == [1.0, 0.0, 1.0]
 
 
 def test_squared_and_absolute_error_average_over_an_example() -> None:
@@ -93,19 +87,6 @@ def test_token_loss_is_the_mean_over_counted_tokens() -> None:
     assert weights.tolist() == [3.0, 1.0]
     whole = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
     torch.testing.assert_close((weights * losses).sum() / weights.sum(), whole)
-
-
-def test_an_example_that_is_all_padding_costs_nothing() -> None:
-    batch = [None, torch.tensor([[-100, -100]])]
-    assert TokenCrossEntropy(ignore_index=-100)(torch.randn(1, 2, 4), batch).tolist() == [0.0]
-    assert TokenAccuracy(ignore_index=-100)(torch.randn(1, 2, 4), batch).tolist() == [0.0]
-    assert TokenCount(next_tokens, -100)(batch).tolist() == [0.0]
-
-
-def test_token_accuracy_passes_over_padding() -> None:
-    logits = F.one_hot(torch.tensor([[1, 2, 0]]), 3).float()
-    assert TokenAccuracy()(logits, [None, torch.tensor([[1, 0, 0]])]).tolist() == pytest.approx([2 / 3])
-    assert TokenAccuracy(ignore_index=-1)(logits, [None, torch.tensor([[1, 0, -1]])]).tolist() == [0.5]
 
 
 def test_without_an_ignored_index_every_token_counts() -> None:
@@ -152,6 +133,44 @@ def test_a_class_out_of_range_is_named_in_lanes_too() -> None:
         torch.func.vmap(lambda lane: CrossEntropy()(lane, (None, torch.tensor([0, 7]))))(torch.zeros(2, 2, 3))
 
 
-def test_losses_survive_pickling() -> None:
-    assert pickle.loads(pickle.dumps(CrossEntropy())) == CrossEntropy()
-    assert pickle.loads(pickle.dumps(TokenCrossEntropy(ignore_index=3))) == TokenCrossEntropy(ignore_index=3)
+FIELDS: dict[str, Any] = {
+    "name": "mine",
+    "build_model": lambda: nn.Embedding(5, 5),
+    "train_data": TensorDataset(torch.zeros(4, 3), torch.zeros(4).long()),
+    "validation_data": TensorDataset(torch.zeros(4, 3), torch.zeros(4).long()),
+    "config": TrainConfig(peak_lr=0.1, total_steps=10, batch_size=2),
+}
+
+
+def test_each_kind_of_workload_has_its_loss_and_its_metric() -> None:
+    logits, batch = torch.tensor([[9.0, 0.0], [9.0, 0.0]]), {"y": torch.tensor([0, 1], dtype=torch.uint8)}
+    made = classification(**FIELDS, targets=lambda batch: batch["y"])
+    assert made.loss(logits, batch).tolist() == pytest.approx([0.000123, 9.000123], abs=1e-6)
+    assert made.metrics["accuracy"](logits, batch).tolist() == [1.0, 0.0]
+    outputs, pair = torch.tensor([3.0, 0.0]), [None, torch.tensor([0.0, 1.0])]
+    made = regression(**FIELDS)
+    assert made.loss(outputs, pair).tolist() == [9.0, 1.0]
+    assert made.metrics["absolute_error"](outputs, pair).tolist() == [3.0, 1.0]
+    tokens = torch.tensor([[1, 2, 3], [4, 0, 1]])
+    made = language_model(**FIELDS)
+    outputs = made.forward(made.build_model(), tokens)
+    assert outputs.shape == (2, 2, 5)
+    assert made.loss(outputs, tokens).shape == made.metrics["token_accuracy"](outputs, tokens).shape == (2,)
+
+
+def test_a_language_model_weighs_by_tokens_where_padding_is_marked() -> None:
+    batch = torch.tensor([[1, 2, 3], [1, 2, -100]])
+    weights, own = language_model(**FIELDS).weights, language_model(**FIELDS, weights=len).weights
+    assert weights is not None
+    assert weights(batch).tolist() == [2.0, 1.0]
+    assert own is len
+    assert language_model(**FIELDS, ignore_index=None).weights is None is classification(**FIELDS).weights
+
+
+def test_padding_counts_for_nothing() -> None:
+    logits, padding = F.one_hot(torch.tensor([[1, 2, 0]]), 3).float(), [None, torch.tensor([[-1, -1, -1]])]
+    assert TokenAccuracy()(logits, [None, torch.tensor([[1, 0, 0]])]).tolist() == pytest.approx([2 / 3])
+    assert TokenAccuracy(ignore_index=-1)(logits, [None, torch.tensor([[1, 0, -1]])]).tolist() == [0.5]
+    for metric in (TokenCrossEntropy(ignore_index=-1), TokenAccuracy(ignore_index=-1)):
+        assert metric(torch.randn(1, 3, 3), padding).tolist() == [0.0]
+    assert TokenCount(next_tokens, -1)(padding).tolist() == [0.0]

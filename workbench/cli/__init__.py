@@ -1,4 +1,4 @@
-"""The `workbench` command: its words, each in a file of its own, and what the exit code says.
+"""The `workbench` command: its words, and what the exit code says.
 
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -12,17 +12,26 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.cli.diagnose import add_diagnose
+from workbench.cli.commands import FAILED, INTERRUPTED, USAGE, diagnose, hosts, input_pipeline, report, studies
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
-from workbench.cli.hosts import add_hosts
-from workbench.cli.input import add_input
-from workbench.cli.notebooks import add_describe, add_lab, add_list, add_run
-from workbench.cli.ps import add_ps
-from workbench.cli.studies import add_report, add_studies
-from workbench.cli.verdict import FAILED, INTERRUPTED, USAGE
+from workbench.cli.notebooks import describe, lab, list_all, run
+from workbench.cli.ps import serve
 from workbench.errors import UsageError, WorkbenchError
 
 __all__ = ["build_parser", "main"]
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "diagnose": diagnose,
+    "input": input_pipeline,
+    "list": list_all,
+    "describe": describe,
+    "run": run,
+    "report": report,
+    "studies": studies,
+    "hosts": hosts,
+    "ps": serve,
+    "lab": lab,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,12 +64,21 @@ def build_parser() -> argparse.ArgumentParser:
     style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="workbench", description=MAIN_HELP, epilog=EXIT_CODES, **style)
     parser.add_argument("--version", action=_Version)
-    parser.set_defaults(command=lambda _: _help(parser))
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return USAGE
+
+    parser.set_defaults(command=show_help)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, add in _COMMANDS.items():
+    for name, does in _COMMANDS.items():
         text = HELP[name]
         command = commands.add_parser(name, help=text.line, description=text.description, epilog=text.epilog, **style)
-        add(command)
+        command.set_defaults(command=does)
+        for option in text.options:
+            group = command.add_mutually_exclusive_group() if isinstance(option, list) else command
+            for names, more in option if isinstance(option, list) else [option]:
+                group.add_argument(*names, **more)
     return parser
 
 
@@ -73,25 +91,6 @@ class _Version(argparse.Action):
 
         print(f"workbench {workbench.__version__}")
         parser.exit()
-
-
-_COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "diagnose": add_diagnose,
-    "input": add_input,
-    "list": add_list,
-    "describe": add_describe,
-    "run": add_run,
-    "report": add_report,
-    "studies": add_studies,
-    "hosts": add_hosts,
-    "ps": add_ps,
-    "lab": add_lab,
-}
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return USAGE
 
 
 def _report(error: BaseException) -> int:

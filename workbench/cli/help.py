@@ -1,25 +1,41 @@
-"""The words of `workbench --help`: what each command answers, examples, and where to go next."""
+"""The words of the `workbench` command: what each of its commands takes and answers, examples, and where to go next."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["EXIT_CODES", "HELP", "MAIN_HELP", "CommandHelp"]
+__all__ = ["AT_OR_ABOVE", "EXIT_CODES", "HELP", "MAIN_HELP", "Command"]
+
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and further arguments of `ArgumentParser.add_argument`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandHelp:
-    """Help of one command.
+class Command:
+    """Options and help of one command.
 
     Attributes:
         line: for the list of commands.
+        options: in the order of the help; a list holds options that exclude each other.
         description: which question it answers, and what it leaves behind.
         epilog: examples and the next step.
     """
 
     line: str
+    options: tuple[Option | list[Option], ...]
     description: str
     epilog: str
+
+
+def _option(name: str, metavar: Any, help: str, *, long: str | None = None, **more: Any) -> Option:
+    known = {"metavar": metavar} if metavar else {}
+    return (name, long) if long else (name,), {**known, "help": help, **more}
+
+
+AT_OR_ABOVE = {"fail": ("fail",), "warn": ("fail", "warn")}
+"""The verdicts that `--fail-on` makes an exit code of 3."""
+_FAIL_ON = _option("--fail-on", None, "exit with 3 on this verdict or a worse one", choices=tuple(AT_OR_ABOVE))
 
 
 MAIN_HELP = """\
@@ -39,8 +55,21 @@ exit codes:
 `workbench COMMAND --help` shows examples. WORKBENCH_DEBUG=1 shows the traceback of an error."""
 
 HELP = {
-    "diagnose": CommandHelp(
+    "diagnose": Command(
         line="is this workload's training healthy, and which config is better?",
+        options=(
+            _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute"),
+            _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
+            _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
+            _option("--study", "NAME", "name of the study (default: that of its folder)"),
+            _option("--note", "TEXT", "why this was run; kept with the study (default: generated)"),
+            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
+            _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
+            _option("--executor", "E", "where trials run: local, ray (default: local)", default="local"),
+            _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
+            _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local"),
+            _FAIL_ON,
+        ),
         description="""\
 Walks the playbook: checks before training, a learning-rate sweep, instability above the best learning rate,
 a probe that looks at every step, then the fixes that the signs call for, compared with your baseline.
@@ -56,8 +85,21 @@ Behind the colon stands the name of a Workload in that file, or of a function th
 nothing. The same command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
     ),
-    "input": CommandHelp(
+    "input": Command(
         line="does training wait for its data, why, and what would help?",
+        options=(
+            _option("target", "TARGET", "a workload, or a DataLoader as module:name or file.py:name"),
+            [
+                _option("--step", "NAME", "of a loader: a function of one batch, as module:name or file.py:name"),
+                _option("--step-s", "S", "of a loader: seconds that your step takes", type=float),
+            ],
+            _option("--out", "DIR", "folder for diagnosis.json, trace.json and figures/"),
+            _option("--device", "D", "of a workload's step (default: auto)", default="auto"),
+            _option("--seconds", "S", "to look for, about (default: 20)", type=float, default=20.0),
+            _option("--max-workers", "N", "worker processes to try (default: 8)", type=int, default=8),
+            _option("--timeout", "S", "that a batch may take (default: 60)", type=float, default=60.0),
+            _FAIL_ON,
+        ),
         description="""\
 Times a loader and its step, splits the time into waiting and computing, and finds the cause by short ablations:
 latency, preprocessing, collating, synchronisation, workers that restart, too few workers, features nobody reads.
@@ -73,13 +115,15 @@ Without a step nobody can say whether a loader is too slow; what it spends its t
 A step makes several hundred updates: give it a model that may be spoilt.
 next: change what the advice names, and run it again""",
     ),
-    "list": CommandHelp(
+    "list": Command(
         line="what can be diagnosed or run here?",
+        options=(),
         description="Shows the bundled workloads and the notebooks in ./notebooks.",
         epilog="next: workbench diagnose WORKLOAD, or workbench describe NOTEBOOK",
     ),
-    "describe": CommandHelp(
+    "describe": Command(
         line="what does a notebook answer, and what can be set in it?",
+        options=(_option("notebook", "NOTEBOOK", "path, or a name in ./notebooks"),),
         description="Shows a notebook's question and its parameters with type, default and help, without running it.",
         epilog="""\
 examples:
@@ -88,8 +132,29 @@ examples:
 
 next: workbench run NOTEBOOK -p name=value""",
     ),
-    "run": CommandHelp(
+    "run": Command(
         line="run a notebook, once or over a grid of its parameters, and read the verdicts",
+        options=(
+            _option("notebook", "NOTEBOOK", "path, or a name in ./notebooks"),
+            _option("-p", "NAME=VALUE", "may be repeated", long="--parameter", action="append", default=[]),
+            [
+                _option(
+                    "--sweep",
+                    "NAME=V1,V2,...",
+                    "one run a value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'",
+                    action="append",
+                    default=[],
+                ),
+                _option("--parameters", "FILE", "one run a row of a .csv or .json file"),
+            ],
+            _option(
+                "--out",
+                "PATH",
+                "a file.ipynb for the executed copy, or a folder for copies and summary (default: a new one in runs/notebooks/)",
+            ),
+            _option("--no-input", None, "leave the code out of the HTML pages", action="store_true"),
+            _FAIL_ON,
+        ),
         description="""\
 Runs a notebook from top to bottom in this folder, keeps the executed copy and a page of it, and prints the verdicts.
 --sweep and --parameters run it many times, one after the other, and put all verdicts into one table. Names, types and
@@ -108,14 +173,25 @@ A run that crashes stops none of the others; the exit code is 1 then, and 3 wher
 Ctrl-C lets the cell that runs save what it has; the same command with the same --out folder keeps what is complete.
 next: open summary.html or a copy in JupyterLab, or `workbench studies`""",
     ),
-    "report": CommandHelp(
+    "report": Command(
         line="write a study's report again from what is on disk",
+        options=(_option("dir", "DIR", "folder of a study"),),
         description="""\
 Writes report.html, and its figures as SVG files in figures/, of a finished, running or interrupted study.""",
         epilog="example:\n  workbench report runs/digits_cnn",
     ),
-    "studies": CommandHelp(
+    "studies": Command(
         line="what was run here, and what came out?",
+        options=(
+            _option("dir", "DIR", "folder of studies (default: runs)", nargs="?", default="runs"),
+            _option("--rebuild", None, "make the index again from the folders", action="store_true"),
+            _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
+            _option("--export", "FILE", "write the table as .csv or .xlsx"),
+            _option(
+                "--ledger", "URL", "list a shared ledger (default: the one in WORKBENCH_LEDGER)", nargs="?", const=""
+            ),
+            _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
+        ),
         description="""\
 One row a study: name, number of trials, best validation result and note; below it where its config is and the
 command that reproduces it.""",
@@ -129,8 +205,26 @@ examples:
 
 The folders are the truth; the index runs/ledger.db can always be made again.""",
     ),
-    "hosts": CommandHelp(
+    "hosts": Command(
         line="is this training right on many hosts? A rehearsal on this machine",
+        options=(
+            _option(
+                "rest", "WORKLOAD", "as for diagnose; with --script, behind --, the script's own arguments", nargs="*"
+            ),
+            _option("--script", "FILE", "a training script of your own, as torchrun would start it"),
+            _option("--hosts", "N", "processes that train together, 2 or more (default: 4)", type=int, default=4),
+            _option("--steps", "N", "updates (default: 50; a script runs to its end)", type=int),
+            _option("--out", "DIR", "folder of the study (default: runs/<name>-hosts-<time>)"),
+            _option("--port", "P", "on which the ranks meet (default: a free one)", type=int),
+            _option(
+                "--timeout",
+                "S",
+                "seconds without any progress, then it is ended (default: 60)",
+                type=float,
+                default=60.0,
+            ),
+            _FAIL_ON,
+        ),
         description="""\
 Trains a workload, or runs a training script of your own as it is, on several processes of this machine, and observes
 every one of them. Says whether logs, evaluations, random numbers, checkpoints and shares of the data are right, whether
@@ -146,8 +240,25 @@ A script is started as torchrun would start it. In a job on real machines, workb
 script does the same.
 next: fix what fails, and run it again""",
     ),
-    "ps": CommandHelp(
+    "ps": Command(
         line="training on parameter servers, a process for each task, on one machine or many",
+        options=(
+            _option(
+                "rest", "WORKLOAD", "what the chief trains; with --script, behind --, its own arguments", nargs="*"
+            ),
+            _option("--script", "FILE", "a program of your own, for chief and evaluator"),
+            _option(
+                "--role",
+                "R",
+                "chief, worker, ps, evaluator; auto: as the cluster's description says (default: auto)",
+                default="auto",
+            ),
+            _option("--index", "N", "among the tasks of that role, from 0", type=int),
+            _option("--cluster", "C", "its description, JSON or a file (default: WORKBENCH_CLUSTER or TF_CONFIG)"),
+            _option("--out", "DIR", "folder of the trial, the same for chief and evaluator"),
+            _option("--steps", "N", "updates (default: the workload's own)", type=int),
+            _option("--wait", "S", "seconds for the other tasks to come (default: 300)", type=float, default=300.0),
+        ),
         description="""\
 The one program for all tasks of a cluster: start it on every machine with the same description of the cluster. A worker
 or ps serves until the chief is done; the chief trains; an evaluator follows its checkpoints. Any order will do. It takes
@@ -168,8 +279,12 @@ examples, on one machine, with cluster.json
 On several machines Ray's token is needed on each: `ray get-auth-token --generate`, then RAY_AUTH_TOKEN_PATH.
 next: workbench report DIR""",
     ),
-    "lab": CommandHelp(
+    "lab": Command(
         line="open the notebooks in JupyterLab, on this machine only",
+        options=(
+            _option("--no-browser", None, "print the address only", action="store_true"),
+            _option("--port", "P", "(default: 8888, or the next free one)", type=int),
+        ),
         description="Starts JupyterLab in ./notebooks on 127.0.0.1; the address that it prints holds its token.",
         epilog="""\
 examples:

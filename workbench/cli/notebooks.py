@@ -9,21 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.verdict import FAILED, RAN, add_fail_on, exit_code
+from workbench.cli.commands import FAILED, RAN, exit_code
 from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.notebook.runner import NotebookInfo
 
-__all__ = ["add_describe", "add_lab", "add_list", "add_run"]
+__all__ = ["describe", "lab", "list_all", "run"]
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    """Let `workbench list` do its work."""
-    parser.set_defaults(command=_list)
-
-
-def _list(_: argparse.Namespace) -> int:
+def list_all(_: argparse.Namespace) -> int:
+    """Print the bundled workloads and the notebooks of this folder."""
     from workbench.notebook.runner import list_notebooks
     from workbench.workloads.registry import list_workloads
 
@@ -37,45 +33,17 @@ def _list(_: argparse.Namespace) -> int:
     return RAN
 
 
-def add_describe(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `workbench describe`."""
-    parser.add_argument("notebook", metavar="NOTEBOOK", help="path, or a name in ./notebooks")
-    parser.set_defaults(command=_describe)
-
-
-def _describe(args: argparse.Namespace) -> int:
+def describe(args: argparse.Namespace) -> int:
+    """Print a notebook's question and its parameters."""
     from workbench.notebook.runner import describe_notebook
 
     print(describe_notebook(args.notebook))
     return RAN
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `workbench run`."""
-    parser.add_argument("notebook", metavar="NOTEBOOK", help="path, or a name in ./notebooks")
-    parser.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
-    many = parser.add_mutually_exclusive_group()
-    many.add_argument(
-        "--sweep",
-        metavar="NAME=V1,V2,...",
-        action="append",
-        default=[],
-        help="one run a value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'",
-    )
-    many.add_argument("--parameters", metavar="FILE", help="one run a row of a .csv or .json file")
-    parser.add_argument(
-        "--out",
-        metavar="PATH",
-        help="a file.ipynb for the executed copy, or a folder for copies and summary (default: a new one in runs/notebooks/)",
-    )
-    parser.add_argument("--no-input", action="store_true", help="leave the code out of the HTML pages")
-    add_fail_on(parser)
-    parser.set_defaults(command=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from workbench.notebook.grid import parse_sweeps, read_rows
-    from workbench.notebook.parameters import parse_parameters
+def run(args: argparse.Namespace) -> int:
+    """Run a notebook, once or once for each set of parameters, and print the verdicts."""
+    from workbench.notebook.parameters import parse_parameters, parse_sweeps, read_rows
     from workbench.notebook.runner import describe_notebook
 
     info = describe_notebook(args.notebook)
@@ -84,9 +52,14 @@ def _run(args: argparse.Namespace) -> int:
     twice = sorted({name for row in rows for name in row if name in values})
     if twice:
         raise UsageError(f"parameter {twice[0]!r} is given by -p and for each run: leave one out.")
-    if rows:
-        return _run_many(args, info, [{**values, **row} for row in rows])
-    return _run_one(args, info, values)
+    if not rows:
+        return _run_one(args, info, values)
+    from workbench.notebook.batch import run_notebooks
+
+    batch = [{**values, **row} for row in rows]
+    runs = run_notebooks(info.path, batch, out=args.out, show_input=not args.no_input, progress=True)
+    print(runs)
+    return FAILED if runs.crashed else _code([run.verdict for run in runs.runs], args.fail_on)
 
 
 def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any]) -> int:
@@ -104,16 +77,6 @@ def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any
     return _code([verdict["verdict"] for verdict in verdicts], args.fail_on)
 
 
-def _run_many(args: argparse.Namespace, info: NotebookInfo, rows: list[dict[str, Any]]) -> int:
-    from workbench.notebook.batch import run_notebooks
-
-    runs = run_notebooks(info.path, rows, out=args.out, show_input=not args.no_input, progress=True)
-    print(runs)
-    if runs.crashed:
-        return FAILED
-    return _code([run.verdict for run in runs.runs], args.fail_on)
-
-
 def _code(verdicts: Sequence[str | None], fail_on: str | None) -> int:
     """Return the exit code of one or more runs, whose verdicts are None where they reached none."""
     if fail_on and (None in verdicts or not verdicts):
@@ -121,14 +84,8 @@ def _code(verdicts: Sequence[str | None], fail_on: str | None) -> int:
     return max((exit_code(verdict, fail_on) for verdict in verdicts if verdict), default=RAN)
 
 
-def add_lab(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `workbench lab`."""
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
-    parser.add_argument("--port", metavar="P", type=int, help="(default: 8888, or the next free one)")
-    parser.set_defaults(command=_lab)
-
-
-def _lab(args: argparse.Namespace) -> int:
+def lab(args: argparse.Namespace) -> int:
+    """Become a JupyterLab server for the notebooks of this folder, on this machine alone."""
     from importlib.util import find_spec
 
     if find_spec("jupyterlab") is None:

@@ -1,4 +1,4 @@
-"""`workbench ps`: its options; one command for every task of a parameter-server cluster."""
+"""`workbench ps`: one command for every task of a parameter-server cluster."""
 
 from __future__ import annotations
 
@@ -12,40 +12,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from workbench.cli.verdict import RAN
+from workbench.cli.commands import RAN
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 
-__all__ = ["add_ps"]
+__all__ = ["serve"]
 
 
-def add_ps(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `workbench ps`."""
-    parser.add_argument(
-        "rest", metavar="WORKLOAD", nargs="*", help="what the chief trains; with --script, behind --, its own arguments"
-    )
-    parser.add_argument("--script", metavar="FILE", help="a program of your own, for chief and evaluator")
-    parser.add_argument(
-        "--role",
-        metavar="R",
-        default="auto",
-        help="chief, worker, ps, evaluator; auto: as the cluster's description says (default: auto)",
-    )
-    parser.add_argument("--index", metavar="N", type=int, help="among the tasks of that role, from 0")
-    parser.add_argument(
-        "--cluster", metavar="C", help="its description, JSON or a file (default: WORKBENCH_CLUSTER or TF_CONFIG)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder of the trial, the same for chief and evaluator")
-    parser.add_argument("--steps", metavar="N", type=int, help="updates (default: the workload's own)")
-    parser.add_argument(
-        "--wait", metavar="S", type=float, default=300.0, help="seconds for the other tasks to come (default: 300)"
-    )
-    parser.set_defaults(command=_ps)
-
-
-def _ps(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
+    """Be one task of a cluster until the chief is done."""
     from workbench.parameter_server.program import become_script, follow_trial, run_task, train_trial
 
     resolver = _resolver(args)

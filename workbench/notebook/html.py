@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import NotebookError
 from workbench.record.parts import write_atomic
-from workbench.report.html import text
+from workbench.report.html import render
 
 __all__ = ["page", "write_notebook_html"]
 
@@ -20,9 +19,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src
 def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Path:
     """Write a notebook, as it stands, as a page beside it, and return the page's path.
 
-    Args:
-        notebook: an .ipynb file, executed or not.
-        show_input: whether the code is shown; without it text, outputs and pictures are left.
+    Without `show_input` text, outputs and pictures are left.
 
     Raises:
         NotebookError: the file is not a notebook.
@@ -54,10 +51,6 @@ def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Pat
 
 def page(title: str, body: str) -> str:
     """Return a whole page around `body`, which is HTML already, in the house style."""
-    style = files("workbench.notebook").joinpath("notebook.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    here = Path(__file__).parent
+    style = (here / "notebook.css").read_text(encoding="utf-8")
+    return render("page.html.j2", here, title=title, body=body, style=style, policy=POLICY)

@@ -1,21 +1,37 @@
-"""What a notebook's parameters cell declares, and whether a given value fits it.
+"""What a notebook's parameters cell declares, whether given values fit it, and many sets of values: a grid, or rows of a file.
 
 papermill passes on whatever it is given: an unknown name only logs a line, a value of the wrong type nothing at all.
-The cell is read as Python here, so that the names and types are known before a kernel starts.
+The cell is read as Python here, so that names, types and some values are known before a kernel starts.
 """
 
 from __future__ import annotations
 
 import ast
+import csv
 import io
+import itertools
+import json
+import re
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
 
+from workbench.config import Precision
 from workbench.errors import UnknownNameError, UsageError, nearest
 
-__all__ = ["NotebookParameter", "check_parameters", "parse_parameters", "read_parameters"]
+__all__ = [
+    "NotebookParameter",
+    "check_parameters",
+    "check_values",
+    "parse_parameters",
+    "parse_sweeps",
+    "read_parameters",
+    "read_rows",
+    "split_values",
+]
 
 _SCALARS: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -76,25 +92,27 @@ class NotebookParameter:
 
 
 def read_parameters(source: str) -> tuple[NotebookParameter, ...]:
-    """Read the assignments of a parameters cell.
-
-    Args:
-        source: the cell's code.
-
-    Raises:
-        UsageError: the cell is not valid Python.
-    """
+    """Read the assignments in the code of a parameters cell; one that is not valid Python is a `UsageError`."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise UsageError(f"the parameters cell is not valid Python, line {error.lineno}: {error.msg}.") from error
-    comments = _comments(source)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
     found = []
     for node in tree.body:
-        name, annotation, value = _assignment(node)
-        if name is None or value is None:
-            continue
-        kind = _written(annotation) if annotation is not None else _type_of(value)
+        match node:
+            case ast.AnnAssign(
+                target=ast.Name(id=name), annotation=ast.Constant(value=str(kind)), value=ast.expr() as value
+            ):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
+                kind = ast.unparse(annotation)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                default = _literal(value)
+                kind = "Any" if default is None else type(default).__name__
+            case _:
+                continue
         text = comments.get(node.end_lineno or node.lineno, "")
         found.append(NotebookParameter(name=name, type=kind, default=ast.unparse(value), help=text))
     return tuple(found)
@@ -142,33 +160,6 @@ def _unknown(name: str, known: Mapping[str, NotebookParameter]) -> UnknownNameEr
     return UnknownNameError(f"the notebook has no parameter {name!r}.{nearest(name, known)}")
 
 
-def _assignment(node: ast.stmt) -> tuple[str | None, ast.expr | None, ast.expr | None]:
-    match node:
-        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
-            return name, annotation, value
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return name, None, value
-    return None, None, None
-
-
-def _written(annotation: ast.expr) -> str:
-    quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
-    return str(annotation.value) if quoted else ast.unparse(annotation)  # type: ignore[attr-defined]
-
-
-def _type_of(value: ast.expr) -> str:
-    try:
-        default = ast.literal_eval(value)
-    except ValueError:
-        return "Any"
-    return "Any" if default is None else type(default).__name__
-
-
-def _comments(source: str) -> dict[int, str]:
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
-
-
 def _annotation(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
@@ -210,3 +201,195 @@ def _fits_subscript(value: Any, outer: str, inner: ast.expr) -> bool:
     if outer in {"list", "sequence"}:
         return isinstance(value, (list, tuple)) and all(_fits(item, inner) for item in value)
     return _fits_name(value, outer)
+
+
+_DEVICE = re.compile(r"(auto|cpu|mps|cuda)(:\d+)?")
+
+
+def check_values(declared: Iterable[NotebookParameter], given: Mapping[str, Any], *, cwd: Path) -> None:
+    """Check the values of `workload`, `device` and `precision`, which their types admit and no study might take.
+
+    A parameter of such a name whose default is none of the known values has another meaning, and is left alone.
+
+    Args:
+        declared: the notebook's parameters.
+        given: values by name, of the declared types.
+        cwd: folder that the notebook runs in, where the file of a workload is looked up.
+
+    Raises:
+        UnknownNameError: no such workload, file or module, or no such precision; the nearest is named.
+        UsageError: no device has such a name.
+    """
+    checks = {"workload": _workload, "device": _device, "precision": _precision}
+    for parameter in declared:
+        value, check = given.get(parameter.name), checks.get(parameter.name)
+        if check is None or not isinstance(value, str):
+            continue
+        default = _literal(parameter.default)
+        if not isinstance(default, str):
+            continue
+        try:
+            check(default, cwd)
+        except UsageError:
+            continue
+        check(value, cwd)
+
+
+def _literal(written: str | ast.expr) -> Any:
+    """Return the value of a literal, None of anything else."""
+    try:
+        return ast.literal_eval(written)
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _workload(name: str, cwd: Path) -> None:
+    from workbench.workloads.registry import find_file, list_workloads
+
+    where, colon, attribute = name.rpartition(":")
+    if not colon:
+        if name not in list_workloads():
+            raise UnknownNameError(
+                f"parameter workload={name!r}: there is no bundled workload of this name.{nearest(name, list_workloads())} "
+                "Your own is named file.py:name or module:name."
+            )
+    elif where.endswith(".py"):
+        if not find_file(where, cwd=cwd).is_file():
+            raise UnknownNameError(f"parameter workload={name!r}: there is no file {where!r} in {str(cwd)!r}.")
+        if not attribute:
+            raise UnknownNameError(f"parameter workload={name!r}: write the workload's name behind the colon.")
+    elif not _is_module(where.partition(".")[0], cwd):
+        raise UnknownNameError(f"parameter workload={name!r}: there is no module {where!r}.")
+
+
+def _is_module(module: str, cwd: Path) -> bool:
+    return (cwd / module).exists() or (cwd / f"{module}.py").exists() or bool(module and find_spec(module))
+
+
+def _device(name: str, cwd: Path) -> None:  # noqa: ARG001
+    if not _DEVICE.fullmatch(name):
+        raise UsageError(
+            f"parameter device={name!r} is not known. Allowed: auto, cpu, cuda, mps, or one of several, as cuda:1."
+        )
+
+
+def _precision(name: str, cwd: Path) -> None:  # noqa: ARG001
+    if name not in ("", *get_args(Precision)):
+        raise UnknownNameError(f"parameter precision={name!r} is not known.{nearest(name, get_args(Precision))}")
+
+
+_PAIRS = {"[": "]", "(": ")", "{": "}"}
+
+
+def parse_sweeps(declared: Sequence[NotebookParameter], texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the grid of all sweeps, the last one fastest: one dictionary of values a run.
+
+    Args:
+        declared: the notebook's parameters.
+        texts: `name=v1,v2,...` each. Values are told apart by commas outside brackets and quotes. Those of a parameter that takes
+            a list stand in brackets, `lrs=[0.1],[0.1,0.2]`: otherwise nobody knows whether two runs or one list of two are meant.
+
+    Raises:
+        UnknownNameError: a name that the notebook does not have.
+        UsageError: no value, a value of another type, the same value or name twice, or a list without brackets.
+    """
+    known = {parameter.name: parameter for parameter in declared}
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if name not in known or not equals:
+            parse_parameters(declared, [text])  # says what is wrong with it
+        values: list[Any] = []
+        for part in split_values(rest):
+            if known[name].accepts([]) and not known[name].accepts("") and not part.startswith(("[", "(")):
+                raise UsageError(
+                    f"--sweep {text!r}: {name} takes a list, so each value stands in brackets: --sweep '{name}=[{part}],[...]'."
+                )
+            value = known[name].parse(part)
+            if value in values:
+                raise UsageError(f"--sweep {text!r}: {value!r} stands there twice; each value is one run.")
+            values.append(value)
+        if name in axes:
+            raise UsageError(f"--sweep {name} is given twice: write all values in one, {name}=v1,v2,v3.")
+        axes[name] = values
+    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())] if axes else []
+
+
+def split_values(text: str) -> list[str]:
+    """Split at the commas outside brackets and quotes; `[0.1],[0.2,0.3]` are two, `"a,b",c` as well."""
+    parts, quote = [""], ""
+    closing: list[str] = []
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"" and (closing or not parts[-1].strip()):
+            quote = sign
+        elif sign in _PAIRS:
+            closing.append(_PAIRS[sign])
+        elif closing and sign == closing[-1]:
+            closing.pop()
+        elif sign == "," and not closing:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def read_rows(declared: Sequence[NotebookParameter], path: str | Path) -> list[dict[str, Any]]:
+    """Read a file of parameters, one run a row: a .json list of objects, or a .csv, an empty cell of which is the default.
+
+    Raises:
+        UnknownNameError: a name that the notebook does not have.
+        UsageError: no such file, another ending, no rows, or a value of another type; the row is named.
+    """
+    source = Path(path)
+    readers = {".json": _json_rows, ".csv": _csv_rows}
+    if source.suffix.lower() not in readers:
+        raise UsageError(f"{str(path)!r} must end in {' or '.join(readers)}: one run a row.")
+    try:
+        content = source.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {str(path)!r}: {error.strerror}. Give the path of a .json or .csv file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    try:
+        rows = readers[source.suffix.lower()](declared, content)
+    except UsageError as error:
+        raise type(error)(f"{path}: {error}") from None
+    if not rows:
+        raise UsageError(f"{str(path)!r} holds no row, and so no run: write one row a run.")
+    return rows
+
+
+def _json_rows(declared: Sequence[NotebookParameter], content: str) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(content)
+    except ValueError as error:
+        raise UsageError(f"is not valid JSON ({error}).") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError('must be a list of objects, one run each: [{"seeds": 1}, {"seeds": 2}].')
+    for number, row in enumerate(rows, start=1):
+        _in_row(number, check_parameters, declared, row)
+    return rows
+
+
+def _csv_rows(declared: Sequence[NotebookParameter], content: str) -> list[dict[str, Any]]:
+    lines = [line for line in csv.reader(content.splitlines()) if any(cell.strip() for cell in line)]
+    rows = []
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(lines[0]):
+            raise UsageError(
+                f"row {number}: {len(line)} cells under {len(lines[0])} names; quote a cell that holds a comma."
+            )
+        words = [f"{name.strip()}={cell.strip()}" for name, cell in zip(lines[0], line, strict=True) if cell.strip()]
+        rows.append(_in_row(number, parse_parameters, declared, words))
+    return rows
+
+
+def _in_row(number: int, check: Callable[..., Any], declared: Sequence[NotebookParameter], given: Any) -> Any:
+    try:
+        return check(declared, given)
+    except UsageError as error:
+        raise type(error)(f"row {number}: {error}") from None

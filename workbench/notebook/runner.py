@@ -1,10 +1,8 @@
-"""Run a notebook as a function: checked parameters in, an executed copy and its verdicts out.
-
-Many runs at once are `notebook_batch`, the kernel is `notebook_engine`.
-"""
+"""Run a notebook as a function: checked parameters in, an executed copy and its verdicts out."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -22,8 +20,7 @@ from papermill.exceptions import PapermillExecutionError
 from workbench.errors import NotebookError, UnknownNameError, UsageError, nearest
 from workbench.notebook.engine import ENGINE
 from workbench.notebook.html import write_notebook_html
-from workbench.notebook.parameters import NotebookParameter, check_parameters, read_parameters
-from workbench.notebook.values import check_values
+from workbench.notebook.parameters import NotebookParameter, check_parameters, check_values, read_parameters
 
 __all__ = [
     "VERDICT_MIME",
@@ -60,16 +57,9 @@ class NotebookInfo:
 
     def __str__(self) -> str:
         """Return what `workbench describe` shows."""
-        lines = [
-            self.title,
-            "",
-            self.question,
-            "",
-            "Parameters (-p name=value):" if self.parameters else "No parameters.",
-        ]
-        for p in self.parameters:
-            lines.append(f"  {p.name}: {p.type} = {p.default}" + (f"  # {p.help}" if p.help else ""))
-        return "\n".join(lines)
+        rows = [f"  {p.name}: {p.type} = {p.default}" + f"  # {p.help}" * bool(p.help) for p in self.parameters]
+        head = "Parameters (-p name=value):" if rows else "No parameters."
+        return "\n".join([self.title, "", self.question, "", head, *rows])
 
 
 def run_notebook(
@@ -106,10 +96,10 @@ def run_notebook(
     info = describe_notebook(name_or_path)
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in (parameters or {}).items()}
     check_parameters(info.parameters, values)
-    check_values(info.parameters, values, cwd=Path.cwd() if cwd is None else Path(cwd))
+    folder = Path.cwd() if cwd is None else Path(cwd)
+    check_values(info.parameters, values, cwd=folder)
     if output is not None and Path(output).resolve() == info.path.resolve():
         raise UsageError(f"output={str(output)!r} is the notebook itself: give another file, or leave output out.")
-    folder = Path.cwd() if cwd is None else Path(cwd)
     if not folder.is_dir():
         raise UsageError(f"cwd={str(cwd)!r} is not a folder: create it, or leave cwd out for the current one.")
     target = new_folder(info.path.stem) / info.path.name if output is None else Path(output)
@@ -131,22 +121,14 @@ def new_folder(name: str) -> Path:
     """Make and return a folder of its own for a run: `runs/notebooks/<name>/`, `<name>-2/` where that is taken."""
     for number in itertools.count(1):
         folder = FOLDER / (name if number == 1 else f"{name}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("there is always a next number")
+            break
+    return folder
 
 
 def is_complete(copy: Path, notebook: Path, values: Mapping[str, Any]) -> bool:
-    """Tell whether `copy` is this very notebook, run to its end with these values.
-
-    Args:
-        copy: an executed copy, or a file that is not there.
-        notebook: what was run.
-        values: its parameters.
-    """
+    """Tell whether `copy`, which need not be there, is this very notebook, run to its end with these values."""
     if not copy.is_file():
         return False
     try:
@@ -204,10 +186,9 @@ def find_notebook(name_or_path: str | Path, *, folder: str | Path = "notebooks")
     there = sorted(Path(folder).glob("*.ipynb")) or sorted(Path().glob("*.ipynb"))
     wanted = path.name.removesuffix(".ipynb")
     if str(path) in {wanted, f"{wanted}.ipynb"}:
-        for exact in (lambda p: p.stem == wanted, lambda p: _bare(p) == wanted):
-            for candidate in there:
-                if exact(candidate):
-                    return candidate
+        named = [p for p in there if p.stem == wanted] or [p for p in there if _bare(p) == wanted]
+        if named:
+            return named[0]
     if not there:
         raise UnknownNameError(
             f"no notebook {str(name_or_path)!r}: there is no such file, and no notebook in {str(folder)!r}. "
@@ -274,6 +255,7 @@ def _read(path: Path) -> Any:
 
 
 def _bare(path: Path) -> str:
+    """The name of a notebook without its number."""
     number, _, rest = path.stem.partition("_")
     return rest if number.isdigit() and rest else path.stem
 

@@ -1,4 +1,4 @@
-"""Training losses in the house style: one trial's curve, and a y axis on which all curves can be read."""
+"""Training losses: one trial's curve, trials of any studies together, and a y axis on which all curves can be read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from workbench.plots.style import (
     STYLES,
     draw_curve,
     drawable,
+    drawing,
     legend,
     log_scale,
+    not_measured,
     short,
 )
 
-__all__ = ["draw_trial_loss", "fit_y", "loss_axes"]
+__all__ = ["draw_trial_loss", "fit_y", "loss_axes", "plot_trial_curves"]
 
 Floats = NDArray[np.float64]
 
@@ -48,14 +50,14 @@ def draw_trial_loss(
     finite = np.isfinite(losses)
     if not finite.any():
         return None
-    lr = lr_of(record, trial)
-    ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
-    name = label or f"lr {short(lr)}"
-    color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     if behind:
         return draw_curve(
             ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
         )
+    lr = lr_of(record, trial)
+    ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
+    name = label or f"lr {short(lr)}"
+    color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     line = draw_curve(
         ax,
         steps,
@@ -111,18 +113,13 @@ def fit_y(
         _raise_to_floor(ax, curves, float(values[values >= depth * start].min(initial=top)))
         log_scale(ax, "y")
     low, high = ax.dataLim.minposy if values.min() >= 0 else ax.dataLim.y0, min(ax.dataLim.y1, top)
-    if low < high:
-        ax.set_ylim(*_with_margin(ax, low, high, margin))
+    if low < high:  # a margin of equal height on either side, as it looks on the axis
+        to_axis = ax.yaxis.get_transform()
+        ends = to_axis.transform(np.array([low, high]))
+        ax.set_ylim(*to_axis.inverted().transform(ends + margin * np.ptp(ends) * np.array([-1, 1])))
     if values.max() > top:
         ax.set_ylim(top=top)
         _mark_exits(ax, curves, top)
-
-
-def _with_margin(ax: Axes, low: float, high: float, margin: float) -> Floats:
-    """The range with `margin` of its height added on either side, as it looks on the axis."""
-    to_axis = ax.yaxis.get_transform()
-    ends = to_axis.transform(np.array([low, high]))
-    return np.asarray(to_axis.inverted().transform(ends + margin * np.ptp(ends) * np.array([-1, 1])), dtype=np.float64)
 
 
 def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
@@ -156,3 +153,30 @@ def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
 def _ends(ax: Axes) -> list[Line2D]:
     """The crosses at which diverged runs end."""
     return [line for line in ax.lines if line.get_marker() == "X"]
+
+
+def plot_trial_curves(curves: Sequence[tuple[Record, int, str]], *, ax: Axes | None = None) -> Axes:
+    """Draw the training loss of trials of any studies, one curve each.
+
+    Healthy: every curve falls, and the better setting lies below the other all the way. Sick: curves that cross late, where the
+    better one depends on when training ends; a curve that ends in a cross (diverged).
+
+    Args:
+        curves: record, number of the trial in it, and what to call it.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. The y axis is logarithmic where no loss is below 0.
+
+    Source: P5.6 for the values that are compared; F1.7 for what to look for in a curve.
+    """
+    with drawing(ax) as axes:
+        lines = [
+            line
+            for index, (record, trial, name) in enumerate(curves)
+            if (line := draw_trial_loss(axes, record, trial, index=index, label=name)) is not None
+        ]
+        if not lines:
+            return not_measured(axes, "no trial with a finite training loss")
+        loss_axes(axes, lines, title="Training loss")
+    return axes

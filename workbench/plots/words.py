@@ -22,8 +22,7 @@ def number_text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    number = float(value)
-    return f"{int(number):,}" if number.is_integer() and abs(number) < 1e9 else four_digits(number)
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else four_digits(float(value))
 
 
 def counted(number: int, what: str) -> str:

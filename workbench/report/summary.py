@@ -12,20 +12,12 @@ from workbench.curves.proof import p_words
 from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
 from workbench.plots.words import counted, number_text
-from workbench.report.html import redact, text
+from workbench.report.html import redact
 
-__all__ = ["summarise", "summary"]
+__all__ = ["summarise", "summary_rows"]
 
 MAX_NAMED = 2
 """Findings that the head names; the others are counted."""
-
-
-def summary(record: Any, diagnosis: Diagnosis) -> str:
-    """Return the five lines as a list of terms, in HTML."""
-    items = "\n".join(
-        f"<div><dt>{name}</dt><dd>{text(said)}</dd></div>" for name, said in _rows(record, diagnosis).items()
-    )
-    return f'<dl class="summary">\n{items}\n</dl>'
 
 
 def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
@@ -38,13 +30,14 @@ def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
         diagnosis: of this record.
         width: columns after which a line is continued below itself.
     """
-    rows = _rows(record, diagnosis)
+    rows = summary_rows(record, diagnosis)
     return "\n".join(
         textwrap.fill(f"{name + ':':<11}{said}", width, subsequent_indent=" " * 11) for name, said in rows.items()
     )
 
 
-def _rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
+def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
+    """Return the lines of `summarise` by their names, without secrets."""
     rows = {
         "Trained": _trained(record),
         "Found": _found(diagnosis),
@@ -91,8 +84,7 @@ def _found(diagnosis: Diagnosis) -> str:
     if not trouble:
         measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
         return " ".join(["No trouble.", *measured[:MAX_NAMED]])
-    rest = len(trouble) - MAX_NAMED
-    more = [f"{rest} more below."] if rest > 0 else []
+    more = [f"{len(trouble) - MAX_NAMED} more below."] * (len(trouble) > MAX_NAMED)
     return " ".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 
 
@@ -123,13 +115,8 @@ def _gain(record: Any, diagnosis: Diagnosis) -> str:
     found = diagnosis.recommendation or {}
     before, after = found.get("baseline") or {}, found.get("recommended") or {}
     select = str((found.get("proof") or {}).get("select") or (found.get("config") or {}).get("select") or "")
-    if (
-        _left(record)
-        or not found.get("adopted")
-        or select not in before
-        or select not in after
-        or not found.get("changed")
-    ):
+    adopted = bool(found.get("adopted") and found.get("changed") and not _left(record))
+    if not adopted or select not in before or select not in after:
         return ""
     seeds = int(after.get("seeds") or len((found.get("proof") or {}).get("seeds", ())) or 1)
     mean = f", mean over {seeds} fresh seeds" if found.get("proof") else ""

@@ -1,18 +1,22 @@
-"""`curves_panel`: the curves of any record, finished or running, to explore as in the live view."""
+"""`curves_panel`: the curves of any record, finished or running, to explore as in the live view; and the widget of both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import anywidget
+import traitlets
+
 from workbench.curves.trials import RecordLike
-from workbench.panels.base import is_live, still
-from workbench.panels.controls import needs, nothing
+from workbench.panels.controls import is_live, needs, nothing, still
 from workbench.plots.render import png
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.views.study_curves import StudyCurves
 
-__all__ = ["curves_panel"]
+__all__ = ["CurvesWidget", "curves_panel"]
 
 ALT = "The training loss of each trial against the step, coloured by learning rate."
 
@@ -39,13 +43,41 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
         return nothing("curves_panel", why, alt=ALT, live=live)
     if not is_live(live) or not isinstance(record, (StudyRecord, TrialRecord)):
         return still(png([lambda ax: plot_loss_curves(record, ax=ax)]), ALT)
-    from workbench.views.curves_widget import CurvesWidget
-
     curves, widget = StudyCurves.of(record), CurvesWidget(still=True)
 
     def everything() -> None:
         content, buffers = curves.everything()
-        widget.tell({**content, "number": 0}, buffers)
+        widget.send({**content, "number": 0}, buffers)
 
     widget.when_asked(everything)
     return widget
+
+
+def _text(*names: str) -> str:
+    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names)
+
+
+class CurvesWidget(anywidget.AnyWidget):
+    """Loss, gradient norm and lr of many trials; what one does with them happens in the page alone.
+
+    The page's side is `live.js`; it is told by messages, and asks for all of them when it is drawn anew. With `still` nothing
+    will come but what is asked for.
+    """
+
+    still = traitlets.Bool(False).tag(sync=True)
+
+    _esm = _text("vendor/uPlot.iife.min.js", "live.js")
+    _css = _text("vendor/uPlot.min.css", "live.css")
+
+    def __init__(self, *, still: bool = False) -> None:
+        super().__init__(still=still)
+        if hasattr(self.comm, "_reply_subshell_for"):  # ipykernel 7.4 would let the page wait until the cell has ended
+            self.comm._reply_subshell_for = None
+
+    def when_asked(self, everything: Callable[[], object]) -> None:
+        """Call `everything` when a page asks for all that there is."""
+        self.on_msg(lambda _widget, content, _buffers: everything() if content.get("kind") == "all" else None)
+
+    def __repr__(self) -> str:
+        """Return what is shown where there is no page."""
+        return "CurvesWidget()"

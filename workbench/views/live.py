@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from workbench.panels.base import is_live
+from workbench.panels.controls import is_live
 from workbench.record.read import StudyRecord, TrialRecord, open_record
-from workbench.record.watch import Watcher, watching
-from workbench.views.live_feed import LiveFeed
+from workbench.record.watch import SHOW_SECONDS, Watcher, watching
+from workbench.views.study_curves import Message, StudyCurves
 
-__all__ = ["LiveView", "live_view"]
+__all__ = ["LiveFeed", "LiveView", "live_view"]
+
+WHOLE_AGAIN = (0.5, 1.5, 4.0)
+"""Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
+
+
+BELOW = 'This page may be reloaded or closed: training goes on, and wb.open("runs/...") draws all of it again.'
+"""What stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
 
 
 class LiveView(Watcher):
@@ -81,9 +91,9 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
             yield view
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to report
-            _summarise(view, wanted=summary)
+            _show_last(view, wanted=summary)
         raise
-    _summarise(view, wanted=summary)
+    _show_last(view, wanted=summary)
 
 
 @contextlib.contextmanager
@@ -95,14 +105,15 @@ def _page(*, shown: bool) -> Iterator[None]:
     try:
         from IPython.display import display, publish_display_data
 
-        from workbench.views.curves_widget import CurvesWidget
+        from workbench.views.curves import CurvesWidget
 
         widget = CurvesWidget()
-        feed = LiveFeed(widget.tell)
+        feed = LiveFeed(widget.send)
         widget.when_asked(feed.everything)
         place, below = uuid.uuid4().hex, uuid.uuid4().hex
         display(widget, display_id=place)  # type: ignore[no-untyped-call]
-        publish_display_data(_words(), {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
+        words = {"text/plain": BELOW, "text/html": f"<small>{BELOW}</small>"}
+        publish_display_data(words, {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
     except Exception:  # a page that cannot be shown is no reason not to train
         logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
         yield
@@ -113,29 +124,18 @@ def _page(*, shown: bool) -> Iterator[None]:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # a stored widget that is gone would be an error when the notebook is opened again
+        ):  # a widget that is gone would be an error when the notebook is opened again
             gone = {"text/plain": ""}
             for output in (place, below):
                 publish_display_data(gone, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
         widget.close()
 
 
-def _words() -> dict[str, str]:
-    """Return what stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
-    said = 'This page may be reloaded or closed: training goes on, and wb.open("runs/...") draws all of it again.'
-    return {"text/plain": said, "text/html": f"<small>{said}</small>"}
+def _show_last(view: LiveView, *, wanted: bool) -> None:
+    if wanted and (record := view.record) is not None:
+        from workbench.views.summary import show_study
 
-
-def _summarise(view: LiveView, *, wanted: bool) -> None:
-    record = view.record
-    if wanted and record is not None:
-        _show_study(record)
-
-
-def _show_study(record: StudyRecord | TrialRecord) -> None:
-    from workbench.views.summary import show_study
-
-    show_study(record)
+        show_study(record)
 
 
 def _has_page() -> bool:
@@ -143,3 +143,90 @@ def _has_page() -> bool:
     from IPython.core.getipython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None
+
+
+class LiveFeed(Watcher):
+    """Sends what this process writes of the newest open study to a page, as JSON values and buffers, at most five times a second."""
+
+    def __init__(
+        self, send: Callable[[dict[str, Any], list[Any]], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._send, self._clock = send, clock
+        self._studies: dict[Path, StudyCurves] = {}
+        self._open: list[Path] = []
+        self._shown: StudyCurves | None = None
+        self._again: list[float] = []
+        self._sent_at = -SHOW_SECONDS
+        self._number = 0
+        self._lock = threading.RLock()  # a page may ask from another thread
+
+    def everything(self) -> None:
+        """Send all of the study that is shown, to a page that has just been opened."""
+        with self._lock:
+            if self._shown is not None:
+                self._out(self._shown.everything())
+
+    def on_study(self, path: Path, *, created: bool) -> None:
+        """Show the study that was opened last."""
+        with self._lock:
+            if path not in self._studies:
+                self._studies[path] = StudyCurves(path, loaded=not created)
+            self._open.append(path)
+            self._show(path)
+
+    def on_closed(self, path: Path) -> None:
+        """Go back to the study that this one was a part of."""
+        with self._lock:
+            if path in self._open:
+                self._open.remove(path)
+            if self._open:
+                self._show(self._open[-1])
+            self._tick(now=True)
+
+    def on_trial(self, path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
+        """Note a trial."""
+        with self._lock:
+            if path in self._studies:
+                self._studies[path].trial(number, stage, config)
+
+    def on_rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:
+        """Note rows of steps; others only remind of the time."""
+        with self._lock:
+            if table == "steps" and path in self._studies:
+                self._studies[path].rows(columns)
+            self._tick()
+
+    def on_event(self, path: Path, number: int, event: Mapping[str, Any]) -> None:
+        """Note how a trial stands."""
+        with self._lock:
+            if path in self._studies and "state" in event:
+                self._studies[path].state(number, str(event["state"]))
+            self._tick()
+
+    def on_rewind(self, path: Path, number: int, step: int) -> None:
+        """Forget rows that come again."""
+        with self._lock:
+            if path in self._studies:
+                self._studies[path].rewind(number, step)
+
+    def _show(self, path: Path) -> None:
+        if self._shown is not self._studies[path]:
+            self._shown = self._studies[path]
+            self._shown.whole = True
+            now = self._clock()
+            self._again = [now + seconds for seconds in WHOLE_AGAIN]
+
+    def _tick(self, *, now: bool = False) -> None:
+        time_s = self._clock()
+        if self._shown is None or (time_s - self._sent_at < SHOW_SECONDS and not now):
+            return
+        self._sent_at = time_s
+        if self._again and time_s >= self._again[0]:
+            del self._again[0]
+            self._shown.whole = True
+        self._out(self._shown.message(time_s))
+
+    def _out(self, message: Message) -> None:
+        content, buffers = message
+        self._send({**content, "number": self._number}, buffers)
+        self._number += 1

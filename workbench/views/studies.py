@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import pandas as pd
+import traitlets
 
-from workbench.panels.base import is_live
+from workbench.errors import UsageError, WorkbenchError
+from workbench.ledger.studies import set_note
+from workbench.panels.controls import is_live
+from workbench.record.json_values import to_json
 from workbench.report.html import table as html_table
-from workbench.report.html import text
-from workbench.views.studies_data import STUDY_COLUMNS, nothing, study_table
+from workbench.views.studies_data import (
+    JUDGED,
+    STUDY_COLUMNS,
+    compare,
+    draw_comparison,
+    draw_curves,
+    draw_study,
+    nothing,
+    open_study,
+    side,
+    study_table,
+)
 
-__all__ = ["StudiesTable", "studies_panel"]
+__all__ = ["StudiesTable", "StudiesWidget", "studies_panel"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,12 +54,11 @@ class StudiesTable:
         return "\n".join([shown.to_string(index=False, float_format="{:.4g}".format), *self.problems])
 
     def _repr_html_(self) -> str:
-        problems = "".join(f"<p>{text(problem)}</p>" for problem in self.problems)
+        problems = "".join(f"<p>{escape(problem)}</p>" for problem in self.problems)
         if not len(self.table):
-            return f"<p>{text(nothing(self.folder))}</p>{problems}"
+            return f"<p>{escape(nothing(self.folder))}</p>{problems}"
         names = [name for name in [*STUDY_COLUMNS, "reproduce"] if name in self.table]
-        rows = [[_shown(value) for value in row] for row in self.table[names].itertuples(index=False)]
-        return html_table(names, rows) + problems
+        return html_table(names, _plain(self.table[names]).to_numpy().tolist()) + problems
 
 
 def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, live: bool | None = None) -> Any:
@@ -71,10 +86,131 @@ def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, liv
     table, problems = study_table(root, ledger=ledger)
     if not is_live(live):
         return StudiesTable(table, root, tuple(problems))
-    from workbench.views.studies_widget import StudiesWidget
-
     return StudiesWidget(root, ledger=ledger, found=(table, problems))
 
 
-def _shown(value: Any) -> Any:
-    return None if value is None or value is pd.NA else value.item() if hasattr(value, "item") else value
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with None where a value is missing."""
+    values = table.astype(object)
+    return values.where(values.notna(), None)
+
+
+class StudiesWidget(anywidget.AnyWidget):
+    """All studies of a folder, one of them opened, two compared.
+
+    Attributes:
+        folder: of the studies.
+        studies: one row a study.
+        problems: why folders could not be read.
+        opened: the open study, see `open_study`; empty without one.
+        figure: its picture, PNG.
+        compared: see `compare`; empty without one.
+        comparison: both curves, PNG.
+        drafts: notes that were typed and not written, by path.
+        said: the answer to what was asked last: `text`, and whether it is `bad`.
+    """
+
+    _esm = Path(__file__).with_name("studies.js")
+    _css = Path(__file__).with_name("studies.css")
+
+    folder = traitlets.Unicode().tag(sync=True)
+    columns = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    studies: Any = traitlets.List().tag(sync=True)
+    problems = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    nothing = traitlets.Unicode().tag(sync=True)
+    opened = traitlets.Dict().tag(sync=True)
+    figure = traitlets.Bytes().tag(sync=True)
+    compared = traitlets.Dict().tag(sync=True)
+    comparison = traitlets.Bytes().tag(sync=True)
+    drafts = traitlets.Dict().tag(sync=True)
+    said = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, root: Path, *, ledger: str | None, found: tuple[pd.DataFrame, list[str]]) -> None:
+        self._root, self._ledger, self._asked = root, ledger, 0
+        self._paths = _paths(found[0])
+        super().__init__(folder=str(root), columns=STUDY_COLUMNS, **_rows(root, found))
+        self.on_msg(self._answer)
+
+    def __repr__(self) -> str:
+        """Return the folder and how many studies there are."""
+        return f"studies_panel({self.folder!r}): {len(self.studies)} studies"
+
+    def read(self) -> None:
+        """Read the folders anew, and the open study with them."""
+        found = study_table(self._root, ledger=self._ledger)
+        self._paths = _paths(found[0])
+        for name, value in _rows(self._root, found).items():
+            setattr(self, name, value)
+        if self.opened:
+            self.show(self.opened["row"]["path"])
+
+    def show(self, path: str) -> None:
+        """Open one study: its trials first, then its picture."""
+        opened, record = open_study(path)
+        self.opened = opened
+        if len(opened["trials"]) > JUDGED and len(record.steps):
+            self.figure = draw_curves(record)  # to judge all of them takes a second or two
+        self.figure = draw_study(record) or b""
+
+    def compare(self, sides: list[tuple[str, int | None]]) -> None:
+        """Compare two studies, or two trials: each a path, and a trial's number or None."""
+        left, right = (side(path, trial) for path, trial in sides)
+        self.compared = compare(left, right)
+        self.comparison = draw_comparison(left, right)
+
+    def note(self, path: str, note: str) -> None:
+        """Write another note into a study."""
+        written = set_note(path, note)
+        self.drafts = {other: text for other, text in self.drafts.items() if other != path}
+        self.studies = [row | {"note": written} if row["path"] == path else row for row in self.studies]
+        if self.opened and self.opened["row"]["path"] == path:
+            self.opened = self.opened | {"row": self.opened["row"] | {"note": written}}
+
+    def _answer(self, _: Any, asked: dict[str, Any], __: Any) -> None:
+        """Do what the page asks; what goes wrong is said in the page and nowhere else: it shows no traceback of a callback."""
+        bad = True
+        try:
+            said, bad = self._do(asked), False
+        except WorkbenchError as error:
+            said = str(error)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        self._asked += 1
+        self.said = {"text": said, "bad": bad, "number": self._asked}
+
+    def _do(self, asked: dict[str, Any]) -> str:
+        if asked["do"] == "read":
+            self.read()
+            return f"{len(self.studies)} studies, as they are now."
+        if asked["do"] == "open":
+            self.show(self._listed(asked["path"]))
+            return f"{self.opened['row']['study']} is open below."
+        if asked["do"] == "compare":
+            self.compare([(self._listed(path), trial) for path, trial in asked["sides"]])
+            return str(self.compared["said"])
+        if asked["do"] == "note":
+            self.note(self._listed(asked["path"]), asked["note"])
+            return "The note is written."
+        raise UsageError(f"the page asked for {asked['do']!r}, which is not known here.")
+
+    def _listed(self, path: str) -> str:
+        """Return a path that the page names; a page reads and writes the studies that it lists, and no other folder."""
+        if not path:
+            raise UsageError("this study lies on another machine; the ledger knows its row only.")
+        if path not in self._paths:
+            raise UsageError(
+                f"{path} is not among the studies listed here; read them again, or give its folder to studies_panel."
+            )
+        return path
+
+
+def _paths(table: pd.DataFrame) -> frozenset[str]:
+    """The folders that a page may name, kept apart from the rows, which a page can change."""
+    return frozenset(map(str, table["path"].dropna())) - {""}
+
+
+def _rows(root: Path, found: tuple[pd.DataFrame, list[str]]) -> dict[str, Any]:
+    table, problems = found
+    names = [*STUDY_COLUMNS, "reproduce", "path"]
+    rows = _plain(table.reindex(columns=names)).to_dict("records")
+    return {"studies": to_json(rows), "problems": problems, "nothing": "" if rows else nothing(root)}

@@ -1,20 +1,23 @@
-"""What the study browser shows, read from the folders: rows of studies, one opened study, its picture. Nothing is held or changed."""
+"""What the study browser shows, read from the folders: rows of studies, one opened, two compared. Nothing is held or changed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from workbench.errors import WorkbenchError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import list_studies
 from workbench.ledger.table import EXTRA, read_folders, study_row
 from workbench.playbook.records import diagnosis_of
+from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import png
 from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord
@@ -22,12 +25,16 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
 __all__ = [
+    "NOISE",
     "STUDY_COLUMNS",
-    "OpenedStudy",
+    "Side",
     "best_trials",
+    "compare",
+    "draw_comparison",
     "draw_study",
     "nothing",
     "open_study",
+    "side",
     "study_table",
     "varied",
 ]
@@ -40,31 +47,6 @@ JUDGED = 64
 """Trials up to which a study is diagnosed for its picture: more would take longer than a person likes to wait (rule of thumb)."""
 _RUN = ("trial", "stage", "state", "best_value", "best_step", "steps_run", "seconds")
 _SWEEPS = ("lr_sweep", "instability", "diagnosis")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedStudy:
-    """One study, as the browser shows it.
-
-    Attributes:
-        row: its row in the table of studies.
-        columns: of the trials: number, state and results, and the config fields that differ.
-        trials: one row a trial, the best first.
-        select: the metric that selects, and what is better.
-        said: one sentence on what it found.
-    """
-
-    row: dict[str, Any]
-    columns: list[str]
-    trials: list[dict[str, Any]]
-    select: str
-    said: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        fields = {"row": self.row, "columns": self.columns, "trials": self.trials, "select": self.select}
-        plain: dict[str, Any] = to_json(fields | {"said": self.said})
-        return plain
 
 
 def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame, list[str]]:
@@ -94,8 +76,11 @@ def nothing(folder: Path) -> str:
     return f"{where}: workbench diagnose digits_mlp makes one, as does any study of a notebook. Give another folder, or run one."
 
 
-def open_study(path: str | Path) -> tuple[OpenedStudy, StudyRecord]:
-    """Read one study for showing, and return its record too, from which pictures are drawn.
+def open_study(path: str | Path) -> tuple[dict[str, Any], StudyRecord]:
+    """Return one study as JSON values for the browser, and its record, from which pictures are drawn.
+
+    The values are its `row` in the table of studies; `columns` of its trials (number, state, results and the config fields that
+    differ); `trials`, the best first; `select`, the metric that selects and what is better; and a sentence `said` on what it found.
 
     Raises:
         RecordError: there is none, it is damaged or of a newer version.
@@ -105,14 +90,14 @@ def open_study(path: str | Path) -> tuple[OpenedStudy, StudyRecord]:
     trials = best_trials(record)
     fields = [name for name in varied(trials) if name != "seed"]
     columns = [name for name in ("trial", "stage", "state", *fields, "seed", *_RUN[3:]) if name in trials]
-    select = f"{record.config['select']} ({record.config['select_mode']})"
-    rows = trials[columns].to_dict("records") if len(trials) else []
-    opened = OpenedStudy(
-        row=row,
-        columns=columns,
-        trials=[{str(name): value for name, value in row.items()} for row in rows],
-        select=select,
-        said=_said(record, trials),
+    opened: dict[str, Any] = to_json(
+        {
+            "row": row,
+            "columns": columns,
+            "trials": trials[columns].to_dict("records") if len(trials) else [],
+            "select": f"{record.config['select']} ({record.config['select_mode']})",
+            "said": _found(record, trials),
+        }
     )
     return opened, record
 
@@ -141,13 +126,12 @@ def draw_study(record: StudyRecord) -> bytes | None:
     trials = best_trials(record)
     if not len(trials) or record.steps.empty:
         return None
-    with contextlib.suppress(
-        WorkbenchError, LookupError, TypeError, ValueError, AttributeError
-    ):  # not of this kind's making
+    not_of_its_making = (WorkbenchError, LookupError, TypeError, ValueError, AttributeError)
+    with contextlib.suppress(*not_of_its_making):
         if (record.path / "diagnosis.json").exists() or len(trials) <= JUDGED:
             return study_picture(record, diagnosis_of(record))
     if record.study.get("kind") in _SWEEPS and len(set(trials["peak_lr"])) > 1:
-        return png([partial(_sweep, record), partial(_curves, record, trials)])
+        return png([lambda ax: plot_lr_sweep(record, ax=ax), partial(_curves, record, trials)])
     return draw_curves(record)
 
 
@@ -156,15 +140,11 @@ def draw_curves(record: StudyRecord) -> bytes:
     return png([partial(_curves, record, best_trials(record))])
 
 
-def _sweep(record: StudyRecord, ax: Any) -> Any:
-    return plot_lr_sweep(record, ax=ax)
-
-
 def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
     return plot_loss_curves(record, trials=[int(t) for t in trials["trial"].head(CURVES)], ax=ax)
 
 
-def _said(record: StudyRecord, trials: pd.DataFrame) -> str:
+def _found(record: StudyRecord, trials: pd.DataFrame) -> str:
     """One sentence: how many trials came to what, and which is best."""
     if not len(trials):
         return "No trial yet."
@@ -176,3 +156,152 @@ def _said(record: StudyRecord, trials: pd.DataFrame) -> str:
         f"{len(trials)} trials ({states}). The best, trial {int(best['trial'])}, has {record.config['select']} "
         f"{best['best_value']:.4g} at step {int(best['best_step'] or 0):,}."
     )
+
+
+NOISE = 2.0
+"""Standard errors that a difference of means has to exceed (about 5 % by chance; rule of thumb)."""
+_SEEDS = ("shared_seed", "per_host_seed")
+_UNSHOWN = ("select", "select_mode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two that are compared.
+
+    Attributes:
+        name: to call it by.
+        record: its study.
+        trial: number of the trial that is compared: its own, or its study's best one.
+        config: of that trial.
+        value: its best value; NaN without one.
+        seeds: best values of the trials of the study with the same config but for the seeds, its own included.
+    """
+
+    name: str
+    record: StudyRecord
+    trial: int
+    config: dict[str, Any]
+    value: float
+    seeds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return float(np.mean(self.seeds)) if self.seeds else math.nan
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds; NaN with fewer than two."""
+        return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else math.nan
+
+
+def side(path: str | Path, trial: int | None = None) -> Side:
+    """Read one side.
+
+    Args:
+        path: the study's folder.
+        trial: number of a trial; None takes the study's best one.
+
+    Raises:
+        RecordError: there is no such study or trial, or it is damaged.
+        UsageError: the study has no trial.
+    """
+    record = StudyRecord(Path(path))
+    trials = best_trials(record)
+    if not len(trials):
+        raise UsageError(f"study {record.name!r} has no trial yet, so there is nothing to compare.")
+    number = int(trials["trial"].iloc[0]) if trial is None else record.trial(trial).number
+    config = record.trial(number).config
+    row = trials[trials["trial"] == number].iloc[0]
+    alike = trials
+    for name, value in config.items():
+        if name not in _SEEDS and name in alike:
+            alike = alike[[_same(value, other) for other in alike[name]]]
+    values = alike["best_value"].astype(float)
+    return Side(
+        name=record.name if trial is None else f"{record.name}, trial {number}",
+        record=record,
+        trial=number,
+        config=config,
+        value=float(row["best_value"]),
+        seeds=tuple(values[np.isfinite(values)]),
+    )
+
+
+def compare(left: Side, right: Side) -> dict[str, Any]:
+    """Return `names`, `rows` of (what, left, right) and a sentence `said`, as JSON values.
+
+    The rows are the config fields that differ, what was asked of the study where that differs, and the best values with the mean
+    and standard deviation over seeds.
+    """
+    one, other = left.record, right.record
+    rows: list[tuple[str, Any, Any]] = []
+    if one.path != other.path:
+        for key in ("workload", "kind", "commit"):
+            rows += _differing(key, one.study.get(key), other.study.get(key))
+        theirs = other.study.get("settings") or {}
+        for key, value in (one.study.get("settings") or {}).items():
+            rows += _differing(f"study: {key}", value, theirs.get(key))
+    names = [name for name in dict.fromkeys([*left.config, *right.config]) if name not in _UNSHOWN]
+    for name in names:
+        rows += _differing(name, left.config.get(name), right.config.get(name))
+    rows += [
+        ("trial", left.trial, right.trial),
+        ("selected by", _select(left), _select(right)),
+        ("best value", left.value, right.value),
+        ("seeds of this config", len(left.seeds), len(right.seeds)),
+        ("mean over seeds", left.mean, right.mean),
+        ("standard deviation over seeds", left.deviation, right.deviation),
+    ]
+    shown = {"names": [left.name, right.name], "rows": [list(row) for row in rows], "said": _said(left, right)}
+    plain: dict[str, Any] = to_json(shown)
+    return plain
+
+
+def draw_comparison(left: Side, right: Side) -> bytes:
+    """Return both training-loss curves in one picture, as PNG."""
+    curves = [(s.record, s.trial, s.name) for s in (left, right)]
+    return png([lambda ax: plot_trial_curves(curves, ax=ax)], size=(8.4, 3.8))
+
+
+def _select(found: Side) -> str:
+    return f"{found.config['select']} ({found.config['select_mode']})"
+
+
+def _differing(name: str, one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    return [] if _same(one, other) else [(name, _shown(one), _shown(other))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if pd.api.types.is_scalar(one) and pd.api.types.is_scalar(other):
+        return bool(one == other or (pd.isna(one) and pd.isna(other)))
+    return json.dumps(to_json(one), sort_keys=True) == json.dumps(to_json(other), sort_keys=True)
+
+
+def _shown(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(to_json(value))
+
+
+def _said(left: Side, right: Side) -> str:
+    """Which is better, and whether the seeds can tell."""
+    if _select(left) != _select(right):
+        return f"Not comparable: one is selected by {_select(left)}, the other by {_select(right)}."
+    if left.record.workload != right.record.workload:
+        return "The workloads differ, so their values cannot be compared; the configs can."
+    if not (math.isfinite(left.value) and math.isfinite(right.value)):
+        without = left if not math.isfinite(left.value) else right
+        return f"{without.name} has no best value yet."
+    same_config = all(_same(left.config.get(n), right.config.get(n)) for n in left.config if n not in _SEEDS)
+    gap = abs(left.value - right.value)
+    sign = 1.0 if left.config["select_mode"] == "min" else -1.0
+    if same_config:
+        return f"They differ in nothing but the seed: the difference of {gap:.3g} is noise."
+    better, worse = (left, right) if sign * (left.value - right.value) <= 0 else (right, left)
+    said = f"{better.name} is better by {gap:.3g} ({better.value:.4g} against {worse.value:.4g})"
+    if min(len(left.seeds), len(right.seeds)) < 2:
+        return f"{said}; with a single seed on a side, chance cannot be told from a difference."
+    between = sign * (worse.mean - better.mean)
+    error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (left, right)))
+    if between > NOISE * error:
+        return f"{said}; over the seeds by {between:.3g}, more than {NOISE:g} standard errors ({error:.2g} each)."
+    return f"{said}; over the seeds by {between:.3g}, within {NOISE:g} standard errors ({error:.2g} each): that may be chance."

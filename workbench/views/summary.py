@@ -9,7 +9,7 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure
-from workbench.panels.base import still
+from workbench.panels.controls import still
 from workbench.playbook.records import diagnosis_of
 from workbench.plots.render import png
 from workbench.plots.style import not_measured
@@ -29,7 +29,8 @@ def show_study(record: StudyRecord | TrialRecord) -> None:
     """
     from IPython.display import Markdown, display
 
-    record = _anew(record)
+    # read again from disk: it may have been opened while it was being written
+    record = record.reload() if isinstance(record, StudyRecord) else TrialRecord(record.path, record.number)
     diagnosis = diagnosis_of(record)
     display(still(study_picture(record, diagnosis)))  # type: ignore[no-untyped-call]
     display(Markdown(study_sentence(record)))  # type: ignore[no-untyped-call]
@@ -41,15 +42,14 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> by
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     figures = {figure.name: figure for figure in FIGURES}
     pictures = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
-    chosen = [figures[name] for name in pictures]
-    return png([partial(_drawn, figure, record, diagnosis) for figure in chosen])
 
+    def draw(figure: Figure, ax: Any) -> Any:
+        try:
+            return figure.draw(record, diagnosis, ax=ax)
+        except UsageError as error:  # it says what is not there yet
+            return not_measured(ax, str(error))
 
-def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis, ax: Any) -> Any:
-    try:
-        return figure.draw(record, diagnosis, ax=ax)
-    except UsageError as error:  # it says what is not there yet
-        return not_measured(ax, str(error))
+    return png([partial(draw, figures[name]) for name in pictures])
 
 
 def study_sentence(record: StudyRecord | TrialRecord) -> str:
@@ -78,8 +78,3 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     best = min(rows, key=lambda row: sign * float(row["best_value"]))
     value = f"{record.config['select']} {best['best_value']:.4g}"
     return f"; best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
-
-
-def _anew(record: StudyRecord | TrialRecord) -> StudyRecord | TrialRecord:
-    """Return the record read again from disk: it may have been opened while it was being written."""
-    return record.reload() if isinstance(record, StudyRecord) else TrialRecord(record.path, record.number)

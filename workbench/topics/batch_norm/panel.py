@@ -7,9 +7,8 @@ from typing import Any
 
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.panels.answers import Answer, Choice, Control
-from workbench.panels.controls import controls_panel, needs
-from workbench.plots.redraw import Draw
+from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs
+from workbench.plots.render import Draw
 from workbench.plots.style import number, short
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_layout

@@ -9,8 +9,7 @@ import numpy as np
 from workbench.curves.selected_runs import read_runs
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.panels.answers import Answer, Choice, Control, Slider
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Choice, Control, Slider, controls_panel, needs, nothing
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.checkpoints.figures import plot_early_stopping, plot_patience

@@ -9,8 +9,7 @@ import numpy as np
 from workbench.curves.clip_threshold import ordinal
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.panels.answers import Answer, Slider
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import curve, default_trial, lr_of
 from workbench.topics.clipping.clipped_steps import clipped_steps, listed_steps
 from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram

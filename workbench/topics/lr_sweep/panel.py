@@ -6,8 +6,7 @@ from typing import Any
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.panels.answers import Answer, Choice
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Choice, controls_panel, needs, nothing
 from workbench.plots.frames import trials_at
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.distance import lr_distance, swept_lrs, swept_trials

@@ -12,9 +12,7 @@ from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.audited import Audit
-from workbench.panels.answers import Answer, Choice, Control
-from workbench.panels.base import is_live
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Choice, Control, controls_panel, is_live, needs, nothing
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.trials.load import load_facts

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.panels.answers import Answer, Choice, Control
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs, nothing
 from workbench.topics.predictions.figures import plot_predictions, prediction_text
 from workbench.topics.predictions.history import ExampleHistory, prediction_history
 

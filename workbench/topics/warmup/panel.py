@@ -7,10 +7,9 @@ from typing import Any
 from workbench.config import TrainConfig
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.panels.answers import Answer, Choice, Control, Slider
-from workbench.panels.controls import controls_panel, needs, nothing
+from workbench.panels.controls import Answer, Choice, Control, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import field_of
-from workbench.plots.redraw import Draw
+from workbench.plots.render import Draw
 from workbench.schedules import prepend_warmup
 from workbench.topics.clipping.grad_norm_figures import plot_grad_norm
 from workbench.topics.lr_sweep.figures import plot_loss_curves

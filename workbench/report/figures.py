@@ -1,4 +1,4 @@
-"""The figures of the report, drawn: each as SVG with its words, or the reason why there is none."""
+"""The figures of the report: each as SVG with its words, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any
 
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.topic import NARROW, Figure
+from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
-from workbench.plots.words import counted
 from workbench.record.parts import write_atomic
-from workbench.report.captions import shown_here
-from workbench.report.html import folded, redact, text
+from workbench.report.html import redact
 from workbench.topics.registry import FIGURES
 
-__all__ = ["DrawnFigure", "draw_figures", "figures_section", "write_figures"]
+__all__ = ["DrawnFigure", "draw_figures", "shown_here", "write_figures"]
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure as SVG, or the reason why there is none."""
+    """A figure as SVG and what it shows here, or the reason why there is none."""
 
     figure: Figure
     here: str
@@ -35,33 +33,9 @@ def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
     known = getattr(record, "facts", None) or {}
     kind = getattr(record, "study", {}).get("kind", "diagnosis")
     order = FIGURES if kind == "diagnosis" else sorted(FIGURES, key=lambda figure: not figure.own)
-    belong = [f for f in order if f.facts is None or f.facts in known]
-    drawn = [_drawn(figure, record, diagnosis) for figure in belong if figure.kind in (None, kind)]
+    belong = [f for f in order if (f.facts is None or f.facts in known) and f.kind in (None, kind)]
+    drawn = [_drawn(figure, record, diagnosis) for figure in belong]
     return [item for item in drawn if not item.figure.own or item.svg is not None]
-
-
-def figures_section(drawn: Sequence[DrawnFigure]) -> str:
-    """Every figure with its caption; those with nothing to show as one list of reasons."""
-    shown, missing = [], []
-    for item in drawn:
-        figure = item.figure
-        if item.svg is not None:
-            here = f"<p>{text(redact(item.here))}</p>\n" if item.here else ""
-            how = f'<p class="soft small">{text(figure.shows)} {text(figure.caption)}</p>'
-            wide = ' class="wide"' if figure.size[0] > NARROW else ""
-            shown.append(
-                f'<figure id="figure-{figure.name}"{wide}>\n<div class="scroll">{item.svg}</div>\n'
-                f"<figcaption>\n{here}{how}\n</figcaption>\n</figure>"
-            )
-        else:
-            reason = str(item.reason)
-            missing.append(f"<li>{text(figure.shows)} {text(reason[:1].upper() + reason[1:])}.</li>")
-    parts = ["<h2>Figures</h2>", *shown]
-    if missing:
-        parts.append(
-            folded(f"{counted(len(missing), 'figure')} not measured", "<ul>\n" + "\n".join(missing) + "\n</ul>")
-        )
-    return "\n".join(parts)
 
 
 def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
@@ -77,6 +51,21 @@ def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
             write_atomic(path, standalone_svg(shown[figure.name]).encode())
         else:
             path.unlink(missing_ok=True)
+
+
+def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
+    """Return one or two sentences with the numbers that a figure draws of this record, "" where there is nothing to say.
+
+    A finding's own sentence where a finding speaks of it, else a few quantiles.
+    """
+    try:
+        numbers = figure.numbers(record, diagnosis) if figure.numbers else ""
+    except (KeyError, IndexError, TypeError, ValueError, UsageError):
+        numbers = ""  # a record of another kind lacks these columns; the findings still speak
+    codes = [] if numbers and figure.alone else [code for code in figure.codes if code in diagnosis]
+    quiet = {f.code for f in diagnosis.findings if f.status == "ok" and f.summary.startswith("Not seen")}
+    said = [diagnosis[c].summary for c in codes if diagnosis[c].status != "not_measured" and c not in quiet]
+    return " ".join(dict.fromkeys(line for line in (numbers, *said) if line))
 
 
 def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:

@@ -1,19 +1,108 @@
-"""Stored items are the items, bit for bit; what cannot be stored is refused by name; a latency knob."""
+"""Datasets and their items: named where one raises, stored bit for bit, delayed, hashed; parts of a dataset under a name."""
 
 from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from workbench.errors import ConfigError, DataError, UsageError
-from workbench.workloads.items import Delayed, StoredDataset, cache_dataset, content_hash, leaf_bytes, leaves
+from workbench.workloads.items import (
+    Delayed,
+    IndexedDataset,
+    StoredDataset,
+    cache_dataset,
+    content_hash,
+    leaf_bytes,
+    leaves,
+)
+
+
+class Broken(Dataset[int]):
+    """Ten items, of which number 7 raises."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise KeyError("no such image")
+        if not -10 <= index < 10:
+            raise IndexError(index)
+        return index
+
+
+class OnlyTogether(Broken):
+    """Every batch raises, no item does."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: Sequence[int]) -> list[int]:
+        raise ValueError("cannot stack")
+
+
+def test_items_pass_unchanged() -> None:
+    data = TensorDataset(torch.arange(6), torch.arange(6) * 2)
+    wrapped = IndexedDataset(data)
+    assert len(wrapped) == 6
+    assert wrapped[3] == data[3]
+    assert wrapped[-1] == data[5]
+    assert wrapped.__getitems__([1, 4]) == [data[1], data[4]]
+    assert IndexedDataset(Subset(data, [5, 0])).__getitems__([1, 0]) == [data[0], data[5]]
+
+
+def test_a_batch_is_fetched_in_one_call() -> None:
+    calls: list[Sequence[int]] = []
+
+    class Batched(Broken):
+        def __getitems__(self, indices: Sequence[int]) -> list[int]:
+            calls.append(indices)
+            return list(indices)
+
+    loader: DataLoader[Any] = DataLoader(IndexedDataset(Batched()), batch_size=5)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert calls == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_the_item_that_raises_is_named() -> None:
+    with pytest.raises(
+        DataError, match=r"item 7 of the validation split \(Broken, 10 examples\).*no such image"
+    ) as caught:
+        IndexedDataset(Broken(), split="validation")[7]
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_worker_process_says_which_item_it_was() -> None:
+    loader: DataLoader[Any] = DataLoader(IndexedDataset(Broken()), batch_size=4, num_workers=1)
+    batches: Any = iter(loader)
+    try:
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        with pytest.raises(DataError, match="item 7 of the train split"):
+            next(batches)
+    finally:
+        batches._shutdown_workers()  # the traceback would keep the worker until it is collected
+
+
+def test_a_batch_that_only_raises_together_is_named() -> None:
+    with pytest.raises(DataError, match=r"items \[1, 2\].*cannot stack, together but not one by one"):
+        IndexedDataset(OnlyTogether()).__getitems__([1, 2])
+
+
+def test_an_index_error_inside_is_an_item_that_raised() -> None:
+    class Short(Broken):
+        def __getitem__(self, index: int) -> int:
+            return [0, 1][index]
+
+    with pytest.raises(DataError, match=r"item 5 of the train split.*IndexError"):
+        IndexedDataset(Short())[5]
 
 
 class Listed:
@@ -51,18 +140,6 @@ def test_items_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert isinstance(cache_dataset(data, tmp_path / "s"), StoredDataset), "what is there is read"
 
 
-def test_stored_items_are_read_by_workers(tmp_path: Path) -> None:
-    stored = cache_dataset(TensorDataset(torch.randn(12, 3)), tmp_path / "s")
-    one, two = ([content_hash(b) for b in DataLoader(stored, batch_size=4, num_workers=w)] for w in (0, 1))
-    assert one == two
-
-
-def test_changing_a_stored_item_does_not_change_the_file(tmp_path: Path) -> None:
-    stored = cache_dataset(TensorDataset(torch.zeros(2, 3)), tmp_path / "s")
-    stored[0][0].add_(1)
-    assert float(stored[0][0].sum()) == 0
-
-
 class Random(Listed):
     def __getitem__(self, index: int) -> Any:
         return torch.randn(3)
@@ -82,15 +159,6 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path: Path, dat
     with pytest.raises(kind, match=words):
         cache_dataset(data, tmp_path / "s")
     assert not (tmp_path / "s").exists()
-
-
-def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds something else"):
-        cache_dataset(Listed(1, 2), tmp_path)
-    cache_dataset(Listed(1, 2), tmp_path / "s")
-    with pytest.raises(UsageError, match="holds 2 items, not 3"):
-        cache_dataset(Listed(1, 2, 3), tmp_path / "s")
 
 
 def test_a_delayed_dataset_is_the_dataset_later() -> None:

@@ -1,0 +1,189 @@
+"""`workbench diagnose`, `input`, `hosts`, `report` and `studies`: what they call, what they print at the end, and their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.cli.help import AT_OR_ABOVE
+from workbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.findings.diagnosis import Diagnosis
+
+__all__ = ["diagnose", "exit_code", "hosts", "input_pipeline", "report", "studies"]
+
+RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def exit_code(verdict: str, fail_on: str | None) -> int:
+    """Return `VERDICT` where a verdict is at or above `--fail-on`, else `RAN`."""
+    return VERDICT if fail_on and verdict in AT_OR_ABOVE[fail_on] else RAN
+
+
+def _typed(args: argparse.Namespace) -> str:
+    """Return the command as it was typed, which reproduces what it did."""
+    return shlex.join(["workbench", *args.words])
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """Walk the playbook, and print verdict, config, the next steps and where the report is."""
+    if args.note is not None and not args.note.strip():
+        raise UsageError(
+            "--note is empty: say in a few words why this is run, or leave --note out for a generated one."
+        )
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    trainer = None
+    if args.trainer == "parameter_server":
+        from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+
+        trainer = ParameterServerTrainer()
+    elif args.trainer != "local":
+        raise UsageError(f"--trainer {args.trainer!r} is not there. Allowed: local, parameter_server.")
+    from workbench.playbook.walk import diagnose as walk
+
+    diagnosis = walk(
+        args.workload,
+        out=args.out,
+        steps=args.steps,
+        study=args.study,
+        note=args.note,
+        device=args.device,
+        trainer=trainer,
+        executor=args.executor,
+        address=args.address,
+        proof_seeds=args.seeds,
+        command=_typed(args),
+        progress=True,
+    )
+    print(diagnosis.brief)
+    if diagnosis.recommendation:
+        print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
+        print(diagnosis.recommendation["paste"])
+        print(diagnosis.recommendation.get("reason", ""))
+    _print_next(diagnosis)
+    cost = diagnosis.cost
+    runs = cost.get("baseline_runs")
+    share = "" if runs is None else f", as long as {runs:.1f} baseline runs take"
+    spent = f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training"
+    print(f"\nCost:      {spent}{share}")
+    print(f"Reproduce: {diagnosis.command}")
+    if diagnosis.path is not None:
+        print(f"Report:    {diagnosis.path / 'report.html'}")
+    return exit_code(diagnosis.verdict, args.fail_on)
+
+
+def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
+    """Print the first lines of advice that the recommended config does not follow already; the report has them all."""
+    left = (diagnosis.recommendation or {}).get("next") or ()
+    if left:
+        more = f" (the first {most} of {len(left)}; the report has all)" if len(left) > most else ""
+        print(f"\nWhat to try next{more}:")
+    for number, line in enumerate(left[:most], start=1):
+        print(textwrap.fill(f"{number}. {line}", width=100, subsequent_indent="   "))
+
+
+def input_pipeline(args: argparse.Namespace) -> int:
+    """Time a loader and its step, and print the verdict and what would help."""
+    from workbench.topics.input.command import examine_input
+
+    diagnosis = examine_input(
+        args.target,
+        step=args.step if args.step is not None else args.step_s,
+        out=args.out,
+        device=args.device,
+        seconds=args.seconds,
+        max_workers=args.max_workers,
+        timeout_s=args.timeout,
+        command=_typed(args),
+    )
+    print(diagnosis.brief)
+    if advice := diagnosis.advised("input.bound"):
+        print(advice)
+    if diagnosis.path is not None:
+        print(f"Folder: {diagnosis.path}")
+    return exit_code(diagnosis.verdict, args.fail_on)
+
+
+def hosts(args: argparse.Namespace) -> int:
+    """Rehearse training on several processes, and print the verdict, its five areas and where the facts are."""
+    if args.script is None and len(args.rest) != 1:
+        given = shlex.join(args.rest) or "nothing"
+        raise UsageError(
+            f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments behind --; given: {given}."
+        )
+    from workbench.topics.hosts.launch import cores
+    from workbench.topics.hosts.study import rehearse
+
+    if args.hosts > cores():
+        note = f"{args.hosts} hosts share {cores()} cores here: what they do is right, how long it takes says little"
+        print(f"workbench: {note}.", file=sys.stderr)
+    diagnosis, areas = rehearse(
+        args.rest[0] if args.script is None else args.script,
+        arguments=None if args.script is None else args.rest,
+        hosts=args.hosts,
+        steps=args.steps,
+        timeout_s=args.timeout,
+        port=args.port,
+        out=args.out,
+        command=_typed(args),
+    )
+    print(diagnosis.brief)
+    if advice := diagnosis.advised():
+        print(advice)
+    print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
+    print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
+    print(f"Reproduce: {diagnosis.command}")
+    print(f"Facts:     {diagnosis.path}")
+    return exit_code(diagnosis.verdict, args.fail_on)
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write a study's report again from what is on disk."""
+    from workbench.playbook.records import diagnosis_of
+    from workbench.record.read import open_record
+    from workbench.report.page import write_report
+
+    record = open_record(args.dir)
+    print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
+    return RAN
+
+
+def studies(args: argparse.Namespace) -> int:
+    """List what was run, after writing a note or making the index again where that is asked for."""
+    from workbench.ledger.studies import export_studies, list_studies, set_note
+
+    if args.note:
+        given = Path(args.note[0])
+        set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
+    extra = [name.strip() for name in args.columns.split(",") if name.strip()]
+    if args.rebuild:
+        from workbench.ledger.push import rebuild
+
+        rebuild(args.dir, ledger=args.ledger or None)
+    table = list_studies(args.dir, extra=extra, ledger=args.ledger)
+    where = args.dir if args.ledger is None else "the shared ledger"
+    print(_study_lines(table, extra) if len(table) else f"No studies in {where}: workbench diagnose makes one.")
+    if args.export:
+        print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
+    return RAN
+
+
+def _study_lines(table: pd.DataFrame, extra: Sequence[str]) -> str:
+    """One row a study, and under each where its config is and what reproduces it: together too wide for a terminal."""
+    rows = [("study", "trials", "best value", "note")]
+    rows += [(str(r.study), str(r.trials), f"{r.best_value:.4g}", str(r.note)) for r in table.itertuples()]
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}" for a, b, c, d in rows]
+    for line, study in enumerate(table.to_dict("records"), start=1):
+        lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"
+        lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
+    return "\n".join(lines)
