@@ -80,9 +80,9 @@ def batch_dependence(
     Args:
         workload: says what the value of an example is.
         model: in evaluation mode for as long as it takes.
-        data: the examples.
+        data: the examples, which take the place of the split.
         metric: "loss" or a name of the workload's metrics.
-        split: whose place the examples take.
+        split: of the workload.
         piece: examples in the smaller batches.
     """
     part, device = workload.replace(**{f"{split}_data": data}), next(model.parameters()).device
@@ -107,7 +107,9 @@ def batch_dependence(
     random, apart = _apart(whole, look(len(data), 1)[0]), _apart(whole, pieces)
     if random > allowed:
         means = [[float(look(size, seed)[0].mean()) for seed in range(LOOKS)] for size in (len(data), piece)]
-        return Dependence(random, coupled=_means_differ(*means))
+        whole_means, piece_means = np.asarray(means)
+        error = math.sqrt((whole_means.var(ddof=1) + piece_means.var(ddof=1)) / LOOKS)
+        return Dependence(random, coupled=bool(abs(whole_means.mean() - piece_means.mean()) > FAR * error))
     same = _outputs_apart(outputs, parts)
     coupled = apart > allowed and same is not None and same <= TOLERANCE and not _averaged(look, pieces, piece, allowed)
     return Dependence(random, apart, coupled)
@@ -144,13 +146,6 @@ def _couples(workload: Workload, config: TrainConfig, device: torch.device) -> b
         while len(_known) > REMEMBERED:
             _known.popitem(last=False)
     return _known[key][1]
-
-
-def _means_differ(ones: Sequence[float], others: Sequence[float]) -> bool:
-    """Tell whether the means of random values differ by far more than chance gives."""
-    a, b = np.asarray(ones), np.asarray(others)
-    error = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / LOOKS)
-    return bool(abs(a.mean() - b.mean()) > FAR * error)
 
 
 def _averaged(look: Any, pieces: Tensor, piece: int, allowed: float) -> bool:

@@ -58,10 +58,9 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
 
 
 def graph_if_needed(compute: Callable[[], T]) -> T:
-    """Return what `compute` returns, detached, where gradients are off: computed with them only where it differentiates itself.
+    """Return what `compute` returns; where gradients are off, detached and computed with them only if it differentiates itself.
 
-    A gradient penalty, a force or a residual of a differential equation calls `autograd.grad` inside the forward pass, in
-    evaluation as in training.
+    A gradient penalty, a force or a residual of a differential equation calls `autograd.grad` in the forward pass.
     """
     if torch.is_grad_enabled():
         return compute()

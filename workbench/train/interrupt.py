@@ -34,27 +34,18 @@ def catch_interrupt() -> Iterator[StopRequest]:
     Outside the main thread, where signals cannot be caught, only `ask_to_stop` sets the request.
     """
     stop = StopRequest()
-    _listening.append(stop)
-    try:
-        if threading.current_thread() is not threading.main_thread():
-            yield stop
-        else:
-            with _on_sigint(stop):
-                yield stop
-    finally:
-        _listening.remove(stop)
-
-
-@contextmanager
-def _on_sigint(stop: StopRequest) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if stop.requested:
             raise KeyboardInterrupt
         stop.requested = True
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, on_signal) if in_main else None
+    _listening.append(stop)
     try:
-        yield
+        yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        _listening.remove(stop)
+        if in_main:
+            signal.signal(signal.SIGINT, before)

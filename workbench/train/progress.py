@@ -32,15 +32,7 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[ProgressBar]:
-    """Yield the bar of one study.
-
-    `WORKBENCH_LIVE=0` turns it off, for batch runs and tests.
-
-    Args:
-        total: updates in all; None where a study decides as it goes.
-        label: what is trained.
-        show: False yields a silent bar.
-    """
+    """Yield the bar of one study of `total` updates, None where it decides as it goes; silent with `WORKBENCH_LIVE=0`."""
     if not show or os.environ.get("WORKBENCH_LIVE") == "0":
         yield ProgressBar()
         return

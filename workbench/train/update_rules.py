@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ __all__ = [
     "Rule",
     "UpdateRule",
     "Updater",
-    "add_decay",
     "clip_by_norm",
     "clip_thresholds",
     "global_norm",
@@ -125,13 +124,6 @@ class Rule:
     initial: Mapping[str, float]
     update: Callable[[Memory, Tensor, Tensor, int, Constants], Tensor]
     scratch: bool = True
-
-
-def add_decay(grad: Tensor, params: Tensor, weight_decay: float | Tensor, *, out: Tensor) -> Tensor:
-    """Return grad + weight_decay * params in `out`, rounded once; the decay is a number or of shape (lanes, 1)."""
-    if isinstance(weight_decay, Tensor):
-        return torch.addcmul(grad, params, weight_decay, out=out)
-    return torch.add(grad, params, alpha=weight_decay, out=out)
 
 
 def _sgd(to: Memory, g: Tensor, lr: Tensor, t: int, c: Constants) -> Tensor:  # noqa: ARG001
@@ -224,41 +216,6 @@ RULES: dict[tuple[str, str], Rule] = {
 """(optimizer, form) -> rule; sgd, momentum and nesterov are the same in both forms (F7.1 to F7.3)."""
 
 
-class Updater(Protocol):
-    """What the trainer asks of an optimizer: one update of all lanes, and a state that can be saved lane by lane."""
-
-    def update(
-        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: HostLr = None, *, out: Tensor | None = None
-    ) -> Tensor:
-        """Return the update (lanes, parameters) that step `step` (from 0) subtracts.
-
-        Args:
-            params: flat parameters, shape (lanes, parameters).
-            grad: flat gradient after clipping, same shape.
-            lr: shape (lanes, 1), on the device.
-            step: from 0.
-            host_lr: the lrs as numbers, for who needs them: reading them from `lr` would make the device wait.
-            out: takes the update; without it, memory that the next update overwrites.
-        """
-        ...
-
-    def state(self, lane: int) -> dict[str, Tensor]:
-        """Return the state tensors of one lane by name, as if it were trained alone."""
-        ...
-
-    def plain_state(self, lane: int) -> dict[str, Any]:
-        """Return the rest of its state as JSON values."""
-        ...
-
-    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-        """Put a saved state of one lane back."""
-        ...
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all lanes but these, which become lanes 0, 1, ... in this order."""
-        ...
-
-
 class UpdateRule:
     """One of `RULES` with its state, weight decay included, for lanes that share the rule.
 
@@ -282,7 +239,16 @@ class UpdateRule:
     def update(
         self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: HostLr = None, *, out: Tensor | None = None  # noqa: ARG002
     ) -> Tensor:  # fmt: skip
-        """Return the update of this step; see `Updater`."""
+        """Return the update (lanes, parameters) that step `step` (from 0) subtracts.
+
+        Args:
+            params: flat parameters, shape (lanes, parameters).
+            grad: flat gradient after clipping, same shape.
+            lr: shape (lanes, 1), on the device.
+            step: from 0.
+            host_lr: the lrs as numbers, for optimizers that need them: reading them from `lr` would make the device wait.
+            out: takes the update; without it, memory that the next update overwrites.
+        """
         c, to = self._constants, self._memory(params, out)
         if not self._decays:
             return self._rule.update(to, grad, lr, step + 1, c)
@@ -290,7 +256,11 @@ class UpdateRule:
         if self._decoupled:
             update = self._rule.update(to, grad, lr, step + 1, c)
             return update.add_(torch.mul(lr * decay, params, out=to.scratch))
-        return self._rule.update(to, add_decay(grad, params, decay, out=to.out), lr, step + 1, c)
+        if isinstance(decay, Tensor):
+            decayed = torch.addcmul(grad, params, decay, out=to.out)
+        else:
+            decayed = torch.add(grad, params, alpha=decay, out=to.out)
+        return self._rule.update(to, decayed, lr, step + 1, c)
 
     def state(self, lane: int) -> dict[str, Tensor]:
         """Return the state tensors of one lane by name, each with a lane axis of length 1."""
@@ -334,7 +304,7 @@ class MixedUpdater:
     def update(
         self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: HostLr = None, *, out: Tensor | None = None
     ) -> Tensor:
-        """Return the update of this step; see `Updater`."""
+        """Return the update of this step; see `UpdateRule`."""
         if out is None:
             out = self._out = torch.empty_like(params) if self._out is None else self._out
         for rows, updater in self._parts:
@@ -376,6 +346,10 @@ class MixedUpdater:
         self._parts = parts
         self._places = {lane: (updater, row) for rows, updater in parts for row, lane in enumerate(rows)}
         self._out = None
+
+
+Updater = UpdateRule | TorchOptimizer | MixedUpdater
+"""What makes one update of all lanes, and has a state that can be saved lane by lane."""
 
 
 def make_updater(
