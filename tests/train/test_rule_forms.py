@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.train.test_update_rules import TWINS
 from workbench.config import OPTIMIZERS, TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.schedules import lr_values
@@ -19,17 +20,6 @@ GRADIENTS = 1e-2 * np.cos(np.arange(60)) + 3e-3
 
 def config(**changes: Any) -> TrainConfig:
     return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 60, "batch_size": 1} | changes)
-
-
-TWINS: dict[str, Any] = {
-    "sgd": lambda p, c: torch.optim.SGD(p, lr=1.0),
-    "momentum": lambda p, c: torch.optim.SGD(p, lr=1.0, momentum=c.momentum),
-    "nesterov": lambda p, c: torch.optim.SGD(p, lr=1.0, momentum=c.momentum, nesterov=True),
-    "rmsprop": lambda p, c: torch.optim.RMSprop(p, lr=1.0, alpha=c.rho, momentum=c.momentum, eps=c.eps),
-    "adam": lambda p, c: torch.optim.Adam(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps),
-    "nadam": lambda p, c: torch.optim.NAdam(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps),
-    "adamw": lambda p, c: torch.optim.AdamW(p, lr=1.0, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=0.0),
-}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -125,12 +115,6 @@ def test_the_first_step_of_nadam_is_nearly_twice_as_long_in_the_playbooks_form()
     assert causes["eps and bias correction"].largest < 1e-9
 
 
-def test_adamw_differs_as_adam_does() -> None:
-    adam, adamw = (explain_rule(config(optimizer=name, eps=1e-3), gradients=1e-2) for name in ("adam", "adamw"))
-    assert adam.apart == pytest.approx(adamw.apart)
-    assert adam.to_dict() | {"optimizer": "adamw"} == adamw.to_dict()
-
-
 def test_the_words_tell_step_size_and_cause() -> None:
     forms = explain_rule(config(optimizer="nadam", warmup_steps=5))
     said = repr(forms)
@@ -142,11 +126,6 @@ def test_the_words_tell_step_size_and_cause() -> None:
     assert (forms.apart > 0.1).nonzero()[0][-1] == forms.last_material_step
 
 
-def test_gradients_of_zero_are_no_difference() -> None:
-    forms = explain_rule(config(optimizer="adam", eps=1e-8), gradients=0.0)
-    assert (forms.first_step, forms.material_steps, forms.way_ratio) == (None, 0, 1.0)
-
-
 @pytest.mark.parametrize(("given", "said"), [
     ({"lrs": [0.1, 0.1], "gradients": [1.0, 1.0, 1.0]}, "lrs holds 2 steps and gradients 3"),
     ({"lrs": []}, "at least one step"),
@@ -156,8 +135,5 @@ def test_gradients_of_zero_are_no_difference() -> None:
 def test_what_cannot_be_fed_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         explain_rule(config(optimizer="adam"), **given)
-
-
-def test_an_optimizer_of_ones_own_has_one_form() -> None:
     with pytest.raises(ConfigError, match="one form only"):
         explain_rule(config(optimizer=torch.optim.Adam))

@@ -1,4 +1,4 @@
-"""Lanes in one updater: each equals a trial of its own, whatever the others are, also after some of them left."""
+"""Update rules and clipping: the source's formulas, torch's own optimizers as twins, and lanes that equal trials of their own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from torch import Tensor
 
 from workbench.config import OPTIMIZERS, TrainConfig
 from workbench.errors import UsageError
-from workbench.train.update_rules import RULES, Updater, UpdateRule, make_updater
+from workbench.train.update_rules import (
+    RULES,
+    Updater,
+    UpdateRule,
+    clip_by_norm,
+    clip_thresholds,
+    global_norm,
+    make_updater,
+)
 
-SIZE, STEPS = 13, 50
+STEPS = 50
 FORMS = [(name, form) for name in OPTIMIZERS for form in ("torch", "playbook")]
 LANES: list[dict[str, Any]] = [
     {"peak_lr": 1e-2},
@@ -29,63 +37,82 @@ def config(**changes: object) -> TrainConfig:
     return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 100, "batch_size": 1} | changes)
 
 
-def start(lanes: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(lanes, SIZE, dtype=dtype, generator=torch.Generator().manual_seed(3))
+# Clipping (F4.6)
+
+
+def test_the_norm_is_that_of_the_whole_gradient() -> None:
+    parts = [torch.randn(3, 4), torch.randn(5)]
+    flat = torch.cat([p.reshape(-1) for p in parts]).unsqueeze(0)
+    assert float(global_norm(flat)) == pytest.approx(math.sqrt(sum(float((p**2).sum()) for p in parts)), rel=1e-6)
+
+
+def test_each_lane_is_rescaled_to_its_threshold_or_left_alone() -> None:
+    """A non-finite gradient stays visible, and an infinite threshold is off."""
+    grad = torch.tensor([[3.0, 4.0]] * 4 + [[math.nan, 1.0], [math.inf, 1.0], [math.inf, 1.0]])
+    given = grad.clone()
+    thresholds = clip_thresholds([config(max_grad_norm=t) for t in (2.0, 5.0, 7.0, None, 1.0, 1.0, None)], grad)
+    clipped, was = clip_by_norm(grad, global_norm(grad), thresholds)  # type: ignore[arg-type]
+    assert was.tolist() == [True, *[False] * 6]
+    torch.testing.assert_close(clipped[0], grad[0] * 2 / 5)
+    assert torch.equal(clipped[1:4], grad[1:4])
+    torch.testing.assert_close(clipped[4:], grad[4:], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(grad, given, rtol=0, atol=0, equal_nan=True)
+    in_place, _ = clip_by_norm(grad, global_norm(grad), thresholds, out=grad)  # type: ignore[arg-type]
+    assert in_place is grad
+    torch.testing.assert_close(grad, clipped, rtol=0, atol=0, equal_nan=True)
+    assert clip_thresholds([config(), config()], grad) is None
+
+
+def test_it_differs_from_torch_by_its_1e_6() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3e-3, 4e-3])
+    grad = parameter.grad.unsqueeze(0).clone()
+    torch.nn.utils.clip_grad_norm_([parameter], 1e-3)
+    ours, _ = clip_by_norm(grad, global_norm(grad), 1e-3)
+    assert float((ours[0] - parameter.grad).norm() / ours.norm()) == pytest.approx(1e-6 / 5e-3, rel=1e-2)
+
+
+# Formulas (F7)
+
+GOLDEN = {
+    ("sgd", "playbook", 1e-8): (0.900000000000, 0.810000000000, 0.769500000000),
+    ("momentum", "playbook", 1e-8): (0.900000000000, 0.720000000000, 0.603000000000),
+    ("nesterov", "playbook", 1e-8): (0.810000000000, 0.575100000000, 0.451210500000),
+    ("rmsprop", "playbook", 1e-2): (0.900496280979, 0.720489404357, 0.521423100162),
+    ("rmsprop", "torch", 1e-2): (0.693465699683, 0.235860880228, -0.001905280723),
+    ("adam", "playbook", 1e-2): (0.924025307335, 0.843107540915, 0.801702918889),
+    ("adam", "torch", 1e-2): (0.900990099010, 0.802432156283, 0.753550708999),
+    ("adam", "playbook", 1e-8): (0.900000031623, 0.800412282526, 0.750999314131),
+    ("adam", "torch", 1e-8): (0.900000001000, 0.800412229712, 0.750999252108),
+    ("nadam", "playbook", 1e-8): (0.810000060083, 0.674130053912, 0.615479654353),
+    ("nadam", "torch", 1e-8): (0.894354823221, 0.819973071532, 0.786351169574),
+}
+"""f = theta^2 / 2 from theta = 1 with lr 0.1, 0.1, 0.05; gamma = rho = beta1 = 0.9, beta2 = 0.999."""
+
+
+@pytest.mark.parametrize(("name", "form", "eps"), GOLDEN)
+def test_golden_trajectory(name: str, form: str, eps: float) -> None:
+    theta = torch.ones(1, 1, dtype=torch.float64)
+    rule, path = UpdateRule([config(optimizer=name, rules=form, eps=eps)], theta), []
+    for step, lr in enumerate((0.1, 0.1, 0.05)):
+        theta = theta - rule.update(theta, theta.clone(), torch.full((1, 1), lr, dtype=theta.dtype), step)
+        path.append(float(theta))
+    assert path == pytest.approx(GOLDEN[name, form, eps], abs=1e-11)
+
+
+def test_every_rule_has_a_golden_trajectory_but_adamw() -> None:
+    assert {key for key in RULES if key[0] != "adamw"} == {key[:2] for key in GOLDEN}
+    assert {name for name, _ in RULES} == set(OPTIMIZERS)
 
 
 def gradient(values: Tensor, step: int) -> Tensor:
     """Of a bowl whose centre moves."""
-    curvature = torch.linspace(0.1, 2.0, values.shape[1], dtype=values.dtype)
-    return curvature * values + math.sin(step)
+    return torch.linspace(0.1, 2.0, values.shape[1], dtype=values.dtype) * values + math.sin(step)
 
 
 def lrs(configs: Sequence[TrainConfig], step: int) -> list[float]:
-    return [config.peak_lr * (1 - step / 80) for config in configs]
-
-
-def follow(updater: Updater, values: Tensor, configs: Sequence[TrainConfig], first: int, last: int) -> None:
-    """Train the rows of `values` in place."""
-    for step in range(first, last):
-        now = lrs(configs, step)
-        lr = torch.tensor(now, dtype=values.dtype).unsqueeze(1)
-        values.sub_(updater.update(values, gradient(values, step), lr, step, now))
-
-
-def alone(config: TrainConfig, row: Tensor, last: int = STEPS) -> Tensor:
-    values = row.unsqueeze(0).clone()
-    follow(make_updater([config], values, [[]]), values, [config], 0, last)
-    return values[0]
-
-
-def together(configs: Sequence[TrainConfig], values: Tensor, last: int = STEPS) -> Updater:
-    updater = make_updater(configs, values, [[] for _ in configs])
-    follow(updater, values, configs, 0, last)
-    return updater
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize(("name", "form"), FORMS)
-def test_lanes_with_constants_of_their_own_equal_separate_trials(
-    name: str, form: str, dtype: torch.dtype, rtol: float
-) -> None:
-    configs = [config(optimizer=name, rules=form, **lane) for lane in LANES]
-    values = start(len(configs), dtype)
-    expected = torch.stack([alone(c, row) for c, row in zip(configs, values, strict=True)])
-    together(configs, values)
-    assert values.dtype == dtype
-    torch.testing.assert_close(values, expected, rtol=rtol, atol=rtol)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("name", "form"), FORMS)
-def test_lanes_that_differ_in_lr_alone_equal_separate_trials_bit_for_bit(
-    name: str, form: str, dtype: torch.dtype
-) -> None:
-    configs = [config(optimizer=name, rules=form, weight_decay=0.05, peak_lr=lr) for lr in (1e-3, 1e-2, 3e-2)]
-    values = start(3, dtype)
-    expected = torch.stack([alone(c, row) for c, row in zip(configs, values, strict=True)])
-    together(configs, values)
-    assert torch.equal(values, expected)
+    """They rise for 20 steps, then fall."""
+    return [c.peak_lr * min((step + 1) / 20, 1 - step / 80) for c in configs]
 
 
 TWINS: dict[str, Callable[[Any, TrainConfig], torch.optim.Optimizer]] = {
@@ -119,45 +146,81 @@ def test_each_lane_equals_torchs_own_optimizer_with_its_constants(name: str) -> 
     torch.testing.assert_close(values, torch.stack([p.detach() for p in twins]), rtol=rtol, atol=1e-2 * rtol)
 
 
+@pytest.mark.parametrize("form", ["torch", "playbook"])
+def test_factors_of_a_late_step_are_computed_in_double_precision(form: str) -> None:
+    """1 - 0.99999^1 in float32 is off by 2e-3: beta2 itself can not be told from its neighbours there."""
+    configs = [config(optimizer="adam", rules=form, beta2=beta2, eps=0.0) for beta2 in (0.99999, 0.9)]
+    values, lr = torch.ones(2, 5), torch.full((2, 1), 0.25)
+    update = make_updater(configs, values, [[], []]).update(values, torch.full((2, 5), 3.0), lr, 0)
+    assert update.dtype == torch.float32
+    torch.testing.assert_close(update, torch.full((2, 5), 0.25), rtol=1e-6, atol=0)  # the first step of adam is lr
+
+
+# Lanes
+
+
+def start(lanes: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(lanes, 13, dtype=dtype, generator=torch.Generator().manual_seed(3))
+
+
+def follow(updater: Updater, values: Tensor, configs: Sequence[TrainConfig], first: int, last: int) -> None:
+    """Train the rows of `values` in place."""
+    for step in range(first, last):
+        now = lrs(configs, step)
+        lr = torch.tensor(now, dtype=values.dtype).unsqueeze(1)
+        values.sub_(updater.update(values, gradient(values, step), lr, step, now))
+
+
+def together(configs: Sequence[TrainConfig], values: Tensor, last: int = STEPS) -> Updater:
+    updater = make_updater(configs, values, [[] for _ in configs])
+    follow(updater, values, configs, 0, last)
+    return updater
+
+
+def alone(configs: Sequence[TrainConfig], values: Tensor) -> Tensor:
+    """Each row trained by an updater of its own."""
+    rows = values.unsqueeze(1).clone()
+    for c, row in zip(configs, rows, strict=True):
+        together([c], row)
+    return rows.squeeze(1)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_lanes_with_constants_of_their_own_equal_separate_trials(
+    name: str, form: str, dtype: torch.dtype, rtol: float
+) -> None:
+    configs = [config(optimizer=name, rules=form, **lane) for lane in LANES]
+    values = start(len(configs), dtype)
+    expected = alone(configs, values)
+    together(configs, values)
+    torch.testing.assert_close(values, expected, rtol=rtol, atol=rtol)
+    same = [config(optimizer=name, rules=form, weight_decay=0.05, peak_lr=lr) for lr in (1e-3, 1e-2, 3e-2)]
+    values = start(3, dtype)
+    expected = alone(same, values)
+    together(same, values)
+    assert torch.equal(values, expected), "lanes that differ in the lr alone"
+
+
 def mixed(order: str) -> list[TrainConfig]:
     """Every rule twice, the two with other constants: side by side, or as far from each other as they can lie."""
-    pairs = [[config(optimizer=n, rules=f, **LANES[k]) for k in (1, 2)] for n, f in RULES]
-    firsts, seconds = zip(*pairs, strict=True)
-    return [c for pair in pairs for c in pair] if order == "sorted" else [*firsts, *seconds]
-
-
-@pytest.mark.parametrize("order", ["sorted", "scattered"])
-def test_lanes_of_all_rules_train_in_one_stack(order: str) -> None:
-    configs = mixed(order)
-    values = start(len(configs))
-    expected = torch.stack([alone(c, row) for c, row in zip(configs, values, strict=True)])
-    together(configs, values)
-    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+    pairs = [[config(optimizer=name, rules=form, **LANES[k]) for k in (0, 1)] for name, form in FORMS]
+    if order == "sorted":
+        return [c for pair in pairs for c in pair]
+    return [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
 
 
 @pytest.mark.parametrize("rows", [[0, 2, 5, 11, 16], [16, 5, 0, 11, 2], [7], list(range(1, 22))])
 @pytest.mark.parametrize("order", ["sorted", "scattered"])
-def test_lanes_that_are_kept_go_on_as_separate_trials(order: str, rows: list[int]) -> None:
+def test_lanes_of_all_rules_that_are_kept_go_on_as_separate_trials(order: str, rows: list[int]) -> None:
     configs = mixed(order)
     values = start(len(configs))
-    expected = torch.stack([alone(configs[row], values[row]) for row in rows])
+    kept = [configs[row] for row in rows]
+    expected = alone(kept, values[rows])
     updater = together(configs, values, 20)
     updater.keep(rows)
     values = values[rows]
-    follow(updater, values, [configs[row] for row in rows], 20, STEPS)
-    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "form"), FORMS)
-def test_kept_lanes_of_one_rule_with_equal_constants_go_on(name: str, form: str) -> None:
-    """What differed before is a plain number afterwards."""
-    configs = [config(optimizer=name, rules=form, **LANES[k]) for k in (1, 0, 1, 2)]
-    values = start(4)
-    expected = torch.stack([alone(configs[row], values[row]) for row in (2, 0)])
-    updater = together(configs, values, 20)
-    updater.keep([2, 0])
-    values = values[[2, 0]]
-    follow(updater, values, [configs[2], configs[0]], 20, STEPS)
+    follow(updater, values, kept, 20, STEPS)
     torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -166,7 +229,7 @@ def test_the_state_of_a_lane_is_that_of_a_separate_trial(order: str) -> None:
     """Lane by lane into updaters of one lane, on, and back into a stack."""
     configs = mixed(order)
     values = start(len(configs))
-    expected = torch.stack([alone(c, row) for c, row in zip(configs, values, strict=True)])
+    expected = alone(configs, values)
     first = together(configs, values, 10)
     second = make_updater(configs, values, [[] for _ in configs])
     for lane, c in enumerate(configs):
@@ -182,44 +245,8 @@ def test_the_state_of_a_lane_is_that_of_a_separate_trial(order: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
-def test_state_put_back_goes_on_bit_for_bit(name: str, form: str) -> None:
-    configs = [config(optimizer=name, rules=form, **lane) for lane in LANES]
-    values = start(4)
-    updater = together(configs, values, 10)
-    fresh = make_updater(configs, values, [[] for _ in configs])
-    for lane in (2, 0, 3, 1):
-        stored = {key: tensor.clone() for key, tensor in updater.state(lane).items()}
-        fresh.load(lane, stored, updater.plain_state(lane))
-    again = values.clone()
-    follow(updater, values, configs, 10, 15)
-    follow(fresh, again, configs, 10, 15)
-    assert torch.equal(values, again)
-
-
-def test_nadam_keeps_a_product_of_its_own_for_each_lane() -> None:
-    configs = [config(optimizer="nadam", beta1=beta1) for beta1 in (0.5, 0.9, 0.99)]
-    updater = together(configs, start(3), 8)
-    for lane, c in enumerate(configs):
-        product = math.prod(c.beta1 * (1 - 0.5 * 0.96 ** (t * 0.004)) for t in range(1, 9))
-        assert updater.state(lane)["mu_product"].shape == (1, 1)
-        assert float(updater.state(lane)["mu_product"]) == pytest.approx(product, rel=1e-13)
-
-
-@pytest.mark.parametrize("form", ["torch", "playbook"])
-def test_factors_of_a_late_step_are_computed_in_double_precision(form: str) -> None:
-    """1 - 0.99999^1 in float32 is off by 2e-3: beta2 itself can not be told from its neighbours there."""
-    configs = [config(optimizer="adam", rules=form, beta2=beta2, eps=0.0) for beta2 in (0.99999, 0.9)]
-    values = torch.ones(2, 5)
-    lr = torch.full((2, 1), 0.25)
-    update = make_updater(configs, values, [[], []]).update(values, torch.full((2, 5), 3.0), lr, 0)
-    assert update.dtype == torch.float32
-    torch.testing.assert_close(update, torch.full((2, 5), 0.25), rtol=1e-6, atol=0)  # the first step of adam is lr
-
-
-@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_a_lane_of_nan_does_not_touch_its_neighbours(name: str, form: str) -> None:
-    configs = [config(optimizer=name, rules=form, **lane) for lane in LANES]
-    paths = []
+    configs, paths = [config(optimizer=name, rules=form, **lane) for lane in LANES], []
     for broken in (False, True):
         values = start(4)
         values[1] = math.nan if broken else values[1]
@@ -241,22 +268,17 @@ def test_only_the_update_and_the_state_are_written(name: str, form: str, weight_
     assert all(torch.equal(a, b) for a, b in zip(before, (values, grad, lr), strict=True))
     assert updater.update(values, 2 * grad, lr, 1).data_ptr() == first.data_ptr(), "no new memory every step"
     own = torch.empty_like(values)
-    given = make_updater([c, c], values, [[], []]).update(values, grad, lr, 0, out=own)
-    assert given.data_ptr() == own.data_ptr()
+    make_updater([c, c], values, [[], []]).update(values, grad, lr, 0, out=own)
     assert torch.equal(own, kept)
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
-    c, values = config(), start(2)
-    with pytest.raises(UsageError, match="3 configs, 2 rows of parameters and 2 lists.*one of each per lane"):
-        make_updater([c, c, c], values, [[], []])
-    with pytest.raises(UsageError, match="2 configs, 2 rows of parameters and 1 lists"):
-        make_updater([c, c], values, [[]])
-    with pytest.raises(UsageError, match="0 configs.*at least one lane"):
-        make_updater([], values[:0], [])
+@pytest.mark.parametrize(("configs", "rows", "lists", "said"), [
+    (3, 2, 2, "3 configs, 2 rows of parameters and 2 lists.*one of each per lane"),
+    (2, 2, 1, "2 configs, 2 rows of parameters and 1 lists"),
+    (0, 0, 0, "0 configs.*at least one lane"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_refused(configs: int, rows: int, lists: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_updater([config()] * configs, start(2)[:rows], [[]] * lists)
     with pytest.raises(UsageError, match=r"lanes of one rule.*'adam', 'torch'.*make_updater takes lanes of several"):
-        UpdateRule([c, config(optimizer="adam")], values)
-    with pytest.raises(UsageError, match="1 configs.*2 rows"):
-        UpdateRule([c], values)
-    with pytest.raises(KeyError):
-        make_updater([c, c], values, [[], []]).load(0, {}, {})
+        UpdateRule([config(), config(optimizer="adam")], start(2))

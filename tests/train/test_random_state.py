@@ -1,8 +1,12 @@
-"""Random state: saved and put back bit for bit, and never left changed behind the caller's back."""
+"""Random state saved, put back and left alone; and the request to stop, which reaches whoever trains."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 import torch
 
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from workbench.train.interrupt import ask_to_stop, catch_interrupt
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
 
@@ -19,31 +24,24 @@ def draw() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_a_captured_state_gives_the_same_numbers_again(before: int) -> None:
+def test_a_captured_state_gives_the_same_numbers_again_also_from_a_checkpoint(tmp_path: Path, before: int) -> None:
     seed_all(5)
     for _ in range(before):
         np.random.randn(), random.gauss(0, 1)
     state = capture_rng()
+    save_checkpoint(tmp_path, Checkpoint(0, {}, state, {}))
     expected = [draw() for _ in range(3)]
     seed_all(6)
     assert draw() != expected[0]
-    restore_rng(state)
-    assert [draw() for _ in range(3)] == expected
+    for stored in (state, load_checkpoint(tmp_path / "step-00000000").trainer):
+        restore_rng(stored)
+        assert [draw() for _ in range(3)] == expected
 
 
-def test_the_state_survives_a_checkpoint(tmp_path: Any) -> None:
-    seed_all(7)
-    np.random.randn(), random.gauss(0, 1)
-    save_checkpoint(tmp_path, Checkpoint(0, {}, capture_rng(), {}))
-    expected = draw()
-    restore_rng(load_checkpoint(tmp_path / "step-00000000").trainer)
-    assert draw() == expected
-
-
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_a_block_leaves_no_trace(error: type[BaseException] | None) -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_block_leaves_no_trace_also_when_it_raises(error: type[BaseException]) -> None:
     seed_all(8)
-    expected, state = None, capture_rng()
+    state = capture_rng()
     expected = draw()
     restore_rng(state)
 
@@ -51,14 +49,10 @@ def test_a_block_leaves_no_trace(error: type[BaseException] | None) -> None:
         with isolated_rng():
             seed_all(9)
             draw()
-            if error is not None:
-                raise error
+            raise error
 
-    if error is None:
+    with pytest.raises(error):
         block()
-    else:
-        with pytest.raises(error):
-            block()
     assert draw() == expected
 
 
@@ -86,3 +80,36 @@ def test_a_device_with_a_generator_of_its_own_is_part_of_the_state(monkeypatch: 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     restore_rng(stored)
     assert "mps" not in capture_rng()
+
+
+def test_ctrl_c_is_a_request_once_and_an_error_twice() -> None:
+    with catch_interrupt() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_program_asks_in_every_thread_and_only_those_that_listen() -> None:
+    listening, asked = threading.Barrier(2), threading.Event()
+    seen: list[bool] = []
+
+    def train() -> None:
+        with catch_interrupt() as stop:
+            listening.wait(10)
+            asked.wait(10)
+            seen.append(stop.requested)
+        with catch_interrupt() as later:
+            seen.append(later.requested)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    with catch_interrupt() as stop:
+        listening.wait(10)
+        ask_to_stop()
+        asked.set()
+        thread.join(10)
+        assert stop.requested
+    assert seen == [True, False]
