@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from tests.helpers.simulated_records import record
+from tests.helpers.simulated_records import record, trial
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.record.json_values import to_json
@@ -128,14 +129,12 @@ class Stuck(nn.BatchNorm1d):
 
 
 class Transformer(nn.Module):
-    def __init__(self, *, batch_first: bool = True, zero: bool = False, tied: bool = False) -> None:
+    def __init__(self, *, batch_first: bool = True, zero: bool = False) -> None:
         super().__init__()
         self.e, self.o = nn.Embedding(7, 16), nn.Linear(16, 7, bias=False)
         self.p = nn.Parameter(torch.zeros(12, 16))
         self.b = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=batch_first, norm_first=True)
         nn.init.normal_(self.e.weight, std=0.1)
-        if tied:
-            self.o.weight = self.e.weight
         if zero:
             for layer in (self.o, self.b.linear2, self.b.self_attn.out_proj):
                 nn.init.zeros_(layer.weight)
@@ -147,40 +146,8 @@ class Transformer(nn.Module):
         return out
 
 
-class Autoencoder(nn.Module):
-    """A variational one, as in the example of PyTorch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.e, self.d = nn.Linear(12, 6), nn.Linear(3, 12)
-
-    def forward(self, x: Tensor) -> Any:
-        mean, log_var = self.e(x).chunk(2, 1)
-        return self.d(mean + torch.randn_like(mean) * (0.5 * log_var).exp()), mean, log_var
-
-
-def evidence(outputs: Any, batch: Any) -> Tensor:
-    x, mean, log_var = outputs
-    return (x - batch[0]).square().sum(1) - 0.5 * (1 + log_var - mean**2 - log_var.exp()).sum(1)
-
-
 def density(outputs: Tensor, batch: Any) -> Tensor:
     return F.gaussian_nll_loss(outputs[:, 0], batch[1], F.softplus(outputs[:, 1]) + 1e-6, reduction="none")
-
-
-def info_nce(outputs: Any, batch: Any) -> Tensor:
-    return F.cross_entropy(outputs, torch.arange(len(batch[0])), reduction="none")
-
-
-def similarities(module: Any, x: Tensor) -> Tensor:
-    z, other = (F.normalize(module.m(x + 0.1 * torch.randn_like(x)), dim=1) for _ in range(2))
-    return z @ other.T / 0.2
-
-
-def alignment(outputs: Tensor, batch: Any) -> Tensor:
-    lengths = torch.full((len(outputs),), outputs.shape[1])
-    targets = batch[1][:, None] + 1
-    return F.ctc_loss(outputs.transpose(0, 1), targets, lengths, torch.ones_like(lengths), reduction="none")
 
 
 def logits_loss(outputs: Tensor, batch: Any) -> Tensor:
@@ -190,7 +157,6 @@ def logits_loss(outputs: Tensor, batch: Any) -> Tensor:
 FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "reshape mixes examples": ("loop.batch_dependence", lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x).t().reshape(len(x), 24)), a=nn.Linear(12, 24), b=nn.Linear(24, 3)))),
     "softmax over axis 0": ("loop.batch_dependence", lambda: classes(lambda: Having(lambda s, x: s.m(x).log_softmax(0), m=mlp()))),
-    "lstm over the batch": ("loop.batch_dependence", lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x)[0][:, -1]), a=nn.LSTM(2, 16), b=nn.Linear(16, 3)), SERIES)),
     "attention over the batch": ("loop.batch_dependence", lambda: tokens(lambda: Transformer(batch_first=False))),
     "half of the columns": ("input.unused_features", lambda: classes(lambda: Having(lambda s, x: s.m(x[:, :6]), m=mlp(6)))),
     "one of two channels": ("input.unused_features", lambda: classes(lambda: Having(lambda s, x: s.m(x[:, :1]), m=nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))), IMAGES)),
@@ -201,9 +167,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "eval in forward": ("loop.eval_mode_in_training", lambda: classes(lambda: Having(eval_inside, m=mlp(extra=[lambda: nn.BatchNorm1d(24)])))),
     "dead relu": ("units.dead", lambda: classes(lambda: changed(mlp(), lambda p: p.fill_(-9.0) if p.dim() == 1 else None, least_dim=1))),
     "saturated tanh": ("units.saturated", lambda: classes(lambda: changed(mlp(act=nn.Tanh), lambda p: p.mul_(60)))),
-    "saturated sigmoid": ("units.saturated", lambda: classes(lambda: changed(mlp(act=nn.Sigmoid), lambda p: p.mul_(200)))),
     "no activation": ("units.linear", lambda: classes(lambda: mlp(act=nn.Identity))),
-    "no activation, batch norm": ("units.linear", lambda: classes(lambda: mlp(act=nn.Identity, extra=[lambda: nn.BatchNorm1d(24)]))),
     "convolutions alone": ("units.linear", lambda: classes(lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 3)), IMAGES)),
     "all zero": ("units.equal", lambda: classes(lambda: changed(mlp(), lambda p: p.zero_(), least_dim=1))),
     "constant weights": ("units.equal", lambda: classes(lambda: changed(mlp(act=nn.Tanh), lambda p: p.fill_(0.1)))),
@@ -220,10 +184,8 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "sigmoid before logits": ("loss.double_softmax", lambda: numbers(lambda: nn.Sequential(mlp(12, 1), nn.Sigmoid()), y=(NUMBER > 0).float(), loss=logits_loss)),
     "sigmoid in the loss": ("loss.double_softmax", lambda: numbers(lambda: flat(mlp(12, 1)), y=(NUMBER > 0).float(), loss=lambda o, b: logits_loss(o.sigmoid(), b))),
     "sigmoid head": ("loss.output_range", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Sigmoid())))),
-    "relu head": ("loss.output_range", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.ReLU())))),
     "tanh logits": ("loss.output_range", lambda: classes(lambda: nn.Sequential(mlp(), nn.Tanh()))),
     "broadcast over targets": ("loss.broadcast", lambda: numbers(lambda: mlp(12, 1), loss=lambda o, b: (o - b[1]).square().mean(1))),
-    "broadcast over outputs": ("loss.broadcast", lambda: numbers(lambda: mlp(12, 1), loss=lambda o, b: (o - b[1]).square().mean(0))),
     "sign of an error": ("loss.unbounded", lambda: classes(mlp, loss=lambda o, b: -cross_entropy(o, b))),
     "sign of a likelihood": ("loss.unbounded", lambda: classes(lambda: nn.Sequential(mlp(), nn.LogSoftmax(-1)), loss=lambda o, b: o.gather(1, b[1][:, None])[:, 0])),
     "sign of a probability's loss": ("loss.unbounded", lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Sigmoid())), y=(NUMBER > 0).float(), loss=lambda o, b: -F.binary_cross_entropy(o, b[1], reduction="none"))),
@@ -235,7 +197,8 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "optimizer of the head": ("loop.no_update", lambda: classes(mlp, optimizer=lambda p, lr: torch.optim.Adam(list(p)[-2:], lr))),
 }  # fmt: skip
 
-HEALTHY: dict[str, Callable[[], Workload]] = {
+
+WORKING: dict[str, Callable[[], Workload]] = {
     "relu": lambda: classes(mlp),
     "deep relu": lambda: classes(lambda: mlp(depth=8)),
     "tanh": lambda: classes(lambda: mlp(act=nn.Tanh)),
@@ -249,7 +212,6 @@ HEALTHY: dict[str, Callable[[], Workload]] = {
     "zero head": lambda: classes(lambda: (m := mlp(), changed(m[-1], lambda p: p.zero_(), least_dim=1))[0]),
     "zero branch": lambda: classes(lambda: Having(lambda s, x: s.c(x + s.b(s.a(x).relu())), a=nn.Linear(12, 12), b=changed(nn.Linear(12, 12), lambda p: p.zero_(), least_dim=1), c=nn.Linear(12, 3))),
     "causal, zero branches": lambda: tokens(lambda: Transformer(zero=True)),
-    "causal, tied": lambda: tokens(lambda: Transformer(tied=True)),
     "gru": lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x)[0][:, -1]), a=nn.GRU(2, 16, batch_first=True), b=nn.Linear(16, 3)), SERIES),
     "gru, time first": lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x.transpose(0, 1))[0][-1]), a=nn.GRU(2, 16), b=nn.Linear(16, 3)), SERIES),
     "convolution, group norm": lambda: classes(lambda: nn.Sequential(nn.Conv2d(2, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)), IMAGES),
@@ -257,17 +219,14 @@ HEALTHY: dict[str, Callable[[], Workload]] = {
     "softplus head": lambda: numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Softplus())), y=NUMBER.abs()),
     "log-softmax before cross-entropy": lambda: classes(lambda: nn.Sequential(mlp(), nn.LogSoftmax(-1))),
     "likelihood of probabilities": lambda: classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)), loss=lambda o, b: -(o.gather(1, b[1][:, None])[:, 0] + 1e-9).log()),
-    "alignment of log-probabilities": lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x)[0]).log_softmax(-1), a=nn.GRU(2, 16, batch_first=True), b=nn.Linear(16, 5)), SERIES, loss=alignment, peak_lr=1e-2),
     "label smoothing": lambda: classes(mlp, loss=lambda o, b: F.cross_entropy(o, b[1], reduction="none", label_smoothing=0.2)),
     "density": lambda: numbers(lambda: mlp(12, 2), loss=density),
-    "variational": lambda: numbers(Autoencoder, loss=evidence),
-    "contrastive": lambda: classes(lambda: Having(similarities, m=mlp(12, 8)), loss=info_nce),
     "all of one class": lambda: classes(lambda: mlp(12, 2), y=(torch.arange(160) == 0).long()),
     "one example a batch": lambda: classes(mlp, batch_size=1, peak_lr=1e-3),
     "accumulated": lambda: classes(mlp, accumulate_steps=4),
     "small unused head": lambda: classes(lambda: Having(lambda s, x: s.m(x), m=mlp(), left=nn.Linear(8, 8))),
     "frozen on purpose": lambda: classes(lambda: Having(lambda s, x: s.b(s.a(x).relu()), a=nn.Linear(12, 24).requires_grad_(False), b=nn.Linear(24, 3)), peak_lr=1e-2),
-    **{name: (lambda name=name: load_workload(name)) for name in ("digits_mlp", "digits_cnn", "digits_resnet", "breast_cancer", "quadratic")},
+    **{name: (lambda name=name: load_workload(name)) for name in ("digits_cnn", "breast_cancer", "quadratic")},
 }  # fmt: skip
 
 
@@ -277,19 +236,9 @@ def test_a_planted_fault_is_named(name: str) -> None:
     assert alarms(workload()).get(code) in ("warn", "fail")
 
 
-@pytest.mark.parametrize(("low", "words"), [(-3.0, ", more than "), (0.5, "; it is ")])
-def test_what_a_bounded_output_cannot_reach_is_said_as_a_loss(low: float, words: str) -> None:
-    workload = numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.ReLU())), y=NUMBER / NUMBER.std() + low)
-    facts = collect_one_batch(workload, workload.config, CPU)
-    said = diagnose_one_batch(record([], facts={"one_batch": facts}))["loss.output_range"]
-    assert said.status != "ok"
-    assert f"no less than {facts['loss']['reachable']:.3g}{words}{facts['loss']['ignorant']:.3g} for" in said.summary
-    assert "%" not in said.summary
-
-
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", WORKING)
 def test_a_healthy_training_is_silent(name: str) -> None:
-    assert alarms(HEALTHY[name]()) == {}
+    assert alarms(WORKING[name]()) == {}
 
 
 def test_nothing_that_is_asked_of_one_batch_changes_it() -> None:
@@ -314,24 +263,6 @@ def test_the_callers_random_state_is_untouched_and_the_facts_are_the_same_again(
     assert to_json(collect_one_batch(workload, workload.config, CPU)) == facts
 
 
-def test_a_model_that_overwrites_its_input_sees_the_same_each_time() -> None:
-    workload = classes(lambda: Having(lambda s, x: s.m(x.mul_(2.0)), m=mlp()))
-    assert alarms(workload) == {}
-
-
-def test_a_batch_whose_tensors_do_not_begin_with_the_examples_is_left_whole() -> None:
-    def turned(items: list[Any]) -> Any:
-        return torch.stack([x for x, _ in items], 1), torch.stack([y for _, y in items])
-
-    build = lambda: Having(lambda s, x: s.b(s.a(x)[0][-1]), a=nn.GRU(2, 16), b=nn.Linear(16, 3))  # noqa: E731
-    data = TensorDataset(SERIES, CLASS)
-    workload = classification(
-        name="t", build_model=build, train_data=data, validation_data=data, collate=turned, config=settings()
-    )
-    assert not first_batch(workload, workload.config, CPU).exchangeable
-    assert alarms(workload) == {}
-
-
 def test_what_cannot_be_looked_at_is_said_and_ends_nothing() -> None:
     def fussy(module: Any, x: Tensor) -> Any:
         if not module.training:
@@ -345,30 +276,20 @@ def test_what_cannot_be_looked_at_is_said_and_ends_nothing() -> None:
     assert found["init.constant_output"].status == "not_measured"
     assert "no evaluation here" in found["init.constant_output"].summary
     assert found["loop.overfit_one_batch"].status == "ok"
+    late = collect_one_batch(workload, workload.config, CPU, seconds=-1.0)
+    assert all("too long" in part["reason"] for name, part in late.items() if name != "examples")
 
 
-def test_a_model_that_takes_too_long_is_let_go() -> None:
-    workload = classes(mlp)
-    facts = collect_one_batch(workload, workload.config, CPU, seconds=-1.0)
-    assert all("too long" in part["reason"] for name, part in facts.items() if name != "examples")
-
-
-def test_the_gap_is_zero_for_a_model_that_ignores_its_input_and_its_loss_falls_all_the_same() -> None:
-    workload = classes(lambda: Having(lambda s, x: s.m(torch.ones_like(x)), m=mlp()))
-    fit = collect_one_batch(workload, workload.config, CPU)["fit"]
+def test_the_gap_and_the_floor_are_what_can_be_computed() -> None:
+    ignores = classes(lambda: Having(lambda s, x: s.m(torch.ones_like(x)), m=mlp()))
+    fit = collect_one_batch(ignores, ignores.config, CPU)["fit"]
     assert len(fit["runs"]) == 8
-    assert all(run["gap"][-1] == 0 for run in fit["runs"])
+    assert all(run["gap"][-1] == 0 for run in fit["runs"]), "though the loss falls all the same"
     assert min(run["loss"][-1] for run in fit["runs"]) < fit["runs"][0]["loss"][0]
-
-
-def test_a_second_softmax_leaves_the_floor_that_the_formula_says() -> None:
-    loss = collect_one_batch(*_asked(classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)))))["loss"]
+    twice = classes(lambda: nn.Sequential(mlp(), nn.Softmax(-1)))
+    loss = collect_one_batch(twice, twice.config, CPU)["loss"]
     assert loss["reachable"] == pytest.approx(math.log(3 - 1 + math.e) - 1, rel=1e-4)
     assert loss["floor"] == pytest.approx(0, abs=1e-6)
-
-
-def _asked(workload: Workload) -> tuple[Workload, TrainConfig, torch.device]:
-    return workload, workload.config, CPU
 
 
 def test_a_run_that_blows_up_has_fitted_nothing() -> None:
@@ -408,10 +329,8 @@ MASKED = torch.where(torch.rand(64, 9, generator=torch.Generator().manual_seed(5
         (False, SENTENCES[:, :-1], SENTENCES[:, 1:], "fail"),
         (True, SENTENCES[:, :-1], SENTENCES[:, :-1], "warn"),
         (False, MASKED, torch.where(SENTENCES[:, :9] == MASKED, -100, SENTENCES[:, :9]), None),
-        (False, SENTENCES[:, :-1], SENTENCES[:, :-1].flip(1), None),
-        (False, SENTENCES[:, :-1], SENTENCES[:, :-1] % 3, None),
     ],
-    ids=["language model", "no mask", "not shifted", "masked tokens", "reversed", "tags"],
+    ids=["language model", "no mask", "not shifted", "masked tokens"],
 )
 def test_the_token_to_predict_stands_in_what_is_seen(
     causal: bool, inputs: Tensor, targets: Tensor, status: str | None
@@ -421,3 +340,165 @@ def test_the_token_to_predict_stands_in_what_is_seen(
 
     workload = classes(lambda: Language(causal), x=inputs.contiguous(), y=targets.contiguous(), loss=loss)
     assert alarms(workload).get("loop.sees_target") == status
+
+
+RUN: dict[str, Any] = {
+    "lr": 0.1, "optimizer": "sgd", "loss": [2.3, 0.2], "gap": [0.0, 0.9], "progress": 0.9, "descent": 0.5, "steps": 60,
+    "metrics": [{"accuracy": 0.1}, {"accuracy": 1.0}],
+}  # fmt: skip
+
+
+LAYERS: dict[str, Any] = {
+    "inputs": 1.0, "not_in_graph": [], "not_in_forward": [], "equal": [],
+    "units": [{"module": "1", "op": "relu", "units": 16, "dead": 0.1}, {"module": "3", "op": "tanh", "units": 16, "saturated": 0.1}],
+    "layers": [{"module": name, "size": 1.0, "signal": 0.5, "gradient": 0.1} for name in ("0", "2", "4")],
+}  # fmt: skip
+
+
+SPREAD: dict[str, Any] = {"outputs": 10, "size": 1.0, "mean": 0.0, "spread": 0.5, "inputs_vary": True}
+
+
+HEALTHY: dict[str, Any] = {
+    "examples": 32,
+    "modes": {"train_in_eval": {}, "eval_in_train": {}, "change": 0.0, "size": 1.0, "masks": [], "draws": [], "batch_statistics": []},
+    "loss": {
+        "kind": "classes", "head": "Addmm", "range": None, "reversed": False, "broadcast": None, "classes": 10,
+        "escape": {"start": 2.3, "falls": [1.0, 10.0, 100.0], "share": 0.0},
+        "floor": 0.0, "ignorant": 2.3, "reachable": 0.0, "floor_ratios": [0.0, 0.0],
+    },
+    "layers": LAYERS, "fitted": LAYERS, "spread": SPREAD, "fitted_spread": SPREAD,
+    "fit": {
+        "examples": 32, "parameters": 100, "informative": True, "runs": [RUN], "cut_short": False, "larger_is_better": ["accuracy"],
+        "without_gradient": [],
+    },
+    "coupling": {"own": 1.0, "other": 0.0, "ratio": 0.0},
+    "answer": None,
+    "unused": [{"tensor": 0, "shape": [12], "axis": 1, "looked": 12, "unused": []}],
+}  # fmt: skip
+
+
+SLICES: dict[str, Any] = {"tensor": 0, "shape": [12, 12], "axis": 1, "looked": 12}
+
+
+def said(facts: dict[str, Any]) -> dict[str, Any]:
+    found = diagnose_one_batch(record([], facts=facts))
+    assert tuple(f.code for f in found) == tuple(CODES)
+    return {f.code: f for f in found}
+
+
+def with_part(path: str, value: Any) -> dict[str, Any]:
+    """Return the healthy facts with one value changed, `path` as in "fit/runs/0/progress"."""
+    facts = copy.deepcopy(HEALTHY)
+    *way, last = path.split("/")
+    inside: Any = facts
+    for key in way:
+        inside = inside[int(key) if key.isdigit() else key]
+    inside[last] = value
+    return said({"one_batch": facts})
+
+
+@pytest.mark.parametrize("part", [name for name in HEALTHY if name != "examples"])
+def test_a_part_that_could_not_be_looked_at_is_not_measured_and_says_why(part: str) -> None:
+    assert {f.status for f in said({"one_batch": HEALTHY}).values()} == {"ok"}
+    assert {f.status for f in said({}).values()} == {"not_measured"}
+    found = with_part(part, {"reason": "ZeroDivisionError: division by zero"}).values()
+    unmeasured = [f for f in found if f.status == "not_measured"]
+    assert unmeasured
+    assert all("division by zero" in f.summary for f in unmeasured)
+    assert {f.status for f in found} <= {"ok", "not_measured"}
+
+
+STEPS = np.arange(400)
+RATES = (0.05, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "curves", "status"),
+    [
+        ("reward without end", [1.0 - lr * STEPS**2 for lr in RATES], "fail"),
+        ("exactly twice as deep at twice the lr", [-(2.0**k) * (1 + STEPS) for k in range(4)], "fail"),
+        ("a deep minimum", [1.0 - 360 * -np.expm1(-lr * STEPS) for lr in RATES], "ok"),  # counts of 100 under Poisson's loss
+        ("rounding of one that explodes", [np.full(400, 0.1), 0.1 + 0 * STEPS, np.where(STEPS % 9 == 8, -1.0, 3.0) * np.exp(STEPS / 8)], "ok"),
+        ("one lr alone", [1.0 - STEPS**2], "ok"),
+        ("not a number", [np.full(400, np.nan) for _ in RATES], "ok"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_falls_without_end_is_seen_in_the_runs(name: str, curves: list[Any], status: str) -> None:
+    rates = RATES if len(curves) < 4 else (0.05, 0.1, 0.2, 0.4)
+    study = record([trial(c, lr) for c, lr in zip(curves, rates, strict=False)], facts={"one_batch": HEALTHY})
+    assert diagnose_one_batch(study)["loss.unbounded"].status == status, name
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "status"),
+    [
+        ("fit/runs/0/progress", 0.009, "loop.overfit_one_batch", "fail"),
+        ("fit/runs/0/progress", 0.011, "loop.overfit_one_batch", "ok"),
+        ("fit/runs/0/descent", -1.0, "loop.overfit_one_batch", "fail"),
+        ("fit/runs", [RUN | {"progress": 0.0}], "loop.overfit_one_batch", "fail"),
+        ("fit/runs", [RUN | {"progress": 0.0}, RUN], "loop.overfit_one_batch", "ok"),
+        ("coupling/ratio", 1.1e-3, "loop.batch_dependence", "fail"),
+        ("coupling/ratio", 0.9e-3, "loop.batch_dependence", "ok"),
+        ("coupling/ratio", None, "loop.batch_dependence", "ok"),
+        (
+            "unused/0/unused",
+            [1, 5],
+            "input.unused_features",
+            "warn",
+        ),  # 2 of 12 columns, or of as many rows of a picture
+        ("unused/0/unused", [1], "input.unused_features", "ok"),
+        ("unused", [SLICES | {"unused": [1, 5]}], "input.unused_features", "ok"),
+        ("unused", [SLICES | {"unused": [1, 5, 7]}], "input.unused_features", "warn"),
+        ("unused", [], "input.unused_features", "ok"),
+        ("modes/change", 1.1e-3, "evaluation.nondeterministic", "warn"),
+        ("modes/change", 0.9e-3, "evaluation.nondeterministic", "ok"),
+        ("modes/eval_in_train", {"bn": "frozen"}, "loop.eval_mode_in_training", "ok"),
+        ("modes/eval_in_train", {"bn": "batch_norm"}, "loop.eval_mode_in_training", "warn"),
+        ("modes/train_in_eval", {"d": "dropout"}, "loop.train_mode_in_eval", "warn"),
+        ("modes/train_in_eval", {"bn": "batch_norm"}, "loop.train_mode_in_eval", "fail"),
+        ("loss/broadcast", "targets", "loss.broadcast", "fail"),
+        ("loss/reversed", True, "loss.unbounded", "fail"),
+        ("loss/escape/falls", ["-inf", "inf", None], "loss.unbounded", "ok"),
+        ("loss/escape", {"start": 2.0, "falls": [-10.0, -100.0, -1000.0], "share": 1.0}, "loss.unbounded", "fail"),
+        ("loss/escape", {"start": 2.0, "falls": [-10.0, -100.0, -1000.0], "share": 0.5}, "loss.unbounded", "ok"),
+        ("loss/escape", {"start": 2.0, "falls": [-10.0, -30.0, -31.0], "share": 1.0}, "loss.unbounded", "ok"),
+        ("loss/kind", None, "loss.double_softmax", "ok"),
+        ("fit/runs/0/metrics", [{"accuracy": 0.1}, {"accuracy": 0.1}], "loss.metric_disagrees", "warn"),
+        ("fit/runs/0/loss", [2.3, 2.0], "loss.metric_disagrees", "ok"),
+        ("fit/larger_is_better", [], "loss.metric_disagrees", "ok"),
+        ("layers/layers/2/signal", 1e-7, "gradients.vanishing", "warn"),
+        ("layers/layers/0/gradient", 1e-7, "gradients.vanishing", "warn"),
+        ("layers/layers/0/gradient", 0.0, "gradients.vanishing", "ok"),
+        ("layers/layers/2/signal", 1e5, "gradients.exploding", "warn"),
+        ("layers/layers", [], "gradients.exploding", "ok"),
+    ],
+)
+def test_one_number_decides(path: str, value: Any, code: str, status: str) -> None:
+    assert with_part(path, value)[code].status == status
+
+
+def test_what_a_mode_explains_is_said_once() -> None:
+    modes = HEALTHY["modes"] | {"train_in_eval": {"bn": "batch_norm"}, "change": 0.5}
+    found = said({"one_batch": HEALTHY | {"modes": modes, "coupling": HEALTHY["coupling"] | {"ratio": 0.3}}})
+    assert [code for code, f in found.items() if f.status != "ok"] == ["loop.train_mode_in_eval"]
+
+
+def test_dead_and_equal_units_have_to_stay_so() -> None:
+    dead = copy.deepcopy(LAYERS)
+    dead["units"][0]["dead"] = 1.0
+    assert said({"one_batch": HEALTHY | {"layers": dead}})["units.dead"].status == "ok"
+    assert said({"one_batch": HEALTHY | {"layers": dead, "fitted": dead}})["units.dead"].status == "warn"
+    zero = LAYERS | {"equal": [{"name": "4.weight", "zero": True, "product": True}]}
+    assert said({"one_batch": HEALTHY | {"layers": zero}})["units.equal"].status == "ok"
+    assert said({"one_batch": HEALTHY | {"layers": zero, "fitted": zero}})["units.equal"].status == "fail"
+    norm = LAYERS | {"equal": [{"name": "norm.weight", "zero": False, "product": False}]}
+    assert said({"one_batch": HEALTHY | {"layers": norm}})["units.equal"].status == "ok"
+
+
+def test_outputs_are_constant_only_where_they_stay_so() -> None:
+    facts = HEALTHY | {"spread": SPREAD | {"spread": 0.0, "size": 0.0}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "ok", "a head of zeros moves away"
+    facts |= {"fitted_spread": SPREAD | {"spread": 1e-9}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "fail"
+    facts |= {"spread": SPREAD | {"inputs_vary": False}}
+    assert said({"one_batch": facts})["init.constant_output"].status == "ok"

@@ -1,0 +1,387 @@
+"""How a study evaluates: interval, batch size, proxy and memory; planted faults are found, healthy twins are not (P2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import workbench as wb
+from tests.helpers.evaluations import evaluated, paused
+from tests.helpers.records import empty, study
+from tests.helpers.simulated_records import evaluations
+from tests.helpers.workloads import small_workload
+from workbench.errors import ConfigError, UsageError
+from workbench.plots.style import why_not_measured
+from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.collect import memory_per_example, peak_bytes
+from workbench.topics.evaluation.proxy import rank_correlation, trend_free_correlation
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+CODES = [
+    "evaluation.interval",
+    "evaluation.batch_size",
+    "evaluation.weighting",
+    "evaluation.coverage",
+    "evaluation.bad_proxy",
+]
+
+
+FALLING = np.geomspace(2.0, 0.1, 21)
+
+
+@pytest.mark.parametrize("record", [study(), empty(), evaluated(FALLING)])
+def test_each_code_is_there_once_with_its_clause(record: Any) -> None:
+    findings = wb.evaluation.diagnose(record).findings
+    assert [f.code for f in findings] == CODES
+    assert [f.status for f in wb.evaluation.diagnose(empty())] == ["not_measured", "ok", *["not_measured"] * 3]
+    assert all(f.clause.startswith("P2.") and f.summary for f in findings)
+
+
+def timed(*steps: int, **changes: Any) -> Any:
+    record = evaluated(FALLING)
+    record.evals = pd.DataFrame(evaluations(0, list(steps), np.ones(len(steps)), split="validation"))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "status", "value", "words"),
+    [
+        (evaluated(FALLING), "ok", 20, "every 10 steps"),
+        (evaluated([2.0, 1.0, 0.5]), "warn", 2, "little to choose from"),
+        (timed(0, 31, 62, 80, 111, 142, 200), "warn", 6, "18 to 31 steps apart"),
+        (timed(0, 31, 62, 93, 124, 155, 186, 200), "ok", 7, "every 31 steps"),
+    ],
+    ids=["usual", "few", "by seconds", "a short last interval"],
+)
+def test_how_often_a_run_is_evaluated(record: Any, status: str, value: int, words: str) -> None:
+    found = wb.evaluation.diagnose(record)["evaluation.interval"]
+    assert (found.status, found.value, found.threshold) == (status, value, 5)
+    assert words in found.summary
+    assert wb.evaluation.diagnose(evaluated([2.0, 1.0, 0.5]), min_evaluations=2)["evaluation.interval"].status == "ok"
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0.2, "ok"), (6.0, "warn")])
+def test_time_is_worth_a_word_where_it_is_much(seconds: float, status: str) -> None:
+    record = evaluated(FALLING)
+    record.trials["seconds"] = 10.0
+    record.evals["seconds"] = seconds / len(FALLING)
+    found = wb.evaluation.diagnose(record)["evaluation.interval"]
+    assert found.status == status
+    assert ("time_frac" in found.evidence) == (status == "warn"), "two honest runs must say the same"
+
+
+@pytest.mark.parametrize(("eval_batch", "status", "value"), [(None, "ok", 256), (64, "ok", 64), (32, "warn", 32)])
+def test_a_smaller_evaluation_batch_is_warned_about(eval_batch: int | None, status: str, value: int) -> None:
+    record = evaluated(FALLING)
+    record.config |= {"eval_batch_size": eval_batch}
+    record.facts["memory"] = {"training_bytes_per_example": 4096.0, "evaluation_bytes_per_example": 1024.0}
+    found = wb.evaluation.diagnose(record)["evaluation.batch_size"]
+    assert (found.status, found.value, found.threshold) == (status, value, 64)
+    assert "4,096 bytes in training and 1,024 in evaluation" in found.summary
+
+
+@pytest.mark.parametrize(("eval_batch", "status"), [(None, "ok"), (16, "ok"), (64, "warn")])
+def test_a_loss_over_the_batch_is_evaluated_in_batches_of_training(eval_batch: int | None, status: str) -> None:
+    record = evaluated(FALLING)
+    record.config |= {"eval_batch_size": eval_batch, "accumulate_steps": 4}
+    record.facts["evaluation"] = {
+        "coupled": True,
+        "metric": "loss",
+        "values": [1.0, 2.0],
+        "weights": [1.0, 1.0],
+        "cases": [],
+    }
+    found = wb.evaluation.diagnose(record)["evaluation.batch_size"]
+    assert (found.status, "another loss" in found.summary) == (status, status == "warn")
+
+
+def noisy(correlation: float, count: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    one = rng.standard_normal(count)
+    return one, correlation * one + math.sqrt(1 - correlation**2) * rng.standard_normal(count)
+
+
+def proxy(record: Any, **options: Any) -> Any:
+    return wb.evaluation.diagnose(record, **options)["evaluation.bad_proxy"]
+
+
+def wobbling(shared: float, seed: int = 0, sd: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Two falling curves whose noise is the same up to a share."""
+    a, b = noisy(shared, len(FALLING), seed)
+    return FALLING * np.exp(sd * a), 1.3 * FALLING * np.exp(sd * b)
+
+
+def test_a_good_proxy_is_left_alone() -> None:
+    one, other = wobbling(0.98)
+    found = proxy(evaluated(one, other, subset="random-8"))
+    assert (found.status, found.value) == ("ok", pytest.approx(stats.spearmanr(one, other).statistic))
+    assert found.evidence["regret"] == 0
+    assert "beside the trend" in found.summary
+
+
+def test_a_trend_alone_makes_no_proxy_good() -> None:
+    """Both fall, and what each does beside that is its own: a correlation of 0.97 that says nothing of the proxy."""
+    found = proxy(evaluated(*wobbling(0.0), subset="random-8"))
+    assert found.value > 0.95
+    assert found.status == "not_measured"
+    assert "any two curves that fall have" in found.summary
+    alike = proxy(evaluated(FALLING, FALLING * 1.3 + 0.01))
+    assert (alike.status, "nothing is left of it" in alike.summary) == ("not_measured", True)
+
+
+@pytest.mark.parametrize("correlation", [-0.8, 0.4])
+def test_a_bad_proxy_is_flagged_with_what_it_costs(correlation: float) -> None:
+    one, other = noisy(correlation)
+    found = proxy(evaluated(one, other))
+    assert found.status == "warn"
+    assert found.value == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert found.evidence["regret"] == pytest.approx(other[one.argmin()] - other.min())
+    assert found.evidence["low"] < found.value < found.evidence["high"] < found.threshold
+
+
+def test_noise_on_a_plateau_does_not_make_a_proxy_bad() -> None:
+    rng = np.random.default_rng(4)
+    curve = np.r_[np.geomspace(2.0, 0.3, 6), np.full(60, 0.3)]
+    one, other = (curve * (1 + 0.01 * rng.standard_normal(66)) for _ in range(2))
+    found = proxy(evaluated(one, other))
+    assert found.evidence["high"] < 0.8
+    assert found.status == "ok"
+    assert "differ by less than" in found.summary
+    assert proxy(evaluated(one[::-1], other)).status == "warn"
+
+
+def test_a_metric_to_be_maximised_is_chosen_at_its_largest() -> None:
+    one, other = noisy(0.0)
+    found = proxy(evaluated(one, other, select_mode="max"))
+    assert found.evidence["regret"] == pytest.approx(other.max() - other[one.argmax()])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "options", "words"),
+    [
+        (FALLING[:7], FALLING[:7], {}, "7 checkpoints"),
+        (
+            np.arange(9.0),
+            np.array([1.0, 0, 3, 2, 7, 4, 5, 6, 8]),
+            {"min_correlation": 0.95},
+            "too few to tell it from 0.95",
+        ),
+        (FALLING[:12], np.full(12, 0.5), {}, "is constant, or not finite"),
+        (np.full(12, np.nan), FALLING[:12], {}, "is constant, or not finite"),
+    ],
+)
+def test_what_cannot_be_told_of_a_proxy_is_not_measured(one: Any, other: Any, options: Any, words: str) -> None:
+    found = proxy(evaluated(one, other), **options)
+    assert (found.status, words in found.summary) == ("not_measured", True), found
+
+
+def test_without_a_proxy_there_is_none_to_be_bad_and_with_one_nobody_knows() -> None:
+    assert proxy(evaluated(FALLING)).status == "ok"
+    assert proxy(evaluated(FALLING, subset="random-8-seed0")).status == "not_measured"
+
+
+def test_the_interval_is_the_published_one_and_covers() -> None:
+    """Bonett and Wright (2000): z +- 1.96 sqrt((1 + r^2/2)/(n - 3)); 95 % of 400 draws from a known correlation."""
+    found = rank_correlation(*noisy(0.7, 50))
+    z, half = math.atanh(found.value), 1.959964 * math.sqrt((1 + found.value**2 / 2) / 47)
+    assert (found.low, found.high) == (
+        pytest.approx(math.tanh(z - half), rel=1e-5),
+        pytest.approx(math.tanh(z + half), rel=1e-5),
+    )
+    truth = 6 / math.pi * math.asin(0.7 / 2)  # Spearman's of a bivariate normal
+    inside = [(r := rank_correlation(*noisy(0.7, 50, seed))).low <= truth <= r.high for seed in range(400)]
+    assert 0.92 <= np.mean(inside) <= 0.98
+
+
+STEPS = np.arange(21.0) * 10
+
+
+def falls(shared: float, seed: int, *, sd: float = 0.05, count: int = 21) -> tuple[np.ndarray, np.ndarray]:
+    """Two exponential falls whose noise has the given correlation."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((2, count))
+    trend = 2.3 * np.exp(-4 * np.linspace(0, 1, count))
+    return trend + sd * a, 1.3 * trend + sd * (shared * a + math.sqrt(1 - shared**2) * b)
+
+
+@pytest.mark.parametrize("sd", [0.01, 0.1])
+def test_a_trend_that_is_shared_is_found_to_be_no_more(sd: float) -> None:
+    """A false alarm at a level of 5 %; the curvature that is left raises it to 7 % where it is as large as the noise."""
+    found = [trend_free_correlation(STEPS, *falls(0.0, seed, sd=sd)) for seed in range(200)]
+    assert np.mean([f.low > 0 for f in found]) <= 0.1
+    assert abs(np.mean([f.value for f in found])) < 0.25
+
+
+def test_noise_that_is_shared_is_found() -> None:
+    found = [trend_free_correlation(STEPS, *falls(0.95, seed)) for seed in range(100)]
+    assert np.mean([f.low > 0 for f in found]) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.ones(21), STEPS),
+        (STEPS, 3 * STEPS + 1),
+        (np.exp(-STEPS / 50), np.exp(-STEPS / 40)),
+        (np.full(21, np.nan), STEPS),
+        (np.r_[1.0, 2.0, np.full(19, np.inf)], STEPS),
+    ],
+    ids=["constant", "straight", "curved alike", "NaN", "too short"],
+)
+def test_where_nothing_is_left_it_is_nan(one: np.ndarray, other: np.ndarray) -> None:
+    found = trend_free_correlation(STEPS, one, other)
+    assert math.isnan(found.value)
+    assert not found.low > 0
+
+
+def workload() -> Workload:
+    """Learns sin of a sum; the last four of its 60 validation examples have the sign of their labels wrong."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(160, 3, generator=generator)
+    y = torch.sin(x.sum(1)) + 0.05 * torch.randn(160, generator=generator)
+    y[156:] = -torch.sin(x[156:].sum(1))
+    return small_workload(
+        train_data=TensorDataset(x[:100], y[:100]),
+        validation_data=TensorDataset(x[100:], y[100:]),
+        test_data=TensorDataset(x[:30], y[:30]),
+        config={"peak_lr": 0.01, "momentum": 0.5, "total_steps": 120, "batch_size": 16},
+    )
+
+
+def ran(tmp_path: Path, **fields: Any) -> StudyRecord:
+    return wb.evaluation.Study(**{"evaluations": 12} | fields).run(workload(), Trainer(track=2), out=tmp_path / "study")
+
+
+def test_a_random_proxy_ranks_checkpoints_as_the_whole_split_does(tmp_path: Path) -> None:
+    record = ran(tmp_path, examples=40, evaluations=24, pause_s=0.05)
+    found = wb.evaluation.diagnose(record)
+    assert [f.status for f in found] == ["ok"] * 5, found
+    assert found["evaluation.bad_proxy"].evidence["checkpoints"] == 25
+    assert "(40 of 60 examples)" in found["evaluation.bad_proxy"].summary
+    counts = record.evals[record.evals["metric"] == "loss"].groupby(["setting", "split", "num_examples"]).size()
+    assert counts.to_dict() == {
+        ("offline", "test", 30): 25,
+        ("offline", "validation", 60): 25,
+        ("periodic", "validation", 40): 50,
+    }
+    assert record.facts["subset"]["size"] == 40
+    assert record.facts["memory"]["training_bytes_per_example"] > 0
+    one, held_up = (
+        record.evals[(record.evals["trial"] == n) & (record.evals["setting"] == "periodic")] for n in (0, 1)
+    )
+    assert one["step"].tolist() == held_up["step"].tolist()
+    assert one["value"].tolist() == held_up["value"].tolist()
+    assert record.steps["step_time_s"].max() > 0.05
+    for draw in (wb.evaluation.plot, wb.evaluation.plot_timed):
+        assert why_not_measured(draw(record)) is None
+
+
+def test_a_proxy_of_wrong_labels_is_flagged(tmp_path: Path) -> None:
+    found = wb.evaluation.diagnose(ran(tmp_path, examples=[56, 57, 58, 59]))["evaluation.bad_proxy"]
+    assert found.status == "warn"
+    assert found.evidence["regret"] > 0
+
+
+@pytest.mark.parametrize(
+    "field", [{"examples": ["x"]}, {"evaluations": 0}, {"seeds": True}, {"pause_s": -1}, {"pause_s": float("nan")}]
+)
+def test_fields_out_of_range_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, UsageError), match=next(iter(field))):
+        wb.evaluation.Study(**field)
+
+
+def test_an_example_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="examples holds 60"):
+        ran(tmp_path, examples=[60])
+
+
+CPU = torch.device("cpu")
+WIDTH, DEPTH = 1000, 10
+
+
+def chain(examples: int, *, train: bool) -> Callable[[], None]:
+    """x * w, then DEPTH tanh: each is saved for the backward pass, and two more live at its start."""
+    layers = nn.Sequential(*(nn.Tanh() for _ in range(DEPTH)))
+    w, x = nn.Parameter(torch.ones(1)), torch.randn(examples, WIDTH)
+
+    def step() -> None:
+        with torch.set_grad_enabled(train):
+            total = layers(x * w).sum()
+        if train:
+            total.backward()
+            w.grad = None
+
+    return step
+
+
+@pytest.mark.parametrize(("train", "live"), [(True, DEPTH + 1), (False, 3)])
+def test_a_chain_of_saved_activations_has_the_closed_form(train: bool, live: int) -> None:
+    """Training keeps DEPTH outputs and one gradient; evaluation the argument, one input and one output."""
+    peaks = [peak_bytes(chain(n, train=train), CPU) for n in (8, 16)]
+    assert (peaks[1] - peaks[0]) / 8 == live * WIDTH * 4
+
+
+@pytest.mark.parametrize("width", [96])
+def test_evaluation_keeps_no_activations_however_deep_the_network(width: int) -> None:
+    """A layer more is an activation more in training, shape (width,) in float32, and none in evaluation."""
+
+    def bytes_of(depth: int) -> dict[str, float]:
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+        workload = small_workload(
+            build_model=lambda: nn.Sequential(nn.Linear(3, width), *layers, nn.Linear(width, 1)),
+            validation_data=TensorDataset(torch.randn(512, 3), torch.randn(512)), config={"precision": None},
+        )  # fmt: skip
+        return memory_per_example(workload, workload.config, CPU, examples=512)
+
+    shallow, deep = bytes_of(2), bytes_of(12)
+    assert deep["evaluation_bytes_per_example"] == shallow["evaluation_bytes_per_example"]
+    more = deep["training_bytes_per_example"] - shallow["training_bytes_per_example"]
+    assert more == 10 * width * 4
+
+
+def test_nothing_is_left_behind() -> None:
+    workload = small_workload(validation_data=TensorDataset(torch.randn(2, 3), torch.randn(2)))
+    state = torch.get_rng_state()
+    found = memory_per_example(workload, workload.config, CPU)
+    assert found["examples"] == 1
+    assert torch.equal(state, torch.get_rng_state())
+    assert peak_bytes(lambda: None, CPU) == 0
+
+
+def xs(ax: Axes, label: str) -> list[list[float]]:
+    return [list(line.get_xdata()) for line in ax.lines if str(line.get_label()).startswith(label)]
+
+
+def test_best_and_picked_checkpoints_are_marked() -> None:
+    periodic, offline = np.linspace(1, 0.1, 12), np.linspace(1, 0.1, 12)
+    offline[6], periodic[9] = 0.05, 0.01
+    ax = wb.evaluation.plot(evaluated(periodic, offline), ax=Figure().subplots())
+    (picked,), (best,) = xs(ax, "picked by the proxy: step 90"), xs(ax, "best offline: step 60")
+    assert picked == [0.01]
+    assert best == [periodic[6]]
+    nothing = (wb.evaluation.plot(evaluated([1.0] * 9)), wb.evaluation.plot_timed(evaluated([1.0, 2.0])))
+    assert all(map(why_not_measured, nothing))
+    assert "Rank correlation 0." in ax.get_title(loc="left")
+
+
+def test_by_steps_nothing_moves_and_by_seconds_the_rest_does() -> None:
+    """100 steps of 10 ms; at 0.1 s intervals the marks are steps 9, 19, ..., until a pause of 0.25 s at step 31."""
+    made = paused()
+    ax = wb.evaluation.plot_timed(made, ax=Figure().subplots())
+    rows = {line.get_ydata()[0]: [int(x) for x in line.get_xdata()] for line in ax.lines}
+    assert rows[3.0] == rows[2.0] == list(range(10, 101, 10))
+    assert rows[1.0][:3] == rows[0.0][:3]
+    assert set(rows[0.0][3:]).isdisjoint(rows[1.0][3:])

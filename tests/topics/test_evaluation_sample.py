@@ -1,0 +1,558 @@
+"""The set that is evaluated during training: skew, size, counts behind rare classes, and the study that proposes a sample (P3)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+from scipy import stats
+from sklearn.datasets import load_breast_cancer
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import workbench as wb
+from tests.helpers.records import MemoryRecord, study
+from tests.helpers.workloads import small_net, small_workload
+from workbench.errors import ConfigError, DataError, UsageError
+from workbench.findings.diagnosis import Diagnosis
+from workbench.plots.style import why_not_measured
+from workbench.record.json_values import dumps
+from workbench.record.read import StudyRecord
+from workbench.topics.evaluation.collect import (
+    collect_validation_set,
+    compared_pairs,
+    measure_evaluation,
+    pair_facts,
+)
+from workbench.topics.evaluation.diagnose_sample import CODES
+from workbench.topics.evaluation.sample_size import (
+    climbing_gap,
+    selection_gap,
+    simulate_climbing,
+    simulate_selection,
+)
+from workbench.topics.evaluation.skew import worst_skew
+from workbench.train.evaluation import ExampleValues
+from workbench.workloads.base import Workload
+from workbench.workloads.subsets import draw_sample
+
+TIMING = {"seconds_per_example": 1e-3, "start_s": 0.05, "batch_size": 64}
+
+
+HEALTHY: dict[str, Any] = {
+    "split": "validation", "metric": "accuracy", "examples": 2000, "num_classes": 2, "timing": TIMING,
+    "asked": {"budget_s": 1.0, "smallest_difference": 0.05},
+    "pair": {"values": [0.9, 0.91], "difference": 0.01, "difference_sd": 0.2, "disagreement": 0.04, "learned": 0.4},
+    "classes": [{"class": 0, "total": 300, "correct": 270}, {"class": 1, "total": 650, "correct": 600}],
+    "classes_before": [{"class": 0, "total": 300, "correct": 268}, {"class": 1, "total": 650, "correct": 600}],
+}  # fmt: skip
+
+
+def said(facts: dict[str, Any], **options: Any) -> Diagnosis:
+    found = wb.evaluation.diagnose_sample(facts, **options)
+    assert tuple(f.code for f in found) == tuple(CODES)
+    for finding in found:
+        assert finding.clause
+        assert finding.advice or finding.status in ("ok", "not_measured")
+    return found
+
+
+def facts_only(facts: dict[str, Any]) -> MemoryRecord:
+    empty = pd.DataFrame()
+    return MemoryRecord(trials=empty, steps=empty, evals=empty, config={}, facts=facts, path=Path("x"))
+
+
+def asked(**changes: Any) -> dict[str, Any]:
+    return HEALTHY | {"asked": HEALTHY["asked"] | changes}
+
+
+def skewed(biased: bool) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    labels, rows = np.arange(2000) // 500, rng.normal(size=(2000, 3))
+    chosen = np.arange(200) if biased else rng.choice(2000, 200, replace=False)
+    mask = np.isin(np.arange(2000), chosen)
+    tests = wb.evaluation.skew_tests(
+        mask, labels=labels, features=rows, metrics={"accuracy": (rng.random(2000) < 0.9) * 1.0}
+    )
+    return {"skew": {"tests": tests, "size": 200, "of": 2000}}
+
+
+def test_healthy() -> None:
+    found = said(HEALTHY | skewed(biased=False))
+    assert found.verdict == "ok"
+    bounds = found["evaluation.too_small"].evidence
+    assert bounds["smallest"] == wb.evaluation.examples_needed(0.05, disagreement=0.04) <= bounds["largest"] == 950
+
+
+def test_a_record_and_its_facts_say_the_same_also_after_json() -> None:
+    facts = HEALTHY | skewed(biased=True)
+    again = json.loads(dumps(facts))
+    assert said(facts).to_dict()["findings"] == said(again).to_dict()["findings"]
+    whole = wb.evaluation.diagnose_sample(facts_only({"evaluation_sample": again}))
+    assert whole.to_dict()["findings"] == said(again).to_dict()["findings"]
+    assert {f.status for f in wb.evaluation.diagnose_sample(facts_only({}))} == {"not_measured"}
+
+
+def test_a_biased_sample_fails() -> None:
+    test = {"kind": "metric", "name": "loss", "p": None, "reason": "3 values of loss are not finite"}
+    untold = said(HEALTHY | {"skew": {"tests": [test], "size": 20, "of": 2000}})["evaluation.skew"]
+    assert (untold.status, untold.summary) == ("not_measured", "Not measured: 3 values of loss are not finite.")
+    finding = said(HEALTHY | skewed(biased=True))["evaluation.skew"]
+    assert finding.status == "fail"
+    assert "200 are of class 0, where 50.0 are expected" in finding.summary
+    assert finding.value < 0.01 == finding.threshold
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget_s": 0.2}, r"No size does: a difference of 0.05 takes 15\d examples, and 0.2 s allow 150 of them"),
+        ({"smallest_difference": 0.005}, r"No size does: a difference of 0.005 takes \d+ examples, and 1 s allow 950 of them"),
+        ({"smallest_difference": 0.005, "budget_s": None}, r"and there are 2000; 2000 examples show a difference of"),
+        ({"budget_s": 0.05}, r"No size does: one batch of 64 examples takes 0.114 s, and the budget is 0.05 s"),
+        ({"budget_s": 0.05, "smallest_difference": None}, r"No size does: one batch of 64"),
+    ],
+)  # fmt: skip
+def test_no_size_does_with_the_numbers(changes: dict[str, Any], words: str) -> None:
+    finding = said(asked(**changes))["evaluation.too_small"]
+    assert finding.status == "warn"
+    assert re.search(words, finding.summary), finding.summary
+
+
+def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts() -> None:
+    free = HEALTHY | {"asked": {}, "metric": "loss"}
+    pair = {"values": [0.1, 0.1], "difference": 0.0, "difference_sd": 0.5, "disagreement": None, "learned": 2.0}
+    assert said(free | {"pair": pair})["evaluation.too_small"].status == "ok"
+    for asked_for, status in (({}, "ok"), ({"budget_s": 1.0}, "warn")):
+        wide = said(free | {"asked": asked_for, "pair": pair | {"difference_sd": 5.0}, "examples": 50})
+        assert wide["evaluation.too_small"].status == status, "a set that nothing rests on is no trouble"
+    tiny = said(free | {"pair": pair, "examples": 5})["evaluation.too_small"]
+    assert (tiny.status, tiny.threshold) == ("warn", 0.5)
+    assert tiny.value == pytest.approx(wb.evaluation.detectable_difference(5, sd=0.5))
+    alike = pair | {"difference_sd": 1e-4}
+    for examples, status in ((1, "warn"), (29, "warn"), (30, "ok")):
+        few = said(free | {"pair": alike, "examples": examples})["evaluation.too_small"]
+        assert few.status == status, "however alike they are: so few do not show how alike"
+        assert ("not show how far two models differ" in few.summary) is (status == "warn")
+    whole = said(free | {"pair": alike, "examples": 2, "is_train": True})["evaluation.too_small"]
+    assert whole.status == "ok", "the training set itself is no sample"
+    unknown = said(free | {"pair": pair | {"learned": None}})["evaluation.too_small"]
+    assert (unknown.status, unknown.threshold) == ("ok", None)
+
+
+def test_what_was_decided_has_to_stand_out_from_the_examples() -> None:
+    pair = {"values": [0.10, 0.09], "difference": -0.01, "difference_sd": 0.3, "disagreement": None, "learned": 0.1}
+    facts = HEALTHY | {"asked": {}, "metric": "loss", "pair": pair}
+    assert said(facts)["evaluation.too_small"].status == "ok", "nothing was decided"
+    finding = said(facts, adopted=True)["evaluation.too_small"]
+    assert finding.status == "warn"
+    assert finding.summary.endswith("; the decision was by 0.01.")
+    assert finding.value == pytest.approx(1.96 * 0.3 / math.sqrt(2000), rel=1e-3)
+    assert said(facts | {"examples": 20_000}, adopted=True)["evaluation.too_small"].status == "ok"
+    small = facts | {"pair": pair | {"learned": 2.0}}
+    assert said(small, adopted=True)["evaluation.too_small"].status == "ok", "by so little that it does not matter"
+
+
+@pytest.mark.parametrize("pair", [None, {"values": [0.9]}])
+def test_one_model_alone_does_not_say_what_can_be_told_apart(pair: Any) -> None:
+    finding = said(HEALTHY | {"pair": pair})["evaluation.too_small"]
+    assert finding.status == "not_measured"
+    assert "two models" in finding.summary
+    late = said(HEALTHY | {"pair": pair, "asked": {"budget_s": 0.01}})["evaluation.too_small"]
+    few = HEALTHY | {"pair": pair, "examples": 20, "timing": TIMING | {"batch_size": 8}, "asked": {"budget_s": 0.06}}
+    assert "too few for any comparison" in said(few)["evaluation.too_small"].summary
+    assert late.summary.startswith("No size does: one batch of 64")
+
+
+def test_a_rare_class_is_told_in_examples() -> None:
+    rows = [{"class": 0, "total": 20, "correct": 16}, {"class": 1, "total": 400, "correct": 390}]
+    before = [{"class": 0, "total": 20, "correct": 15}, {"class": 1, "total": 400, "correct": 390}]
+    finding = said(HEALTHY | {"classes": rows, "classes_before": before})["evaluation.minority_counts"]
+    assert (finding.status, finding.value, finding.threshold) == ("warn", 20.0, 20.0)
+    assert "16 of 20 right" in finding.summary
+    assert finding.summary.endswith(
+        "one example is 0.05; between the two evaluations it changes by +0.05, which is 1 example."
+    )
+    assert finding.evidence["classes"][0]["delta_examples"] == "1 example"
+    for metric, status in (("accuracy", "ok"), ("loss", "ok"), ("recall_of_0", "warn"), ("macro F1", "warn")):
+        found = said(HEALTHY | {"asked": {}, "metric": metric, "classes": rows, "classes_before": before})
+        assert found["evaluation.minority_counts"].status == status, "whether a decision rests on the class"
+        assert "16 of 20 right" in found["evaluation.minority_counts"].summary
+    empty = said(HEALTHY | {"classes": [*rows, {"class": 2, "total": 0, "correct": 0}], "classes_before": None})
+    assert "No example is of class 2" in empty["evaluation.minority_counts"].summary
+    more = [rows[0] | {"total": 21}, rows[1]]
+    assert said(HEALTHY | {"classes": more, "classes_before": None})["evaluation.minority_counts"].status == "ok"
+
+
+def test_the_table_of_sizes() -> None:
+    table = wb.evaluation.sizes(HEALTHY, [100, 950, 3000])
+    assert table["seconds"].tolist() == pytest.approx([0.15, 1.0, 3.05])
+    assert table["affordable"].tolist() == [True, True, False]
+    cheap = wb.evaluation.sizes(asked(budget_s=100.0), [100, 950, 3000])
+    assert cheap["affordable"].tolist() == [True, True, True], "the budget's word, not that of the set"
+    assert cheap["available"].tolist() == [True, True, False]
+    assert table["available"].tolist() == [True, True, False]
+    assert table["detectable"].tolist() == pytest.approx(
+        [wb.evaluation.detectable_difference(n, disagreement=0.04) for n in (100, 950, 3000)]
+    )
+    assert (table["unpaired"] >= table["detectable"]).all()
+    assert wb.evaluation.sizes(facts_only({})).empty
+    assert 2000 in wb.evaluation.sizes(HEALTHY)["examples"].to_list()
+
+
+REPEATS = 4000
+
+
+def mcnemar(n: int, better: float, worse: float, both_wrong: float, *, noise: float, classes: int) -> float:
+    """Share of simulated pairs of models that McNemar's test tells apart; labels are flipped one by one.
+
+    The true class is 0. `better`: only the second model is right; `worse`: only the first; `both_wrong`: they are wrong in
+    different ways; otherwise they are both right.
+    """
+    rng = np.random.default_rng(5)
+    kind = rng.choice(4, size=(REPEATS, n), p=[better, worse, both_wrong, 1 - better - worse - both_wrong])
+    first = np.choose(kind, [1, 0, 1, 0])
+    second = np.choose(kind, [0, 1, 2, 0])
+    flipped = rng.random((REPEATS, n)) < noise
+    labels = np.where(flipped, rng.integers(1, classes, size=(REPEATS, n)), 0)
+    won = ((second == labels) & (first != labels)).sum(1)
+    lost = ((first == labels) & (second != labels)).sum(1)
+    z = (won - lost) / np.sqrt(np.maximum(won + lost, 1))
+    return float((np.abs(z) > stats.norm.isf(0.025)).mean())
+
+
+@pytest.mark.parametrize(("noise", "classes"), [(0.0, 10), (0.3, 10)])
+def test_flipped_labels_are_found_with_the_power_that_is_promised(noise: float, classes: int) -> None:
+    n, disagreement, both_wrong = 600, 0.14, 0.05
+    seen = disagreement * (1 - noise + noise / (classes - 1)) + both_wrong * 2 * noise / (classes - 1)
+    difference = wb.evaluation.detectable_difference(n, disagreement=seen, label_noise=noise, classes=classes)
+    better, worse = (disagreement + difference) / 2, (disagreement - difference) / 2
+    assert worse > 0
+    assert mcnemar(n, better, worse, both_wrong, noise=noise, classes=classes) == pytest.approx(0.8, abs=0.03)
+    equal = mcnemar(n, disagreement / 2, disagreement / 2, both_wrong, noise=noise, classes=classes)
+    assert equal == pytest.approx(0.05, abs=0.015)
+
+
+def test_any_metric_by_the_standard_deviation_of_its_difference() -> None:
+    n, sd = 200, 0.7
+    difference = wb.evaluation.detectable_difference(n, sd=sd)
+    drawn = np.random.default_rng(4).normal(difference, sd, (REPEATS, n))
+    assert (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_models_that_hardly_disagree_still_have_to_change_some_examples() -> None:
+    n = 500
+    difference = wb.evaluation.detectable_difference(n, disagreement=0.0)
+    assert 7 <= n * difference <= 8
+    fewest = next(k for k in range(1, 20) if stats.binomtest(k, k).pvalue < 0.05)  # all for the better, exact test
+    assert stats.binom.sf(fewest - 1, n, difference) == pytest.approx(0.8, abs=0.05)
+    assert stats.binom.sf(fewest - 1, n, difference / 2) < 0.3
+    assert wb.evaluation.detectable_difference(n, accuracy=1.0) == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"disagreement": 0.1}, {"disagreement": 0.0}, {"accuracy": 0.7}, {"accuracy": 1.0}, {"sd": 0.3},
+        {"disagreement": 0.05, "label_noise": 0.1, "classes": 10}, {"accuracy": 0.9, "label_noise": 0.2},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("n", [20, 10_000])
+def test_the_number_of_examples_is_the_inverse(how: dict[str, Any], n: int) -> None:
+    assert wb.evaluation.examples_needed(wb.evaluation.detectable_difference(n, **how), **how) == n
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "give one of disagreement, accuracy and sd, not none"),
+        ({"disagreement": 1.1}, "disagreement=1.1 must be finite and at least 0, and at most 1"),
+        ({"accuracy": 0.5, "label_noise": 0.5}, "must be at least 0 and below 0.5"),
+        ({"sd": 0.5, "label_noise": 0.1}, "for a metric of zeros and ones"),
+        ({"sd": 0.5, "power": 1.0}, "power=1.0"),
+    ],
+)
+def test_bad_input_is_explained(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        wb.evaluation.detectable_difference(10, **how)
+    with pytest.raises(ConfigError, match="must be above 0, and at most 1"):
+        wb.evaluation.examples_needed(1.5, disagreement=0.1)
+    assert wb.evaluation.detectable_difference(3, disagreement=0.3) == math.inf
+
+
+@pytest.mark.parametrize(("n", "trials", "spread"), [(300, 100, 0.0), (300, 30, 0.02)])
+def test_the_best_of_many_flatters_itself_by_the_closed_form(n: int, trials: int, spread: float) -> None:
+    gaps = simulate_selection(n, trials, spread=spread, repeats=300, held_out=500, seed=1)
+    expected = selection_gap(n, trials, sd=math.sqrt(0.05 / 2), spread=spread)
+    assert gaps.mean() == pytest.approx(expected, abs=4 * gaps.std() / math.sqrt(300) + 0.05 * expected)
+    assert gaps.mean() > 2 * gaps.std() / math.sqrt(300)
+
+
+@pytest.mark.parametrize("n", [200])
+def test_rounds_that_build_on_each_other_add_up(n: int) -> None:
+    rounds, repeats = 60, 60
+    gaps = simulate_climbing(n, rounds, repeats=repeats, held_out=500, seed=2)
+    expected = climbing_gap(n, rounds)
+    se = gaps.std(0) / math.sqrt(repeats)
+    for k in (10, 30, 60):
+        assert gaps[:, k].mean() == pytest.approx(expected[k], abs=4 * se[k] + 0.1 * expected[k])
+    assert gaps[:, -1].mean() > 1.5 * selection_gap(n, rounds, sd=math.sqrt(0.05 / 2))
+    assert (np.diff(expected) >= 0).all()
+    assert expected.max() <= 0.1
+
+
+BUNCH = load_breast_cancer()
+ROWS, LABELS = BUNCH.data[:, :6], BUNCH.target
+SIZE = len(LABELS)
+LOSSES = np.random.default_rng(0).exponential(size=SIZE) ** 3
+
+
+def taken(indices: Any, size: int = SIZE) -> np.ndarray:
+    mask = np.zeros(size, dtype=bool)
+    mask[indices] = True
+    return mask
+
+
+def smallest(mask: np.ndarray, **more: Any) -> float:
+    known = {"labels": LABELS, "features": ROWS, "metrics": {"loss": LOSSES}} | more
+    return float(worst_skew(wb.evaluation.skew_tests(mask, **known))[0]["p_adjusted"])
+
+
+@pytest.mark.parametrize("how", ["random", "stratified"])
+def test_drawn_samples_pass_at_the_stated_rate(how: Any) -> None:
+    draws, level = 60, 0.05
+    found = [smallest(taken(draw_sample(ROWS, 150, how=how, labels=LABELS, seed=s).indices)) for s in range(draws)]
+    alarms = sum(p < level for p in found)
+    assert alarms <= stats.binom.ppf(0.999, draws, level), f"{alarms} of {draws} at {level}"
+    assert min(found) < 0.5, "the test is alive"
+
+
+def test_two_classes_exactly_as_the_hypergeometric_distribution_says() -> None:
+    labels = np.arange(40) < 6
+    mask = taken([0, 1, 2, 3, 4, 30, 31, 32, 33, 34], 40)
+    found = wb.evaluation.skew_tests(mask, labels=labels)[0]
+    law = stats.hypergeom(40, 6, 10)
+    far = [k for k in range(7) if abs(k - 1.5) >= abs(5 - 1.5) - 1e-9]
+    assert found["test"] == "exact"
+    assert found["p"] == pytest.approx(law.pmf(far).sum(), abs=2e-3)
+
+
+def test_the_interval_of_the_metric_covers_and_knows_that_the_set_is_finite() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=60)
+    half = [
+        wb.evaluation.skew_tests(taken(rng.choice(60, 45, replace=False), 60), metrics={"m": values})[0]
+        for _ in range(400)
+    ]
+    truth = values.std(ddof=1) / math.sqrt(45) * math.sqrt(1 - 45 / 60)
+    assert half[0]["se"] == pytest.approx(truth)
+    assert np.std([t["difference"] for t in half]) == pytest.approx(truth, rel=0.12)
+    assert np.mean([t["low"] <= 0 <= t["high"] for t in half]) == pytest.approx(0.95, abs=0.035)
+    p = [t["p"] for t in half]
+    assert np.mean(np.array(p) < 0.2) == pytest.approx(0.2, abs=0.07)
+
+
+def test_holm_within_a_kind_and_bonferroni_over_kinds() -> None:
+    tests = [{"kind": "feature", "name": str(i), "p": p} for i, p in enumerate((0.5, 0.01, 0.03))]
+    found = worst_skew([*tests, {"kind": "metric", "name": "m", "p": 0.02}])
+    assert [(t["name"], round(t["p_adjusted"], 6)) for t in found] == [
+        ("m", 0.04),
+        ("1", 0.06),
+        ("2", 0.12),
+        ("0", 1.0),
+    ]
+
+
+def test_planted_skew_is_found_and_named() -> None:
+    by_class, by_value = taken(np.argsort(LABELS, kind="stable")[:150]), taken(np.argsort(ROWS[:, 4])[:150])
+    assert smallest(by_class, features=None, metrics=None) < 1e-4
+    worst = worst_skew(wb.evaluation.skew_tests(by_value, features=ROWS, feature_names=list("abcdef")))[0]
+    assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "e", True)
+    easy = wb.evaluation.skew_tests(
+        taken(np.argsort(LOSSES)[:400]), labels=LABELS, features=ROWS, metrics={"loss": LOSSES}
+    )
+    assert (worst_skew(easy)[0]["kind"], worst_skew(easy)[0]["high"] < 0) == ("metric", True)
+    assert smallest(np.ones(SIZE, dtype=bool)) == 1.0
+    with pytest.raises(UsageError, match="the sample has 0 examples"):
+        wb.evaluation.skew_tests(np.zeros(5, dtype=bool))
+    with pytest.raises(DataError, match=r"must be \(examples, features\)"):
+        wb.evaluation.skew_tests(np.ones(5, dtype=bool), features=np.zeros((5, 2, 2)))
+
+
+CPU = torch.device("cpu")
+NOTHING = {"candidate": None}
+
+
+class Clock:
+    """Time that passes only where it is said to: per item, and once for each pass over the data."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(Dataset[Any]):
+    def __init__(self, clock: Clock, *, size: int, item_s: float, start_s: float = 0.0) -> None:
+        self.clock, self.size, self.item_s, self.start_s, self.passes = clock, size, item_s, start_s, 0
+        self.last = math.inf
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index <= self.last:  # samples are read in order, so this begins a pass
+            self.passes += 1
+            self.clock.now += self.start_s + (100.0 if self.passes == 1 else 0.0)  # the first one warms up
+        self.last = index
+        self.clock.now += self.item_s
+        return torch.full((3,), float(index), dtype=torch.float64), torch.tensor(float(index), dtype=torch.float64)
+
+
+def measured(size: int, batch: int, **times: float) -> dict[str, Any]:
+    clock = Clock()
+    workload = small_workload(validation_data=Slow(clock, size=size, **times))
+    return measure_evaluation(
+        workload, small_net().double(), batch_size=batch, device=CPU, precision="float64", clock=clock
+    )
+
+
+def test_seconds_are_those_of_the_data_without_the_warm_up() -> None:
+    found = measured(100, 16, item_s=0.002, start_s=0.3)
+    assert found["seconds_per_example"] == pytest.approx(0.002)
+    assert found["start_s"] == pytest.approx(0.3)
+    assert (found["batch_size"], found["rounds"], found["batches"]) == (16, 5, 20)
+
+
+def breast_cancer(**config: Any) -> Workload:
+    workload = wb.load_workload("breast_cancer")
+    return workload.replace(config=workload.config.replace(**{"total_steps": 40, "peak_lr": 0.02, **config}))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    study = wb.evaluation.SampleStudy(size=50, smallest_difference=0.3, budget_s=60.0, how="stratified")
+    return study.run(breast_cancer(), wb.Trainer(device="cpu"), out=tmp_path_factory.mktemp("sample") / "s")
+
+
+def test_the_study_measures_draws_and_tests(record: StudyRecord) -> None:
+    facts = record.facts["evaluation_sample"]
+    assert facts["examples"] == 86
+    assert facts["metric"] == "accuracy"
+    assert facts["timing"]["seconds_per_example"] > 0
+    assert facts["sample"]["size"] == 50
+    assert facts["sample"]["how"] == "stratified"
+    assert [row["total"] for row in facts["classes"]] == [19, 31]
+    assert {test["kind"] for test in facts["skew"]["tests"]} == {"class", "feature", "metric"}
+    assert [t["name"] for t in facts["skew"]["tests"] if t["kind"] == "metric"] == ["accuracy", "loss"]
+    found = wb.evaluation.diagnose_sample(record)
+    assert found["evaluation.skew"].status == "ok"
+    assert found["evaluation.too_small"].status == "ok"
+    assert found["evaluation.minority_counts"].status == "warn", "19 malignant examples"
+    assert found.workload == "breast_cancer"
+
+
+def test_a_budget_too_short_for_one_batch_and_a_regression(tmp_path: Path) -> None:
+    study = wb.evaluation.SampleStudy(budget_s=1e-9, smallest_difference=0.1)
+    done = study.run(small_workload(), wb.Trainer(device="cpu"), out=tmp_path / "s")
+    found = wb.evaluation.diagnose_sample(done)
+    assert found["evaluation.too_small"].summary.startswith("No size does: one batch of 13 examples takes")
+    assert found["evaluation.minority_counts"].status == "not_measured"
+    assert "sample" not in done.facts["evaluation_sample"]
+
+
+def values(loss: Any, accuracy: Any, weights: Any = None) -> ExampleValues:
+    columns = {"loss": np.asarray(loss, float), "accuracy": np.asarray(accuracy, float)}
+    return ExampleValues(
+        columns, np.ones(len(loss)) if weights is None else np.asarray(weights, float), None, None, None
+    )
+
+
+def test_how_far_two_models_differ() -> None:
+    one, other = values([1, 2, 3, 4], [1, 1, 0, 0]), values([1, 1, 3, 3], [1, 0, 1, 0])
+    loss = pair_facts([(one, other)], metric="loss")
+    assert loss["values"] == [2.5, 2.0]
+    assert loss["difference"] == -0.5
+    assert loss["difference_sd"] == pytest.approx(np.std([0, -1, 0, -1], ddof=1))
+    assert loss["disagreement"] is None
+    assert pair_facts([(one, other)], metric="accuracy")["disagreement"] == 0.5
+    both = pair_facts([(one, other), (other, one)], metric="loss")
+    assert both["difference"] == both["difference_sd"] == 0.0
+    assert set(pair_facts([(one, None)], metric="loss")) == {"values"}
+    assert set(pair_facts([(one, values([1, math.nan, 1, 1], [1, 1, 1, 1]))], metric="loss")) == {"values"}
+
+
+def session(record: StudyRecord, workload: Workload, facts: dict[str, Any] | None = None) -> Any:
+    known = SimpleNamespace(
+        path=record.path, config=record.config, facts=facts or record.facts, trials=record.trials, evals=record.evals
+    )
+    return SimpleNamespace(record=known, workload=workload, config=workload.config, device=CPU)
+
+
+def test_what_joins_a_diagnosis(record: StudyRecord) -> None:
+    facts = collect_validation_set(session(record, breast_cancer()), NOTHING)
+    assert facts["compared"] == "the baseline under two seeds"
+    assert facts["metric"] == "loss"
+    assert "skew" not in facts
+    assert [row["total"] for row in facts["classes"]] == [32, 54]
+    assert facts["pair"]["learned"] > 0
+    broken = session(record, breast_cancer())
+    broken.record.trials = record.trials.assign(best_step=math.nan)
+    found = wb.evaluation.diagnose_sample(collect_validation_set(broken, NOTHING))
+    assert "no trial of the baseline has a selected checkpoint" in found["evaluation.too_small"].summary
+
+
+def test_a_large_set_is_looked_at_in_part(record: StudyRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.topics.evaluation.collect.LEAST_EXAMPLES", 60)
+    facts = collect_validation_set(session(record, breast_cancer(total_steps=1, batch_size=2)), NOTHING)
+    assert facts["examples"] == 86
+    assert facts["pair"]["difference_sd"] > 0
+    assert "more than 2 % of a baseline run" in facts["no_classes"]
+
+
+def test_pairs_are_of_equal_seeds_and_fresh_where_there_are_any(record: StudyRecord) -> None:
+    rows = [(0, 0, 0.1), (1, 7, 0.1), (2, 8, 0.1), (3, 0, 0.4), (4, 7, 0.4), (5, 9, 0.4)]
+    trials = (
+        record.trials.iloc[[0] * 6].reset_index(drop=True).assign(trial=[r[0] for r in rows], seed=[r[1] for r in rows])
+    )
+    trials = trials.assign(peak_lr=[r[2] for r in rows])
+    study = SimpleNamespace(trials=trials, config=record.config | {"peak_lr": 0.1})
+    chosen = {"candidate": "lr 0.4", "recommended": {"trials": [3]}}
+    assert compared_pairs(study, chosen) == ("baseline and lr 0.4", [(1, 4)])
+    study.trials = trials[trials["seed"] == 0]
+    assert compared_pairs(study, chosen)[1] == [(0, 3)]
+    assert compared_pairs(study, NOTHING)[1] == [(0, None)]
+    study.trials = study.trials.assign(stage=["baseline", "lr_sweep"], best_value=[0.3, 0.2])
+    assert compared_pairs(study, NOTHING) == ("the baseline and the next best lr of its sweep", [(0, 3)])
+    study.trials = trials.iloc[:3]
+    assert compared_pairs(study, NOTHING)[1] == [(0, 1)]
+    study.trials = trials.iloc[:0]
+    assert compared_pairs(study, NOTHING)[1] == []
+
+
+def drawn(facts: dict[str, Any]) -> Any:
+    record = replace(study(), facts={"evaluation_sample": facts})
+    return wb.evaluation.plot_sample(record, wb.evaluation.diagnose_sample(record), ax=Figure().subplots())
+
+
+def test_the_band_holds_the_sizes_that_keep_both_bounds() -> None:
+    ax = drawn(HEALTHY)
+    (band,) = [patch for patch in ax.patches if "both bounds" in str(patch.get_label())]
+    found = wb.evaluation.diagnose_sample(HEALTHY)["evaluation.too_small"].evidence
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((found["smallest"], found["largest"]))
+    (dot,) = [line for line in ax.lines if "the sample" in str(line.get_label())]
+    (curve,) = [line for line in ax.lines if "same examples" in str(line.get_label())]
+    at = np.interp(dot.get_xdata()[0], curve.get_xdata(), curve.get_ydata())
+    assert dot.get_ydata()[0] == pytest.approx(at, rel=0.05)
+    assert why_not_measured(drawn(HEALTHY | {"pair": {"values": [0.9]}}))
