@@ -8,8 +8,7 @@ import pytest
 
 from tests.diagnostics.test_input_pipeline import said
 from tests.helpers.simulated_input import pipeline
-from workbench.topics.input.cause import find_cause
-from workbench.topics.input.model import predictions
+from workbench.topics.input.model import find_cause, predictions
 
 COUNTED = {"workers": 2, "without": 40, "with_workers": 40, "alike": 0, "same": True, "same_contents": True}
 ALIKE = {"workers": 2, "without": None, "with_workers": None, "alike": 3, "same": False, "same_contents": False}

@@ -11,9 +11,8 @@ import pytest
 
 from tests.helpers.simulated_input import pipeline, played
 from workbench.record.json_values import dumps
-from workbench.topics.input.cause import CAUSES, find_cause, fix_speedups
 from workbench.topics.input.diagnose import CODES, diagnose_input_pipeline
-from workbench.topics.input.model import knee, loop_period, predictions, step_time
+from workbench.topics.input.model import CAUSES, find_cause, fix_speedups, knee, loop_period, predictions, step_time
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers.records import MemoryRecord, study
-from workbench.topics.input.share import diagnose_input_share
+from workbench.topics.input.diagnose import diagnose_input_share
 
 
 def timed(wait_s: Any, step_s: Any, *, trials: int = 1) -> MemoryRecord:

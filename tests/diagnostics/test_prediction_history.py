@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.evaluations import predicted
 from workbench.errors import UsageError
-from workbench.topics.predictions.history import prediction_history, same_prediction
+from workbench.topics.predictions.figures import prediction_history, same_prediction
 
 
 def test_the_worst_comes_first_with_its_course() -> None:

@@ -9,7 +9,7 @@ import pytest
 from workbench.findings.audited import Audit
 from workbench.findings.causes import causes_first, vetoes_tuning
 from workbench.findings.finding import Finding
-from workbench.topics.generalisation.underfit import diagnose_underfit
+from workbench.topics.generalisation.diagnose import diagnose_underfit
 
 CODE = "evaluation.underfits"
 

@@ -39,9 +39,8 @@ from workbench.topics.evaluation.collect import collect_validation_set
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.generalisation.collect import collect_generalisation
-from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap
-from workbench.topics.generalisation.underfit import diagnose_underfit
-from workbench.topics.input.share import diagnose_input_share
+from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap, diagnose_underfit
+from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.rounds import Asked, run_round

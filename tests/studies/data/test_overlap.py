@@ -14,9 +14,8 @@ import workbench.topics.data.overlap as overlap
 from workbench.errors import ConfigError, DataError
 from workbench.topics.data.collect import audit_data
 from workbench.topics.data.diagnose import diagnose_data
-from workbench.topics.data.hashing import NearTables, exact_hashes, text_of
 from workbench.topics.data.overlap import find_overlap
-from workbench.topics.data.rows import fetch_rows, read_rows
+from workbench.topics.data.rows import NearTables, exact_hashes, fetch_rows, read_rows, text_of
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(300, 40, generator=G)

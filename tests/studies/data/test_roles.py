@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.topics.data.collect import audit_data
+from workbench.topics.data.collect import audit_data, paired
 from workbench.topics.data.diagnose import diagnose_data
-from workbench.topics.data.roles import paired
 
 CPU = torch.device("cpu")
 N = 400

@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
 from workbench.errors import DataError, UsageError
 from workbench.topics.input.audit import audit_input
-from workbench.topics.input.clock import Spent, now
-from workbench.topics.input.variants import cached_items, items_repeat
-from workbench.topics.input.workers import stream_epochs
+from workbench.topics.input.loaders import Spent, now
+from workbench.topics.input.variants import cached_items, items_repeat, stream_epochs
 
 ROOT = Path(__file__).parents[3]
 

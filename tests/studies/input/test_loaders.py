@@ -16,10 +16,9 @@ import workbench as wb
 from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
 from workbench.errors import ConfigError
 from workbench.topics.data.order import untouched
-from workbench.topics.input.audit import audit_input
+from workbench.topics.input.audit import LOADING, STEP, audit_input
 from workbench.topics.input.loaders import batches_of, closed, timed_loader
 from workbench.topics.input.storage import STORAGES, compare_storage
-from workbench.topics.input.trace import LOADING, STEP
 from workbench.topics.input.variants import Dropping, null_transform
 from workbench.workloads.items import content_hash
 

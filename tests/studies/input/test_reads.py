@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.topics.input.clock import now
-from workbench.topics.input.reads import observe_reads
-from workbench.topics.input.syncs import StaleFetches, count_syncs
+from workbench.topics.input.loaders import now
+from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 
 MODEL = nn.Linear(4, 2)
 BATCH: dict[str, Any] = {

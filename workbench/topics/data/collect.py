@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from workbench.errors import ConfigError, UsageError
 from workbench.findings.audited import Audit
-from workbench.topics.data.codes import missing_codes
-from workbench.topics.data.hashing import exact_hashes
-from workbench.topics.data.order import loader_order, stream_order, trainer_order
-from workbench.topics.data.overlap import find_overlap
-from workbench.topics.data.repeats import chance_bits
-from workbench.topics.data.roles import Paired, paired
-from workbench.topics.data.rows import Rows, fetch_rows, read_rows
-from workbench.topics.data.sample import Sample, split_sample
-from workbench.topics.data.scale import codes_in_the_model, far_in_the_model, far_rows, input_scale, model_scale
-from workbench.topics.data.shift import input_shift, target_shift
-from workbench.topics.data.workers import probe_workers
-from workbench.topics.data.yardsticks import measure
+from workbench.topics.data.order import loader_order, probe_workers, stream_order, trainer_order
+from workbench.topics.data.overlap import chance_bits, find_overlap, joined
+from workbench.topics.data.rows import Rows, Sample, exact_hashes, fetch_rows, read_rows, split_sample
+from workbench.topics.data.scale import (
+    codes_in_the_model,
+    far_in_the_model,
+    far_rows,
+    input_scale,
+    missing_codes,
+    model_scale,
+)
+from workbench.topics.data.yardsticks import input_shift, measure, target_shift
+from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
+from workbench.workloads.items import in_its_own_order
 
-__all__ = ["DataAudit", "audit_data", "collect_data"]
+__all__ = ["DataAudit", "Paired", "audit_data", "collect_data", "paired"]
+
 
 MANY_CLASSES = 1000
 PROBED = 8
@@ -110,18 +114,19 @@ def collect_data(
         near: look for near duplicates too.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
     """
-    splits = paired(workload, device or torch.device("cpu"))
+    device = device or torch.device("cpu")
+    splits = paired(workload, device)
     target = splits["train"].target if isinstance(splits["train"], Paired) else 1
     found = _facts(
         splits.pop("train"), splits, loader=None, trainer=True, num_workers=workload.num_workers,
         max_examples=max_examples, near=near, memory_mb=memory_mb,
     )  # fmt: skip
     with isolated_rng():
-        seen = model_scale(workload, device or torch.device("cpu"), most=max_examples)
+        seen = model_scale(workload, device, most=max_examples)
         if "inputs" in found["far"]:
             inputs = found["far"]["inputs"]
-            inputs["far"] = far_in_the_model(workload, device or torch.device("cpu"), inputs["far"], most=max_examples)
-        found["codes"] = codes_in_the_model(workload, device or torch.device("cpu"), found["codes"], most=max_examples)
+            inputs["far"] = far_in_the_model(workload, device, inputs["far"], most=max_examples)
+        found["codes"] = codes_in_the_model(workload, device, found["codes"], most=max_examples)
     found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
     return found | {"target_part": target}
 
@@ -145,23 +150,28 @@ def _facts(
             labels = rows.labels
         else:
             kept = train
-            labels = _labels(read_rows(train, memory_mb=memory_mb / 8, first=max_examples))
+            labels = joined([rows.labels for rows in read_rows(train, memory_mb=memory_mb / 8, first=max_examples)])
             if loader is not None:
                 order = loader_order(loader, max_examples=max_examples or 20_000)
             elif trainer:
                 order = trainer_order(train, labels)
-        held = {name: _map_style(data, max_examples) for name, data in others.items()}
+        held = {n: list(itertools.islice(iter(d), max_examples)) if _is_stream(d) else d for n, d in others.items()}
         reading = _reading(kept)
         samples = {
             name: split_sample(data, split=name, most=max_examples, memory_mb=memory_mb / 8)
             for name, data in {"train": kept, **held}.items()
         }
-        sample = samples.pop("train")
+        sample, overlap = samples.pop("train"), None
+        if reading in ("fixed", "augmented") and len(kept):
+            steady: Any = (lambda data: data) if reading == "fixed" else _Steady
+            overlap = find_overlap(
+                steady(kept), {name: steady(data) for name, data in held.items()}, near=near, memory_mb=memory_mb, max_rows=max_examples
+            )  # fmt: skip
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples),
             "reading": reading,
-            "overlap": _overlap(kept, held, reading, near=near, memory_mb=memory_mb, max_rows=max_examples),
+            "overlap": overlap,
             "order": order,
             "classes": _classes(labels),
             "bits": chance_bits(sample),
@@ -191,10 +201,6 @@ class _Read:
 
 def _is_stream(data: Any) -> bool:
     return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
-
-
-def _map_style(data: Any, most: int | None) -> Any:
-    return list(itertools.islice(iter(data), most)) if _is_stream(data) else data
 
 
 def _length(data: Any, otherwise: int) -> int:
@@ -236,21 +242,6 @@ def _same(data: Any) -> bool:
     return bool((one == two).all())
 
 
-def _overlap(train: Any, held: Mapping[str, Any], reading: str, **options: Any) -> dict[str, Any] | None:
-    if reading in ("drawn", "random") or not len(train):
-        return None
-    if reading == "augmented":
-        train, held = _Steady(train), {name: _Steady(data) for name, data in held.items()}
-    return find_overlap(train, held, **options)
-
-
-def _labels(blocks: Iterable[Rows]) -> NDArray[Any] | None:
-    """Return the labels of all rows; None where one has none."""
-    parts = [rows.labels for rows in blocks]
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if known and len(known) == len(parts) else None
-
-
 def _yardsticks(
     train: Any, sample: Sample, labels: NDArray[Any] | None, other: Any, held: Sample | None
 ) -> dict[str, Any]:
@@ -287,3 +278,59 @@ def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> di
         train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,
         persistent=loader.persistent_workers,
     )  # fmt: skip
+
+
+class Paired(Dataset[Any]):
+    """A dataset whose items are (inputs, target): the parts at the places `inputs`, several as a tuple, and at `target`, of another one's."""
+
+    def __init__(self, data: Any, inputs: Sequence[int], target: int) -> None:
+        self.data, self.inputs, self.target = data, tuple(inputs), target
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return item `index` as (inputs, target)."""
+        item = self.data[index]
+        numbers = (bool, int, float, np.number)
+        found = [item[place] for place in self.inputs]
+        parts = tuple(torch.as_tensor(v) if isinstance(v, numbers) else v for v in found)
+        return (parts[0] if len(parts) == 1 else parts), item[self.target]
+
+
+def paired(workload: Workload, device: torch.device) -> dict[str, Any]:
+    """Return the splits of a workload, with items of three parts or more as pairs of what the model reads and the target.
+
+    A part whose rows are exchanged between examples is an input where that changes the outputs, else a target where it changes the
+    loss. Two parts are (inputs, target) as they stand; so is everything where this cannot be asked. Items may be (users, items,
+    ratings), (inputs, mask, targets) or (inputs, targets, weights).
+    """
+    splits = dict(workload.splits)
+    if workload.collate is not None or in_its_own_order(workload.train_data):
+        return splits
+    try:
+        with isolated_rng():
+            item = workload.train_data[0] if len(workload.train_data) else ()
+            if not isinstance(item, (tuple, list)) or len(item) < 3:
+                return splits
+            inputs, targets = _roles(first_batch(workload, workload.config.replace(bn_stat_examples=None), device))
+    except Exception:  # the person's own code, asked in a way it was not made for
+        return splits
+    if not inputs or not targets or (inputs, targets[0]) == ([0], 1):
+        return splits
+    return {name: data if in_its_own_order(data) else Paired(data, inputs, targets[0]) for name, data in splits.items()}
+
+
+def _roles(one: OneBatch) -> tuple[list[int], list[int]]:
+    """Return the places of the parts that change the outputs, and of those that change the losses alone."""
+    outputs = one.forward()
+    own, losses = one.flat(outputs), one.losses(outputs)
+    inputs, targets = [], []
+    for place in range(len(one.batch)):
+        moved = list(one.batch)
+        moved[place] = tree_map(lambda t: t.roll(1, 0) if one.has_rows(t) else t, moved[place])
+        if not torch.equal(one.flat(one.forward(moved)), own):
+            inputs.append(place)
+        elif not torch.equal(one.losses(outputs, moved), losses):
+            targets.append(place)
+    return inputs, targets

@@ -8,10 +8,8 @@ from typing import Any
 from workbench.curves.class_counts import wilson
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.data.diagnose_copies import duplicates, leakage
-from workbench.topics.data.diagnose_order import CLAUSE, data_finding, unshuffled, weak_shuffle
-from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
-from workbench.topics.data.diagnose_signal import no_signal
+from workbench.topics.data.diagnose_rows import CODES, duplicates, leakage, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.generalisation.diagnose import gap_of
 
 __all__ = ["diagnose_data", "worker_rng_finding"]
@@ -34,18 +32,7 @@ def scale(
     far_ratio: float,
     far_share: float,
 ) -> Finding:
-    """Judge the size of inputs and targets.
-
-    Args:
-        facts: of the data.
-        largest: size of the inputs (root mean square).
-        smallest: size of the inputs.
-        feature_ratio: the largest feature over a quarter of the features, where these are as good as invisible.
-        target: size of targets, or one over it.
-        output_ratio: of targets to what a new model says, or the other way round, for that to matter.
-        far_ratio: distance of a row from the middle, in units of the median row's.
-        far_share: of the rows that may lie so far and still be single ones.
-    """
+    """Judge the size of inputs and targets; the arguments are those of `diagnose_data`."""
     found = facts["scale"]
     single = _code(facts.get("codes") or ()) or _far(facts.get("far") or {}, far_ratio, far_share)
     if single is not None:
@@ -54,23 +41,23 @@ def scale(
     if "size" not in found:
         if targets is not None:
             return targets
-        return data_finding("scale", "ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
+        return CODES.finding("data.scale", "ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
     where = f" where they reach {_layer(found['layer'])}" if found["layer"] else ""
     size, ratio = found["size"], found["largest"] / found["smallest"]
     numbers: dict[str, Any] = {"value": size, "unit": "input", "threshold": largest, "evidence": dict(found)}
     if size > largest:
         far = f"; feature {found['largest_at']} is {found['largest']:.3g}, half of the features less than {found['median']:.3g}" if found["largest"] > feature_ratio**0.5 * found["median"] else ""  # fmt: skip
-        return data_finding("scale", "warn", f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square.", advice=(_STANDARDISE,), **numbers)  # fmt: skip
+        return CODES.finding("data.scale", "warn", f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square.", advice=(_STANDARDISE,), **numbers)  # fmt: skip
     if found["median"] < smallest and size < 100 * smallest:
-        return data_finding("scale", "warn", f"Half of the inputs are smaller than {found['median']:.2g}{where}: the first layer hardly sees them beside its bias.", advice=(_STANDARDISE,), **{**numbers, "value": found["median"], "threshold": smallest})  # fmt: skip
+        return CODES.finding("data.scale", "warn", f"Half of the inputs are smaller than {found['median']:.2g}{where}: the first layer hardly sees them beside its bias.", advice=(_STANDARDISE,), **{**numbers, "value": found["median"], "threshold": smallest})  # fmt: skip
     if found["quarter"] * feature_ratio < found["largest"]:
-        return data_finding(
-            "scale", "warn", f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and feature {found['largest_at']} "
+        return CODES.finding(
+            "data.scale", "warn", f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and feature {found['largest_at']} "
             f"is {found['largest']:.3g}: a model sees little but the large ones.", advice=(_STANDARDISE,), **numbers,
         )  # fmt: skip
     if targets is not None:
         return targets
-    return data_finding("scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
+    return CODES.finding("data.scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
 
 
 def _code(codes: Sequence[Facts]) -> Finding | None:
@@ -82,8 +69,8 @@ def _code(codes: Sequence[Facts]) -> Finding | None:
     where = f" of {columns} column{'s' if columns > 1 else ''} of the inputs" if columns else " of the inputs"
     others = ", ".join(f"{code['value']:g}" for code in codes[1:4])
     more = f"; {others} too" if others else ""
-    return data_finding(
-        "scale", "warn", f"{first['value']:g} stands in {first['share']:.1%} of the cells{where}, {first['deviations']:.3g} deviations from "
+    return CODES.finding(
+        "data.scale", "warn", f"{first['value']:g} stands in {first['share']:.1%} of the cells{where}, {first['deviations']:.3g} deviations from "
         f"the others and none between: a code for a missing value{more}. To a model it is a number like any other.",
         value=first["deviations"], unit="deviations", evidence={"codes": list(codes)},
         advice=("Replace it by the mean of the training split, with a column that tells that it was missing, before anything is standardised.",),
@@ -96,8 +83,8 @@ def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
         far = [(place, away) for place, away in known["far"] if away > ratio]
         if far and len(far) <= max(1, share * known["rows"]):
             few = f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind}"
-            return data_finding(
-                "scale", "warn", f"{few} more than {ratio:g} times as far from the middle as the median example: example {far[0][0]} "
+            return CODES.finding(
+                "data.scale", "warn", f"{few} more than {ratio:g} times as far from the middle as the median example: example {far[0][0]} "
                 f"lies {far[0][1]:.3g} times as far. Each of them is a spike of the gradient.",
                 value=far[0][1], unit="times the median", threshold=ratio, evidence={kind: far},
                 advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
@@ -123,8 +110,8 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
         if large
         else "any error that matters is lost in the loss"
     )
-    return data_finding(
-        "scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
+    return CODES.finding(
+        "data.scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
         unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
         advice=("Standardise the targets by their mean and deviation over the training split, and undo it for predictions.",),
     )  # fmt: skip
@@ -181,7 +168,7 @@ def diagnose_data(
         reason = why_missing(
             record.facts, "data", "nobody looked at the data; `workbench diagnose` and `audit_data` do"
         )
-        findings = tuple(data_finding(name, "not_measured", reason) for name in CLAUSE)
+        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     else:
         order, gap = unshuffled(facts, alpha), gap_of(record.facts)
         shifted = {"alpha": alpha, "small": small_shift, "large": large_shift}
@@ -197,36 +184,31 @@ def diagnose_data(
                 facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
                 output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
             ),
-            _imbalance(facts, class_ratio, _counted(record.facts)),
+            _imbalance(facts, class_ratio, record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)),
             worker_rng_finding(facts),
         )  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
-def _counted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what is known of the classes on validation; None where nothing was trained."""
-    return facts.get("evaluation_sample") or ({} if "preflight" in facts else None)
-
-
-def _imbalance(facts: Mapping[str, Any], limit: float, sample: Mapping[str, Any] | None) -> Finding:
-    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found."""
+def _imbalance(facts: Facts, limit: float, sample: Facts | None) -> Finding:
+    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found in `sample`, what is known of validation."""
     counts = facts["classes"]
     if not counts or len(counts) < 2:
-        return data_finding("imbalance", "ok", "Does not apply: the labels are no classes, or there is only one.")
+        return CODES.finding("data.imbalance", "ok", "Does not apply: the labels are no classes, or there is only one.")
     common, rare = next(iter(counts)), list(counts)[-1]
     ratio = counts[common] / counts[rare]
     evidence = {"classes": len(counts), "counts": dict(list(counts.items())[:50])}
     numbers: dict[str, Any] = {"value": ratio, "unit": "times", "threshold": limit, "evidence": evidence}
     said = f"The most common of {len(counts)} classes has {ratio:.3g} times as many examples as the rarest ({counts[common]:,} and {counts[rare]:,})"
     if ratio < limit:
-        return data_finding("imbalance", "ok", f"{said}.", **numbers)
+        return CODES.finding("data.imbalance", "ok", f"{said}.", **numbers)
     missed = None
     if sample is not None:
         missed = _missed(sample.get("classes") or (), common, {name for name, n in counts.items() if n * limit <= counts[common]})  # fmt: skip
         if missed is None:
-            return data_finding("imbalance", "ok", f"{said}; on validation none of the rare ones is seen to suffer.", **numbers)  # fmt: skip
-    return data_finding(
-        "imbalance", "warn", f"{said}{missed or ''}: accuracy hides the rare ones.",
+            return CODES.finding("data.imbalance", "ok", f"{said}; on validation none of the rare ones is seen to suffer.", **numbers)  # fmt: skip
+    return CODES.finding(
+        "data.imbalance", "warn", f"{said}{missed or ''}: accuracy hides the rare ones.",
         advice=(
             "Look at each class by itself: recall with its counts, not accuracy alone.",
             "Weight the loss or sample the rare classes more often only if that metric asks for it.",
@@ -244,26 +226,19 @@ def _missed(rows: Any, common: str, rare: set[str]) -> str | None:
     return None
 
 
-def worker_rng_finding(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Finding:
-    """Return `data.worker_rng`: whether worker processes draw random numbers of their own.
-
-    Args:
-        facts: "workers" is what was found by asking them, None where nobody could.
-        alpha: chance of as many equal draws (rule of thumb).
-    """
+def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
+    """Return `data.worker_rng`: whether worker processes draw random numbers of their own; "workers" is None where nobody could ask them."""
     workers = facts["workers"]
     if workers is None:
-        return data_finding(
-            "worker_rng", "not_measured", "Not measured: of a stream nobody can ask for one example twice."
-        )
+        return CODES.not_measured("data.worker_rng", "of a stream nobody can ask for one example twice")
     if not workers["workers"]:
-        return data_finding(
-            "worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
+        return CODES.finding(
+            "data.worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
         )
     evidence = dict(workers)
     if not workers["random"]:
-        return data_finding(
-            "worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
+        return CODES.finding(
+            "data.worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
         )
     said, fix = [], []
     if workers["same_in_workers"] and workers["p"] < alpha:
@@ -279,5 +254,7 @@ def worker_rng_finding(facts: Mapping[str, Any], *, alpha: float = 1e-4) -> Find
     numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": evidence}
     if said:
         text = " and ".join(said)
-        return data_finding("worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
-    return data_finding("worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)
+        return CODES.finding("data.worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
+    return CODES.finding(
+        "data.worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers
+    )

@@ -6,11 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from workbench.findings.diagnosis import Finding, Status
-from workbench.topics.data.diagnose_order import data_finding
+from workbench.topics.data.diagnose_rows import CODES
 from workbench.topics.generalisation.diagnose import HARM, Gap
 
-__all__ = ["label_shift", "train_validation_shift"]
+__all__ = ["label_shift", "no_signal", "train_validation_shift", "wrong_labels"]
+
 
 Facts = Mapping[str, Any]
 
@@ -42,59 +46,53 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
     """
     found = facts.get("shift", {}).get(_SPLIT)
     if found is None:
-        return data_finding("train_validation_shift", "not_measured", "Not measured: there is no validation split to compare with.")  # fmt: skip
+        return CODES.not_measured("data.train_validation_shift", "there is no validation split to compare with")  # fmt: skip
     inputs = found["inputs"]
     worst = None if "reason" in inputs else _worst(inputs, alpha)
     far = worst is not None and worst["distance"] >= large
     if not far and _relation(facts) == "inputs" and (gap is None or gap.share >= 0.5):
-        return data_finding(
-            "train_validation_shift", "fail", f"What a simple model learns from training does not hold on validation, though validation "
+        return CODES.finding(
+            "data.train_validation_shift", "fail", f"What a simple model learns from training does not hold on validation, though validation "
             f"can be learned by itself ({_scores(facts)}): inputs are prepared in another way, such as other columns or channels.",
             evidence=inputs, advice=(_SAME_CONSTANTS,),
         )  # fmt: skip
     if "reason" in inputs:
-        return data_finding("train_validation_shift", "ok", f"Does not apply: {inputs['reason']}.", evidence=inputs)
+        return CODES.finding(
+            "data.train_validation_shift", "ok", f"Does not apply: {inputs['reason']}.", evidence=inputs
+        )
     status, why = _status(worst, gap, small=small, large=large)
     return _judged("train_validation_shift", inputs, worst, status, why, threshold=small, what="inputs")
 
 
 def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
-    """Judge whether the targets of validation are distributed, and numbered, as those of training.
-
-    Args:
-        facts: of the data.
-        gap: as in `train_validation_shift`.
-        alpha: chance of a difference as large.
-        small: distance from which on a gap is put down to it: of shares, or Kolmogorov and Smirnov's.
-        large: distance from which on it is an alarm where no gap was measured.
-    """
+    """Judge whether the targets of validation are distributed, and numbered, as those of training; arguments as in `train_validation_shift`."""
     found = facts.get("shift", {}).get(_SPLIT)
     if found is None:
-        return data_finding("label_shift", "not_measured", "Not measured: there is no validation split to compare with.")  # fmt: skip
+        return CODES.not_measured("data.label_shift", "there is no validation split to compare with")  # fmt: skip
     targets = found["targets"]
     renumbered = None if _lost(targets) else _renumbered(facts, gap)
     if renumbered is not None:
-        return data_finding(
-            "label_shift", "fail", f"Validation numbers its classes in another way: {renumbered[0]:.0%} of the predictions are right "
+        return CODES.finding(
+            "data.label_shift", "fail", f"Validation numbers its classes in another way: {renumbered[0]:.0%} of the predictions are right "
             f"as they are, {renumbered[1]:.0%} with classes matched anew.", evidence=dict(targets),
             advice=("Number the classes once, for all splits: an offset of one, or a mapping by the order in which they are met, differs between splits.",),
         )  # fmt: skip
     relation = _relation(facts) if gap is None or gap.share >= 0.5 else None
     if relation == "sign":
-        return data_finding(
-            "label_shift", "fail", f"Predictions have the wrong sign on validation: what a simple model learns from training has correlation "
+        return CODES.finding(
+            "data.label_shift", "fail", f"Predictions have the wrong sign on validation: what a simple model learns from training has correlation "
             f"{max(facts['yardsticks']['score'].values()):.2g} with the targets there, and {facts['yardsticks']['carried']['score']:.2g} with those of "
             "validation: its targets are negated, or all of its inputs.", evidence=dict(targets),
             advice=("Prepare the targets of both splits by the same code: is one split a gain, and the other a cost?",),
         )  # fmt: skip
     if relation == "targets":
-        return data_finding(
-            "label_shift", "fail", f"Training can be learned by a simple model, validation cannot, not even from its own examples "
+        return CODES.finding(
+            "data.label_shift", "fail", f"Training can be learned by a simple model, validation cannot, not even from its own examples "
             f"({_scores(facts)}): its targets do not belong to its inputs.", evidence=dict(targets),
             advice=("Look at some validation examples with their targets: is one of the two shuffled, or shifted by a row?",),
         )  # fmt: skip
     if "reason" in targets:
-        return data_finding("label_shift", "ok", f"Does not apply: {targets['reason']}.", evidence=targets)
+        return CODES.finding("data.label_shift", "ok", f"Does not apply: {targets['reason']}.", evidence=targets)
     if targets["kind"] == "numbers":
         worst = _worst(targets, alpha)
         status, why = _status(worst, gap, small=small, large=large)
@@ -109,26 +107,28 @@ def _classes(targets: Facts, gap: Gap | None, *, alpha: float, small: float, lar
     unseen, lacking = missing["train"]["share"], missing["other"]["share"]
     lost = _lost(targets)
     if p >= alpha or (distance < small and not lost):
-        return data_finding("label_shift", "ok", f"{said}.", **numbers)
+        return CODES.finding("data.label_shift", "ok", f"{said}.", **numbers)
     advice = ("Split at random, or stratified by class: data sorted by class or by time must not be cut in two.",)
     if lost:
         name, share, of = ("train", unseen, "validation") if unseen >= _UNSEEN else ("other", lacking, "training")
         classes = ", ".join(str(c) for c in missing[name]["classes"][:8])
         lacks = f"{'training' if name == 'train' else 'validation'} has none of class {classes}, which {share:.0%} of {of} are of"
-        return data_finding("label_shift", "fail", f"{said}: {lacks}.", advice=advice, **numbers)
+        return CODES.finding("data.label_shift", "fail", f"{said}: {lacks}.", advice=advice, **numbers)
     scarce = _scarce(targets)
     if scarce is not None and not (gap is not None and gap.harmful):
         name, found, expected = scarce
         tells = f"validation has {found} examples of class {name}, where its share in training makes {expected:.0f}: how well that is learned is not seen"
-        return data_finding("label_shift", "warn", f"{said}: {tells}.", advice=advice, **numbers)
+        return CODES.finding("data.label_shift", "warn", f"{said}: {tells}.", advice=advice, **numbers)
     if gap is not None and not gap.harmful:
         if distance >= large and gap.share >= HARM:
-            return data_finding("label_shift", "warn", f"{said}; {_uncertain(gap)}.", advice=advice, **numbers)
-        return data_finding("label_shift", "ok", f"{said}; {gap.said}.", **numbers)
+            return CODES.finding("data.label_shift", "warn", f"{said}; {_uncertain(gap)}.", advice=advice, **numbers)
+        return CODES.finding("data.label_shift", "ok", f"{said}; {gap.said}.", **numbers)
     if distance < large and gap is None:
-        return data_finding("label_shift", "ok", f"{said}.", **numbers)
+        return CODES.finding("data.label_shift", "ok", f"{said}.", **numbers)
     status: Status = "fail" if gap is not None and distance >= large else "warn"
-    return data_finding("label_shift", status, f"{said}{f'; {gap.said}' if gap else ''}.", advice=advice, **numbers)
+    return CODES.finding(
+        "data.label_shift", status, f"{said}{f'; {gap.said}' if gap else ''}.", advice=advice, **numbers
+    )
 
 
 def _lost(targets: Facts) -> bool:
@@ -138,13 +138,7 @@ def _lost(targets: Facts) -> bool:
 
 
 def _scarce(targets: Facts, *, few: int = 10, expected: int = 20) -> tuple[str, int, float] | None:
-    """Return the class with fewer validation examples than can judge it, though its share in training makes enough; None where there is none.
-
-    Args:
-        targets: shares of classes in both splits.
-        few: examples (rule of thumb).
-        expected: examples that a random split would have, from which on that is no matter of a small split (rule of thumb).
-    """
+    """Return the class with fewer validation examples than can judge it, though its share in training makes enough, with both numbers (rules of thumb)."""
     train, other = targets["rows"]
     known = ((name, theirs, ours / train * other) for name, (ours, theirs) in targets["counts"].items())
     return max((c for c in known if c[1] < few and c[2] >= expected), key=lambda c: c[2], default=None)
@@ -182,7 +176,7 @@ def _judged(
     evidence = {**tested, "split": _SPLIT}
     if worst is None:
         some = f"{tested['tests']:,} features" if tested["tests"] > 1 else what
-        return data_finding(name, "ok", f"Validation and training do not differ beyond chance ({some} compared).", evidence=evidence)  # fmt: skip
+        return CODES.finding(f"data.{name}", "ok", f"Validation and training do not differ beyond chance ({some} compared).", evidence=evidence)  # fmt: skip
     numbers: dict[str, Any] = {"value": float(worst["distance"]), "unit": "distance", "threshold": threshold, "evidence": evidence}  # fmt: skip
     (mean, sd), (other_mean, other_sd) = ([math.nan if v is None else v for v in worst[s]] for s in ("train", "other"))
     said = (
@@ -191,7 +185,7 @@ def _judged(
     )
     split = "Split at random where examples are independent; where time or source divides them, expect the gap and measure it."
     advice = () if status == "ok" else (_SAME_CONSTANTS, split)
-    return data_finding(name, status, f"{said}.", advice=advice, **numbers)
+    return CODES.finding(f"data.{name}", status, f"{said}.", advice=advice, **numbers)
 
 
 def _renumbered(facts: Facts, gap: Gap | None) -> tuple[float, float] | None:
@@ -241,3 +235,106 @@ def _scores(facts: Facts) -> str:
     found = facts["yardsticks"]
     what = "accuracy" if found["classes"] else "correlation"
     return f"{what} {max(found['score'].values()):.2g} within training, {found['carried']['score']:.2g} carried over, {max(found['own']['score'].values()):.2g} within validation"
+
+
+_FEWEST_CLASSES = 5
+"""With fewer, classes that overlap have as even a tail as wrong labels."""
+
+
+def no_signal(
+    facts: Facts, trained: Facts | None, *, chance: float = 0.05, neighbour_z: float = 8.0, few_rows: int = 100
+) -> Finding:
+    """Judge whether the targets depend on the inputs at all; only a training that finds nothing either makes it an alarm.
+
+    Args:
+        facts: of the data.
+        trained: what the baseline found ("generalisation"); None where nothing was trained.
+        chance: of finding as much where there is nothing, over all tests.
+        neighbour_z: deviations of chance by which the target of the next row is found instead.
+        few_rows: on which finding nothing says nothing (rule of thumb).
+    """
+    found = facts.get("yardsticks") or {"reason": "they were not fitted"}
+    if found.get("constant"):
+        return CODES.finding(
+            "data.no_signal", "fail", f"The inputs are the same in all {found['rows']:,} examples that were read: nothing can be told from them.",
+            advice=("Look at one example as the model gets it: an empty picture, a transform that clips, a column that was not filled.",),
+        )  # fmt: skip
+    if "reason" in found:
+        return CODES.finding("data.no_signal", "ok", f"Does not apply: {found['reason']}.")
+    z, limit = max(found["z"].values()), float(stats.norm.isf(chance / found["tests"]))
+    numbers: dict[str, Any] = {"value": z, "unit": "deviations of chance", "threshold": limit, "evidence": dict(found)}
+    beside = {name: found.get(name) for name in ("next", "before") if found.get(name) is not None}
+    misplaced = max(beside, key=lambda name: float(beside[name] or 0.0), default=None)
+    if z < limit and misplaced is not None and float(beside[misplaced] or 0.0) >= neighbour_z:
+        row = "after" if misplaced == "next" else "before"
+        return CODES.finding(
+            "data.no_signal", "fail", f"An example says nothing of its own target, and much of that of the row {row} it: inputs and targets are shifted by a row.",
+            advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",), **numbers,
+        )  # fmt: skip
+    what = "accuracy" if found["classes"] else "correlation"
+    said = f"{what} {found['score']['linear']:.2g} of a linear model and {found['score']['neighbours']:.2g} of nearest neighbours on rows left out, {found['chance']:.2g} by chance"
+    if z >= limit:
+        return CODES.finding("data.no_signal", "ok", f"The targets can be told from the inputs: {said}.", **numbers)
+    nothing = f"Neither a linear model nor nearest neighbours can tell the targets from the inputs ({said})"
+    if found["rows"] < few_rows:
+        return CODES.finding(
+            "data.no_signal", "ok", f"{nothing}; {found['rows']} examples are too few to say more.", **numbers
+        )
+    status, why = _trained(trained or {})
+    advice = (
+        "Look at some examples with their targets: are they shuffled, or joined by the wrong key?",
+        "Fit a simple model to the inputs by hand, before a network is tuned.",
+    )
+    return CODES.finding(
+        "data.no_signal", status, f"{nothing}{why}.", advice=() if status == "ok" else advice, **numbers
+    )
+
+
+def _trained(found: Facts) -> tuple[Status, str]:
+    """Return what the trained model adds to yardsticks that find nothing."""
+    at = [_at_chance((found.get(name) or {}).get("validation") or {}, found) for name in ("last", "selected")]
+    if None in at:
+        return "ok", "; a trained model may"
+    if not all(at):
+        return "ok", ", but the trained model can, on validation"
+    if _at_chance(found["last"]["train"], {}) is False:
+        return "fail", ", and the trained model knows its training examples by heart and nothing of validation: the targets do not depend on the inputs"  # fmt: skip
+    return "warn", ", nor does the trained model on validation"
+
+
+def _at_chance(found: Facts, trained: Facts, *, alpha: float = 1e-3) -> bool | None:
+    """Return whether a model does no better than a constant, or than chance allows at `alpha`; None where that cannot be told."""
+    score, examples = found.get("score"), found.get("examples", 0)
+    if score is not None and examples:
+        if found["classes"] is None:
+            return bool(score * np.sqrt(examples) < stats.norm.isf(alpha))
+        return bool(stats.binom.sf(round(score * examples) - 1, examples, max(found["chance"], 1 / found["classes"])) > alpha)  # fmt: skip
+    constant = trained.get("constant")
+    if constant is None or found.get("loss") is None:
+        return None
+    return bool(found["loss"] > constant - 3 * found["se"])
+
+
+def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest: int = 20) -> dict[str, float] | None:
+    """Return what share of the labels is wrong at random; None where they do not look so.
+
+    Examples that are hard to tell apart have labels among the few classes that come into question. Labels that are wrong at random fall
+    on all others alike, those that come into question last as well: where the ranks that the yardsticks give to the labels
+    have such an even tail behind a first place that is mostly right.
+
+    Args:
+        facts: of the data.
+        share: of wrong labels, from which on it matters (rule of thumb).
+        even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
+        fewest: labels in the lower half.
+    """
+    ranks = (facts.get("yardsticks") or {}).get("ranks")
+    if not ranks or len(ranks) < _FEWEST_CLASSES:
+        return None
+    counts = np.array(ranks, dtype=np.float64)
+    half = (len(counts) - 1) // 2
+    upper, lower = counts[1 : len(counts) - half], counts[len(counts) - half :]
+    wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
+    if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
+        return None
+    return {"share": float(wrong), "right": float(counts[0] / counts.sum())}

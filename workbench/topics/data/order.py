@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy.stats import chi2, norm, poisson, rankdata
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.topics.data.hashing import exact_hashes
-from workbench.topics.data.rows import Rows, fetch_rows, split_item
+from workbench.topics.data.rows import Rows, exact_hashes, fetch_rows, split_item
 from workbench.train.rng import isolated_rng
+from workbench.workloads.items import IndexedDataset
 
-__all__ = ["loader_order", "stream_order", "trainer_order", "untouched"]
+__all__ = ["loader_order", "probe_workers", "stream_order", "trainer_order", "untouched"]
 
 
 BLOCKS = 20
@@ -26,10 +26,7 @@ BUFFER_DELAY = 2 / np.e
 
 
 def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:
-    """Return how random an order of indices is, against all orders being as likely.
-
-    Args:
-        indices: in the order in which they are read, shape (examples,); drawn with or without replacement.
+    """Return how random an order of `indices` is, shape (examples,), against all orders being as likely.
 
     Returns:
         "displacement": mean distance of an example from its place in storage, over that of a random order, n / 3 (Spearman's
@@ -53,10 +50,7 @@ def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def label_order(labels: NDArray[Any]) -> dict[str, Any]:
-    """Return how random an order of labels is, against all orders of the same labels being as likely.
-
-    Args:
-        labels: in the order in which they are read, shape (examples,); classes, or numbers that seldom repeat.
+    """Return how random an order of `labels` is, shape (examples,), classes or numbers, against all orders of the same labels.
 
     Returns:
         "neighbours": by how much more often than by chance two in a row are of one class, 1 when sorted (for numbers: their
@@ -86,11 +80,7 @@ def label_order(labels: NDArray[Any]) -> dict[str, Any]:
 
 
 def epoch_agreement(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
-    """Return how alike two epochs order the same items, against independent orders.
-
-    Args:
-        first: what identifies each item (its index, or a hash), in order, shape (examples,).
-        second: of the next epoch.
+    """Return how alike two epochs order the same items (their indices, or hashes), against independent orders.
 
     Returns:
         "same": the two are equal; "displacement" and "displacement_p" as in `index_order`, of the second against the first;
@@ -102,7 +92,7 @@ def epoch_agreement(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]
     if len(shared) < 10 or len(place) < len(first) / 2:
         return {"same": same, "displacement": None, "displacement_p": None}
     found = index_order(shared)
-    return {"same": same, "displacement": found["displacement"], "displacement_p": found["displacement_p"]}
+    return {"same": same} | {name: found[name] for name in ("displacement", "displacement_p")}
 
 
 def _joins(counts: NDArray[np.float64]) -> tuple[float, float]:
@@ -137,38 +127,35 @@ MAX_INDICES = 200_000
 """Indices of an epoch that are looked at, at most: an order this long that looks random is."""
 
 
-def trainer_order(data: Any, labels: NDArray[Any] | None) -> dict[str, Any]:
-    """Return the order of this package's own trainer over a map-style dataset: drawn anew each epoch, by construction."""
+def _facts(source: str, examples: int, **known: Any) -> dict[str, Any]:
     return {
-        "source": "trainer",
-        "examples": len(data),
+        "source": source,
+        "examples": examples,
         "indices": None,
         "labels": None,
-        "stored_labels": None if labels is None else label_order(labels),
+        "stored_labels": None,
         "epochs": None,
-    }
+    } | known
+
+
+def trainer_order(data: Any, labels: NDArray[Any] | None) -> dict[str, Any]:
+    """Return the order of this package's own trainer over a map-style dataset: drawn anew each epoch, by construction."""
+    return _facts("trainer", len(data), stored_labels=None if labels is None else label_order(labels))
 
 
 def loader_order(loader: DataLoader[Any], *, max_examples: int) -> dict[str, Any]:
-    """Return the order of a loader over a map-style dataset, from its sampler alone; its random state is put back.
-
-    Args:
-        loader: the person's own.
-        max_examples: whose labels are read, at most.
-    """
+    """Return the order of a loader over a map-style dataset, from its sampler alone, and of the labels of its first `max_examples`."""
     with untouched(loader):
         first, second = (_indices(loader) for _ in range(2))
     data, read = loader.dataset, first[:max_examples].tolist()
     rows = fetch_rows(data, read) if read else Rows(0, np.empty((0, 0)), None)
-    return {
-        "source": "loader",
-        "sampler": type(loader.sampler).__name__,
-        "examples": len(data),  # type: ignore[arg-type]
-        "indices": index_order(first) if len(first) > 1 else None,
-        "labels": None if rows.labels is None else label_order(rows.labels),
-        "stored_labels": None,
-        "epochs": epoch_agreement(first, second) if len(first) > 1 else None,
-    }
+    return _facts(
+        "loader", len(data),  # type: ignore[arg-type]
+        sampler=type(loader.sampler).__name__,
+        indices=index_order(first) if len(first) > 1 else None,
+        labels=None if rows.labels is None else label_order(rows.labels),
+        epochs=epoch_agreement(first, second) if len(first) > 1 else None,
+    )  # fmt: skip
 
 
 def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Rows]:
@@ -181,15 +168,11 @@ def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Row
     batched = isinstance(stream, DataLoader)
     with untouched(stream) if batched else isolated_rng():
         first, second = (_read(stream, max_examples, batched=batched) for _ in range(2))
-    labels = first.labels
-    return {
-        "source": "loader of a stream" if batched else "stream",
-        "examples": len(first.inputs),
-        "indices": None,
-        "labels": None if labels is None else label_order(labels),
-        "stored_labels": None,
-        "epochs": epoch_agreement(exact_hashes(first.inputs), exact_hashes(second.inputs)),
-    }, first
+    return _facts(
+        "loader of a stream" if batched else "stream", len(first.inputs),
+        labels=None if first.labels is None else label_order(first.labels),
+        epochs=epoch_agreement(exact_hashes(first.inputs), exact_hashes(second.inputs)),
+    ), first  # fmt: skip
 
 
 def _indices(loader: DataLoader[Any]) -> NDArray[np.int64]:
@@ -202,20 +185,16 @@ def _read(stream: Any, most: int, *, batched: bool) -> Rows:
     """Return up to `most` rows of one epoch."""
     items: list[Any] = []
     for item in stream:
-        items.extend(_unbatched(item) if batched else [item])
+        inputs, labels = split_item(item) if batched else ((), None)
+        if labels is not None and len(labels) == len(inputs):
+            items.extend(zip(inputs, labels, strict=True))
+        else:
+            items.extend(inputs if batched else [item])
         if len(items) >= most:
             break
     if not items:
         return Rows(0, np.empty((0, 0)), None)
     return fetch_rows(items[:most], list(range(min(most, len(items)))))
-
-
-def _unbatched(batch: Any) -> list[Any]:
-    """Return the examples of a collated batch as (inputs, label) pairs."""
-    inputs, labels = split_item(batch)
-    if labels is None or len(labels) != len(inputs):
-        return list(inputs)
-    return list(zip(inputs, labels, strict=True))
 
 
 @contextmanager
@@ -233,3 +212,84 @@ def untouched(loader: DataLoader[Any]) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+WORKERS = 2
+EXAMPLES = 4
+VISITS = 5
+"""Times that a worker is asked for each of the examples."""
+
+
+def probe_workers(
+    data: Any,
+    *,
+    num_workers: int,
+    indices: Sequence[Any] | None = None,
+    worker_init_fn: Any = None,
+    context: Any = None,
+    persistent: bool = False,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
+    """Return JSON facts on the random draws of worker processes; nothing is started where there are none.
+
+    Two workers are asked for the same examples in the same order, in two epochs. Where the dataset draws at random, and the
+    draws of two workers agree one by one, every worker makes the same augmentations.
+
+    Args:
+        data: a map-style dataset.
+        num_workers: of the loader.
+        indices: that its sampler gives, the first few of which are asked for; None is spread over 0 to the length.
+        worker_init_fn: of the loader.
+        context: its multiprocessing context.
+        persistent: its workers stay from one epoch to the next, and so do their generators.
+        timeout_s: for a batch.
+
+    Returns:
+        "workers" (of the loader), "random" (an example differs from one visit to the next), "same_in_workers",
+        "same_in_epochs", "p" (chance of the first by draws that are independent but often agree), "visits".
+    """
+    if num_workers < 1:
+        return {"workers": 0, "random": None, "same_in_workers": None, "same_in_epochs": None, "p": None, "visits": 0}
+    used = min(WORKERS, num_workers)
+    if indices:
+        examples = [k for place, k in enumerate(indices[: 8 * EXAMPLES]) if k not in indices[:place]][:EXAMPLES]
+    else:
+        examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
+    asked = [index for _ in range(VISITS) for index in examples]
+    loader: DataLoader[Any] = DataLoader(
+        _Hashed(data),
+        batch_sampler=[[index] for index in asked for _ in range(used)],  # batch k goes to worker k % used
+        num_workers=used,
+        worker_init_fn=worker_init_fn,
+        multiprocessing_context=context,
+        timeout=timeout_s,
+        persistent_workers=persistent,
+    )
+    with isolated_rng():
+        drawn = [np.array([int(batch) for batch in loader], dtype=np.int64) for _ in range(2)]
+    epochs = [epoch.reshape(len(asked), used).T for epoch in drawn]  # shape (workers, visits)
+    one = epochs[0][0].reshape(VISITS, len(examples))
+    agree = float((one[1:] == one[:-1]).mean())
+    random = agree < 1
+    return {
+        "workers": num_workers,
+        "random": random,
+        "same_in_workers": bool(random and (epochs[0][0] == epochs[0][-1]).all()) if used > 1 else None,
+        "same_in_epochs": bool(random and (epochs[0][0] == epochs[1][0]).all()),
+        # of the few draws there were, none may have agreed
+        "p": float(max(agree, 1 / 3) ** len(asked)) if random else None,
+        "visits": len(asked),
+    }
+
+
+class _Hashed(torch.utils.data.Dataset[int]):
+    """Hashes of the items of a dataset, taken in the worker."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = IndexedDataset(data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> int:
+        return int(exact_hashes(fetch_rows(self.data, [index]).inputs).view(np.int64)[0])

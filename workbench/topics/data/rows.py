@@ -1,8 +1,10 @@
-"""Any map-style dataset as blocks of rows: inputs flattened to an array, one label each, memory bounded by a setting."""
+"""Any map-style dataset as rows of numbers: blocks within a memory limit, hashes of rows, and a random sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +13,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from workbench.topics.data.hashing import Numbers
 from workbench.workloads.items import IndexedDataset, plain_tensors
 
-__all__ = ["Rows", "as_objects", "fetch_rows", "read_rows", "split_item"]
+__all__ = [
+    "NEAR_VALUES", "NearTables", "Numbers", "Rows", "Sample", "as_objects", "exact_hashes", "fetch_rows", "is_ids", "read_rows",
+    "split_item", "split_sample", "standardised", "text_of",
+]  # fmt: skip
 
+Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
 _TARGETS = ("label", "labels", "target", "targets", "y", "class")
+BLOCK_BYTES = 2**23
+"""Rule of thumb: smaller blocks stay in the cache, but two threads of a product then wait for each other."""
+NEAR_VALUES = 16
+"""Rows with fewer values are near each other by chance (rule of thumb)."""
+SAMPLE_ROWS = 2000
+"""Rows of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)."""
+COLUMNS = 1024
+"""Columns that are kept of a wide row, drawn at random, the same ones for every split (rule of thumb)."""
+AXIS = 64
+"""Longest axis of an example along which means are taken (rule of thumb)."""
+_HASH_SEED, _SAMPLE_SEED = 20_261_122, 20_261_123
+
+
+class Numbers(bytes):
+    """The bytes of a row of numbers, where rows are of different sizes: no text, though bytes."""
 
 
 class Rows(NamedTuple):
@@ -36,13 +57,11 @@ class Rows(NamedTuple):
 
 
 def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
-    """Yield the rows of a split in order, each block within `memory_mb`.
-
-    Tensors are sliced; everything else is read item by item, as a loader would.
+    """Yield the rows of a map-style dataset in order, in blocks of at most `memory_mb` times 1e6 bytes.
 
     Args:
-        data: a map-style dataset; an item is a tensor, (inputs, label, ...), or a mapping with a key such as "label".
-        memory_mb: size of a block, in units of 1e6 bytes.
+        data: an item is a tensor, (inputs, label, ...), or a mapping with a key such as "label"; tensors are sliced.
+        memory_mb: of a block.
         split: named in errors.
         first: how many rows at most.
     """
@@ -52,21 +71,27 @@ def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int |
     row_bytes = max(1, fetch_rows(data, [0], split=split).inputs.nbytes)
     step = max(1, int(memory_mb * 1e6) // row_bytes)
     for start in range(0, count, step):
-        stop = min(start + step, count)
-        yield fetch_rows(data, range(start, stop), split=split)._replace(start=start)
+        yield fetch_rows(data, range(start, min(start + step, count)), split=split)._replace(start=start)
 
 
 def fetch_rows(data: Any, indices: Sequence[int], *, split: str = "train") -> Rows:
     """Return the rows of these examples; `start` is the first index."""
-    tensors, where = _tensors(data, indices)
-    if tensors is not None:
-        inputs = _flat(tensors[0][where])
-        labels = tensors[1][where] if len(tensors) > 1 else None
-        targets = None if labels is None else _flat(labels)
-        return Rows(indices[0], inputs, _single(targets), targets)
+    if type(data) in (Subset, TensorDataset):  # others' indices may be keys
+        where: Any = (
+            slice(indices[0], indices[-1] + 1) if isinstance(indices, range) else torch.as_tensor(list(indices))
+        )
+        held = data
+        while type(held) is Subset:
+            chosen = held.indices[where] if isinstance(where, slice) else [held.indices[int(i)] for i in where]
+            held, where = held.dataset, torch.as_tensor(chosen)
+        tensors = plain_tensors(held)
+        if tensors is not None:
+            targets = _flat(tensors[1][where]) if len(tensors) > 1 else None
+            return Rows(indices[0], _flat(tensors[0][where]), _single(targets), targets)
     items = [split_item(item) for item in IndexedDataset(data, split=split).__getitems__(list(indices))]
     values, given = [x for x, _ in items], [y for _, y in items]
-    targets = _stack_targets(given)
+    found = [a for a in map(_array, given) if a is not None and a.size]
+    targets = np.stack(found) if len(found) == len(given) and len({a.size for a in found}) == 1 else None
     texts = np.array(given) if all(isinstance(y, str) for y in given) else None
     return Rows(indices[0], _stack(values), texts if targets is None else _single(targets), targets)
 
@@ -80,17 +105,6 @@ def split_item(item: Any) -> tuple[Any, Any]:
     if isinstance(item, (tuple, list)) and item:
         return item[0], item[1] if len(item) > 1 else None
     return item, None
-
-
-def _tensors(data: Any, indices: Sequence[int]) -> tuple[tuple[Tensor, ...] | None, Any]:
-    """Return the tensors behind a dataset and what selects the rows in them; None where it is no `TensorDataset`."""
-    if type(data) not in (Subset, TensorDataset):  # its indices may be keys
-        return None, None
-    where: Any = slice(indices[0], indices[-1] + 1) if isinstance(indices, range) else torch.as_tensor(list(indices))
-    while type(data) is Subset:
-        chosen = data.indices[where] if isinstance(where, slice) else [data.indices[int(i)] for i in where]
-        data, where = data.dataset, torch.as_tensor(chosen)
-    return plain_tensors(data), where
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
@@ -133,7 +147,7 @@ def _stack(values: list[Any]) -> NDArray[Any]:
 
 
 def as_objects(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as `_stack` keeps them where their sizes differ, though these are all of one size."""
+    """Return rows as they are kept where their sizes differ, though these are all of one size."""
     if rows.dtype == object:
         return rows
     kept = np.empty(len(rows), dtype=object)
@@ -141,7 +155,198 @@ def as_objects(rows: NDArray[Any]) -> NDArray[Any]:
     return kept
 
 
-def _stack_targets(values: list[Any]) -> NDArray[Any] | None:
-    found = [_array(value) for value in values]
-    flat = [a for a in found if a is not None and a.size]
-    return np.stack(flat) if len(flat) == len(values) and len({a.size for a in flat}) == 1 else None
+def exact_hashes(rows: NDArray[Any]) -> Words:
+    """Return a 64-bit hash of each row, shape (rows,): equal numbers give equal hashes, whatever their type was.
+
+    Numbers are compared as float32, integers above 2**24 as themselves; 0 and -0 are one, so are all NaN. Objects are text,
+    bytes or `Numbers`.
+    """
+    if rows.dtype == object:
+        data = [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogatepass") for v in rows]
+        digests = [int.from_bytes(hashlib.blake2b(each, digest_size=8).digest(), "little") for each in data]
+        return np.array(digests, dtype=np.uint64)
+    count = _words(rows[:1]).shape[1] if len(rows) else 0
+    factors = np.random.default_rng(_HASH_SEED).integers(0, 2**64, (2, count), dtype=np.uint64) | np.uint64(1)
+    step = max(1, BLOCK_BYTES // max(1, 8 * count))
+    found = np.empty(len(rows), dtype=np.uint64)
+    for start in range(0, len(rows), step):
+        words = _words(rows[start : start + step])
+        for factor in factors:  # twice: a product carries upwards only, and the topmost bits of two words would cancel
+            words ^= words >> np.uint64(32)
+            words *= factor
+        found[start : start + step] = _mixed(words.sum(axis=1, dtype=np.uint64))
+    return found
+
+
+def _words(block: NDArray[Any]) -> Words:
+    """Return a copy of rows as words of 64 bits, shape (rows, words)."""
+    if is_ids(block):
+        return block.astype(np.int64).view(np.uint64)
+    values = block.astype(np.float32)
+    values += np.float32(0)  # -0 becomes 0
+    if not np.isfinite(values.sum()):
+        values[np.isnan(values)] = np.float32("nan")
+    if values.shape[1] % 2:
+        values = np.pad(values, ((0, 0), (0, 1)))
+    return values.view(np.uint64)
+
+
+def _mixed(words: Words) -> Words:
+    """Return the words with every bit spread over all of them (the finaliser of MurmurHash3)."""
+    words = words ^ (words >> np.uint64(33))
+    words = words * np.uint64(0xFF51AFD7ED558CCD)
+    words = words ^ (words >> np.uint64(33))
+    words = words * np.uint64(0xC4CEB9FE1A85EC53)
+    return words ^ (words >> np.uint64(33))
+
+
+class NearTables:
+    """Locality-sensitive hashes: rows that differ little share one of several (Datar et al. 2004).
+
+    A row is standardised by its own mean and deviation, so that brightness, contrast and units fall out, projected on random
+    directions and rounded.
+
+    Args:
+        values: per row.
+        tables: hashes of a row.
+        directions: projections that one hash is made of.
+        width: of a rounding step, in deviations of a row.
+        view: what rows go through first; None leaves them as they are.
+    """
+
+    def __init__(
+        self, values: int, *, tables: int = 4, directions: int = 8, width: float = 0.25, view: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.view = view or np.asarray
+        rng = np.random.default_rng(_HASH_SEED + 1)
+        axes = rng.standard_normal((values, tables * directions)) / np.sqrt(values)
+        self._axes = axes.astype(np.float32)
+        self._sums = self._axes.sum(axis=0)
+        self._offsets = rng.random(tables * directions).astype(np.float32)
+        self._factors = rng.integers(0, 2**64, (tables, directions), dtype=np.uint64) | np.uint64(1)
+        self._width = np.float32(width)
+
+    def hashes(self, rows: NDArray[Any]) -> Words:
+        """Return the hashes of each row, shape (rows, tables); a row of equal values has none that another could share."""
+        tables, directions = self._factors.shape
+        found = np.empty((len(rows), tables), dtype=np.uint64)
+        step = max(1, BLOCK_BYTES // max(1, 4 * rows.shape[1]))
+        for start in range(0, len(rows), step):
+            block = np.ascontiguousarray(self.view(rows[start : start + step]), dtype=np.float32)
+            mean = block.mean(axis=1, keepdims=True)
+            spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", block, block)[:, None] / block.shape[1] - mean**2, 0))
+            flat = ~(spread > 1e-6 * np.abs(mean)) | ~np.isfinite(spread)
+            along = (block @ self._axes - mean * self._sums) / np.where(flat, 1, spread)
+            cells = np.floor(np.where(flat, 0, along) / self._width + self._offsets * len(self._offsets))
+            parts = cells.astype(np.int64).view(np.uint64).reshape(-1, tables, directions)
+            joined = _mixed((_mixed(parts) * self._factors).sum(axis=2, dtype=np.uint64))
+            found[start : start + step] = joined
+            if flat.any():
+                found[start : start + step][flat[:, 0]] = exact_hashes(block[flat[:, 0]])[:, None]
+        return found
+
+
+def standardised(rows: NDArray[Any]) -> Floats:
+    """Return rows of mean 0 and deviation 1, shape (rows, values); rows of equal values become zeros."""
+    values = rows.astype(np.float64)
+    values -= values.mean(axis=1, keepdims=True)
+    spread = values.std(axis=1, keepdims=True)
+    scaled: Floats = np.divide(values, spread, out=np.zeros_like(values), where=spread > 0)
+    return scaled
+
+
+def text_of(value: Any) -> str:
+    """Return text without what copies differ in: case, white space, punctuation; rows of numbers keep every digit."""
+    if isinstance(value, Numbers):
+        return value.hex()
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return " ".join(re.sub(r"[\W_]+", " ", text.casefold()).split())
+
+
+def is_ids(values: NDArray[Any]) -> bool:
+    """Tell whether inputs are integers that a model looks up; bytes are pixels."""
+    return values.dtype.kind in "iu" and values.dtype.itemsize > 2
+
+
+class Sample(NamedTuple):
+    """Random examples of a split.
+
+    Attributes:
+        places: of them in the split, in order, shape (rows,).
+        inputs: shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes.
+        columns: which places of a flattened row these are.
+        outline: mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows.
+        outline_names: of these.
+        integers: whether the inputs are.
+        ids: whether they are integers that a model looks up.
+        targets: shape (rows, values of a target); None where an item has none.
+        classes: whether these are integers.
+    """
+
+    places: NDArray[np.int64]
+    inputs: Floats | None
+    columns: NDArray[np.int64]
+    outline: Floats
+    outline_names: list[str]
+    integers: bool
+    ids: bool
+    targets: Floats | None
+    classes: bool
+
+
+def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, rows: int = SAMPLE_ROWS) -> Sample:
+    """Return random rows of a map-style split, in the order of their places; the same ones each time.
+
+    Args:
+        data: the split.
+        split: named in errors.
+        most: rows of the split to draw from, the first ones; None is all.
+        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
+        rows: to draw, at most.
+    """
+    count = len(data) if most is None else min(most, len(data))
+    places = np.sort(np.random.default_rng(_SAMPLE_SEED).permutation(count)[:rows])
+    if not count:
+        return Sample(places, None, places, np.empty((0, 0)), [], False, False, None, False)
+    first = fetch_rows(data, [0], split=split).inputs
+    step = max(1, int(memory_mb * 1e6) // max(1, first.nbytes))
+    value = split_item(data[0])[0]
+    shape = tuple(value.shape) if isinstance(value, (Tensor, np.ndarray)) else first.shape[1:]
+    axes = [axis for axis, size in enumerate(shape) if 1 < size <= AXIS] if len(shape) > 1 else []
+    width = first.shape[1] if first.ndim == 2 else 0
+    kept = np.sort(np.random.default_rng(_SAMPLE_SEED).permutation(width)[:COLUMNS])
+    inputs, outlines, targets, classes = [], [], [], True
+    for start in range(0, len(places), step):
+        block = fetch_rows(data, places[start : start + step].tolist(), split=split)
+        if block.inputs.ndim != 2 or block.inputs.shape[1] != width or block.inputs.dtype == object:
+            width = 0
+        if width:
+            values = block.inputs.astype(np.float64)
+            outlines.append(_outline(values, shape, axes))
+            inputs.append(values[:, kept])
+        if block.targets is not None:
+            classes &= block.targets.dtype.kind in "iub"
+            targets.append(block.targets.astype(np.float64))
+    whole = len({t.shape[1] for t in targets}) == 1 and sum(map(len, targets)) == len(places)
+    along = [f"the mean at place {k} of axis {axis}" for axis in axes for k in range(shape[axis])]
+    return Sample(
+        places=places,
+        inputs=np.concatenate(inputs) if width else None,
+        columns=kept,
+        outline=np.concatenate(outlines) if width else np.empty((len(places), 0)),
+        outline_names=["the mean of an example", "the deviation within an example", *along]
+        if width and len(shape) > 1
+        else [],
+        integers=first.dtype.kind in "iu",
+        ids=is_ids(first),
+        targets=np.concatenate(targets) if whole else None,
+        classes=classes and whole,
+    )
+
+
+def _outline(values: Floats, shape: Sequence[int], axes: Sequence[int]) -> Floats:
+    if len(shape) < 2:
+        return np.empty((len(values), 0))
+    examples = values.reshape(-1, *shape)
+    means = [examples.mean(tuple(k + 1 for k in range(len(shape)) if k != axis)) for axis in axes]
+    return np.concatenate([values.mean(1, keepdims=True), values.std(1, keepdims=True), *means], axis=1)

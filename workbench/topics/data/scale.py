@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from workbench.errors import WorkbenchError
-from workbench.topics.data.codes import MOST as MOST_CODES
-from workbench.topics.data.codes import apart
-from workbench.topics.data.sample import Sample
+from workbench.topics.data.rows import Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
 from workbench.train.lane_stack import build_model
@@ -22,8 +20,18 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import label_of
 
-__all__ = ["codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "model_scale"]
+__all__ = ["apart", "codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "missing_codes", "model_scale"]
 
+
+APART = 10.0
+"""Deviations of the others that a value lies from the nearest of them (rule of thumb: no tail leaves such a gap and repeats its end)."""
+TAIL = 30.0
+"""Robust deviations (of the median distance) from their median, from which on the others have a tail towards it, which may be cut off
+there (rule of thumb: of 2,000 log-normal values of deviation 1 the largest lies as far)."""
+LEAST, MOST_HELD = 0.001, 0.2
+"""Share of a column's cells that a code makes up (rule of thumb: fewer are single rows, more are a kind of example)."""
+_FEWEST = 8
+"""Other cells of a column, from which on it has a deviation (rule of thumb)."""
 MOST = 4096
 """Examples that the model is shown: a batch of the config, and no more than these (rule of thumb)."""
 _WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -33,11 +41,7 @@ _NORMS = (
 
 
 def input_scale(sample: Sample) -> dict[str, Any]:
-    """Return the size of the inputs as they are stored, as `model_scale` has it.
-
-    Args:
-        sample: of the training split.
-    """
+    """Return the size of the inputs as they are stored, as `model_scale` has it."""
     if sample.inputs is None:
         return {"reason": "the inputs are text, or of different sizes"}
     if sample.integers:
@@ -48,13 +52,9 @@ def input_scale(sample: Sample) -> dict[str, Any]:
 def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
     """Return how far the rows that are farthest from the middle of the others lie, of inputs and of targets that are numbers.
 
-    Args:
-        sample: of the training split.
-        most: rows to tell of.
-
     Returns:
-        Under "inputs" and "targets", where there are some: "rows" that were looked at, and "far", pairs of a place in the split and
-        a distance (root mean square over columns, from their medians, in units of the median row's), the farthest first.
+        Under "inputs" and "targets", where there are some: "rows" that were looked at, and "far", at most `most` pairs of a place in the
+        split and a distance (root mean square over columns, from their medians, in units of the median row's), the farthest first.
     """
     kinds = {"inputs": None if sample.ids else sample.inputs, "targets": None if sample.classes else sample.targets}
     found = {}
@@ -69,14 +69,9 @@ def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
 
 
 def model_scale(workload: Workload, device: torch.device, *, most: int | None = None) -> dict[str, Any]:
-    """Return the size of what reaches the first layer with weights, from one pass of a new model over training examples.
+    """Return the size of what reaches the first layer with weights, from one pass of a new model over the first `most` examples.
 
     What a model does to its inputs before is counted in: a constant in forward, a norm, an embedding.
-
-    Args:
-        workload: to look at.
-        device: where.
-        most: examples to choose from, the first ones; None is all.
 
     Returns:
         "layer" (its name and type), "size" (root mean square over columns of the median size of their values that are not 0, times
@@ -101,34 +96,17 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
 def far_in_the_model(
     workload: Workload, device: torch.device, far: Sequence[Sequence[Any]], *, most: int | None = None, others: int = 32
 ) -> list[list[Any]]:
-    """Return the same rows with their distances where they reach the first layer with weights: a model may scale its inputs itself.
-
-    Args:
-        workload: to look at.
-        device: where.
-        far: pairs of a place in the training split and a distance, as `far_rows` has them.
-        most: examples to choose from, the first ones; None is all.
-        others: rows to compare them with.
-    """
+    """Return the rows of `far_rows`, with their distances from `others` where they reach the first layer: a model may scale its inputs."""
     data, places = workload.train_data, [int(place) for place, _ in far]
     count = len(data) if most is None else min(most, len(data))
     spread = np.linspace(0, count - 1, others + len(places)).astype(int).tolist()
     rest = [i for i in spread if i not in set(places)]
     if in_its_own_order(data) or len(rest) < others // 2:
         return [list(pair) for pair in far]
-    chosen = workload.replace(train_data=Subset(data, places + rest))
-    seen = _shown(chosen, device, len(places) + len(rest))
-    layer = (
-        next((k for k, (module, _) in enumerate(seen.called) if isinstance(module, _WEIGHED)), None) if seen else None
-    )
-    if (
-        seen is None
-        or layer is None
-        or not isinstance(seen.called[layer][1], Tensor)
-        or len(seen.called[layer][1]) != seen.examples
-    ):
+    reached = _reached(workload, device, places + rest)
+    if reached is None:
         return [list(pair) for pair in far]
-    values = seen.called[layer][1].detach().double().cpu().flatten(1).numpy()
+    values = reached.flatten(1).numpy()
     away = _distances(values[: len(places)], values[len(places) :])
     found = [] if away is None else zip(places, away.tolist(), strict=True)
     return sorted(([place, distance] for place, distance in found), key=lambda pair: -pair[1])
@@ -137,29 +115,27 @@ def far_in_the_model(
 def codes_in_the_model(
     workload: Workload, device: torch.device, codes: Sequence[dict[str, Any]], *, most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return those of `missing_codes` that reach the first layer with weights: a model may put something else in their place.
-
-    Args:
-        workload: to look at.
-        device: where.
-        codes: as `missing_codes` has them.
-        most: examples to choose from, the first ones; None is all.
-    """
+    """Return those of `missing_codes` that reach the first layer with weights: a model may put something else in their place."""
     data = workload.train_data
+    if in_its_own_order(data):
+        return list(codes)
     count = len(data) if most is None else min(most, len(data))
-    return [code for code in codes if in_its_own_order(data) or _reaches(workload, device, code["places"], count)]
+    kept = []
+    for code in codes:
+        spread = np.linspace(0, count - 1, min(count, int(len(code["places"]) / MOST_HELD))).astype(int).tolist()
+        values = _reached(workload, device, sorted({*code["places"], *spread}))
+        if values is None or any(
+            True for _ in apart((values.flatten(1) if values.dim() == 2 else values.reshape(-1, 1)).numpy())
+        ):
+            kept.append(code)
+    return kept
 
 
-def _reaches(workload: Workload, device: torch.device, places: list[int], count: int) -> bool:
-    """Tell whether some number of these rows lies apart from those of others in the first layer; True where nobody can tell."""
-    spread = np.linspace(0, count - 1, min(count, int(len(places) / MOST_CODES))).astype(int).tolist()
-    chosen = sorted({*places, *spread})
-    seen = _shown(workload.replace(train_data=Subset(workload.train_data, chosen)), device, len(chosen))
+def _reached(workload: Workload, device: torch.device, places: list[int]) -> Tensor | None:
+    """Return what reaches the first layer with weights, of these rows; None where nobody can tell."""
+    seen = _shown(workload.replace(train_data=Subset(workload.train_data, places)), device, len(places))
     taken = next((x for module, x in seen.called if isinstance(module, _WEIGHED)), None) if seen else None
-    if not isinstance(taken, Tensor) or len(taken) != len(chosen):
-        return True
-    values = taken.detach().double().cpu().flatten(1)
-    return any(True for _ in apart((values if taken.dim() == 2 else values.reshape(-1, 1)).numpy()))
+    return taken.detach().double().cpu() if isinstance(taken, Tensor) and len(taken) == len(places) else None
 
 
 def _distances(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64] | None:
@@ -195,14 +171,8 @@ def _shown(workload: Workload, device: torch.device, count: int) -> _Seen | None
     try:
         with torch.no_grad(), autocast(device, config.precision):
             outputs = workload.forward(model, batch)
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        IndexError,
-        WorkbenchError,
-    ):  # the pre-flight says what is wrong with it
-        return None
+    except (RuntimeError, ValueError, TypeError, IndexError, WorkbenchError):
+        return None  # the pre-flight says what is wrong with it
     finally:
         for handle in handles:
             handle.remove()
@@ -255,3 +225,57 @@ def _sizes(rows: NDArray[Any]) -> dict[str, Any]:
         "smallest_at": int(varies[size.argmin()]),
         "largest_at": int(varies[size.argmax()]),
     }
+
+
+def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dict[str, Any]]:
+    """Return the values that look like codes for missing ones, the most frequent first; of pictures and series, over all places.
+
+    Zero is none: a sensor that is off, and most of a sparse column, are 0. Nor is an end of a scale that others come near.
+
+    Args:
+        sample: of the training split.
+        cells: fewest that hold a code.
+        rows: of those that hold it to name.
+
+    Returns:
+        "value", "share" (of the cells of the columns where it stands), "cells", "columns", "deviations" (from the others' mean, the
+        smallest of its columns), "places" of rows in the split.
+    """
+    if sample.inputs is None or sample.ids:
+        return []
+    flat = not sample.outline_names
+    values = sample.inputs if flat else sample.inputs.reshape(-1, 1)
+    found: dict[float, list[tuple[int, float]]] = {}
+    for column, value, deviations in apart(values):
+        found.setdefault(value, []).append((column, deviations))
+    codes = []
+    for value, known in found.items():
+        held = values[:, [column for column, _ in known]] == value
+        count, share = int(held.sum()), float(held.mean())
+        if count < cells or not LEAST <= share <= MOST_HELD:
+            continue
+        places = np.flatnonzero(held.any(1) if flat else held.reshape(sample.inputs.shape).any(1))[:rows]
+        codes.append({
+            "value": value, "share": share, "cells": count, "columns": len(known) if flat else None,
+            "deviations": min(d for _, d in known), "places": sample.places[places].tolist(),
+        })  # fmt: skip
+    return sorted(codes, key=lambda code: -code["share"])
+
+
+def apart(values: NDArray[np.float64]) -> Iterator[tuple[int, float, float]]:
+    """Yield the ends of columns that no other finite value comes near: column, value, deviations from the mean of the others."""
+    for column, cells in enumerate(values.T):
+        finite = cells[np.isfinite(cells)]
+        if not len(finite):
+            continue
+        ends = (float(finite.min()), float(finite.max()))
+        rest = finite[(finite > ends[0]) & (finite < ends[1])]
+        if len(rest) < _FEWEST:
+            continue
+        middle, deviation = float(np.median(rest)), float(rest.std())
+        robust = 1.4826 * float(np.median(np.abs(rest - middle)))  # 0 where half of them are equal
+        tails = (middle - float(rest.min()), float(rest.max()) - middle)
+        gaps = (float(rest.min()) - ends[0], ends[1] - float(rest.max()))
+        for end, gap, tail in zip(ends, gaps, tails, strict=True):
+            if end != 0 and gap >= APART * deviation and tail <= TAIL * robust and robust > 0:
+                yield column, end, abs(end - float(rest.mean())) / deviation

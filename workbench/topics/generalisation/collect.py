@@ -38,9 +38,6 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
 
     The price is one evaluation of at most 1,000 examples of either split for each of the two.
 
-    Args:
-        session: a study with a baseline.
-
     Returns:
         "last" and "selected" (None where there is no such checkpoint; the same where they are one): "step", and under "train" and
         "validation" "examples", "loss", "se", and where examples have classes or numbers as targets "score" (accuracy, or
@@ -55,8 +52,7 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
         return {"reason": f"the baseline is {trial.state}"}
     step = trial.trials["best_step"].dropna()
     best = trial.folder / "checkpoints" / f"step-{int(step.iloc[0]) if len(step) else -1:08d}"
-    parts = {split: _part(workload.data(split)) for split in ("train", "validation")}
-    small = workload.replace(**{f"{split}_data": part for split, part in parts.items()})
+    small = workload.replace(**{f"{split}_data": _part(workload.data(split)) for split in ("train", "validation")})
     with isolated_rng():
         labels: dict[str, Tensor] = {}
         found = {"last": _checkpoint(small, session, last, labels)}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.curves.classify import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 
-__all__ = ["HARM", "Gap", "classifies", "diagnose_generalisation_gap", "gap_of"]
+__all__ = ["HARM", "Gap", "classifies", "diagnose_generalisation_gap", "diagnose_underfit", "gap_of"]
 
-CODE, CLAUSE = "evaluation.generalisation_gap", "P3.2"
+
+CODES = Codes({"evaluation.generalisation_gap": "P3.2", "evaluation.underfits": "P3.2"})
+_gap_finding, _fit_finding = (partial(CODES.finding, code) for code in CODES)
 HARM = 0.1
 """Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
 _SURE = 3.0
@@ -27,11 +31,9 @@ class Gap(NamedTuple):
     Attributes:
         share: of what training learned that does not hold on validation.
         z: the gap in its standard errors.
-        train: loss on training examples.
-        validation: loss on validation.
-        train_score: accuracy on training examples; None where examples have no classes.
-        score: accuracy on validation.
-        renumbered: accuracy if classes are matched anew.
+        train, validation: the losses.
+        train_score, score: accuracy on training examples and on validation; None where examples have no classes.
+        renumbered: accuracy on validation if classes are matched anew.
         examples: of validation.
     """
 
@@ -57,12 +59,7 @@ class Gap(NamedTuple):
 
 
 def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
-    """Return the gap of the baseline; None where none was trained, or it learned nothing that could get lost.
-
-    Args:
-        facts: of a study.
-        at: "last" or "selected" checkpoint.
-    """
+    """Return the gap of the baseline "at" its last or selected checkpoint; None where none was trained, or it learned nothing to lose."""
     found = (facts.get("generalisation") or {}).get(at)
     start = _start(facts)
     if not found or start is None:
@@ -107,26 +104,22 @@ def diagnose_generalisation_gap(
     Returns:
         The one code `evaluation.generalisation_gap`.
     """
-    found = _finding(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
+    found = _judge_gap(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
     return Diagnosis.of(record, (found,))
 
 
-def _finding(
+def _judge_gap(
     facts: Mapping[str, Any], *, broken: float, rise: float, lost: float, carried: float, hidden: float
 ) -> Finding:
     found = facts.get("generalisation") or {}
-    if not found or "reason" in found:
-        reason = why_missing(
-            facts, "generalisation", found.get("reason", "this study did not look at its training examples")
-        )
-        return Finding(code=CODE, clause=CLAUSE, status="not_measured", summary=reason)
-    known: dict[str, Any] = {"code": CODE, "clause": CLAUSE, "unit": "of what was learned", "evidence": dict(found)}
+    if "last" not in found:
+        return _gap_finding("not_measured", _why_missing(facts))
+    known: dict[str, Any] = {"unit": "of what was learned", "evidence": dict(found)}
     now, mode = found["last"]["train"], found["training_mode"]
     both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
     in_training = _lost_from(mode, now, _start(facts))
     if in_training is not None and in_training >= broken:
-        return Finding(
-            status="fail", value=in_training, threshold=broken, **known, summary=f"{both}: evaluation measures another model.",
+        return _gap_finding("fail", value=in_training, threshold=broken, **known, summary=f"{both}: evaluation measures another model.",
             advice=[
                 "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
                 "Look at what differs for the data: a transform that only one of the two gets.",
@@ -134,21 +127,19 @@ def _finding(
         )  # fmt: skip
     noise = _lost_from(now, mode, _start(facts))
     if noise is not None and hidden <= noise < math.inf:
-        return Finding(
-            status="warn", value=noise, threshold=hidden, **known,
+        return _gap_finding("warn", value=noise, threshold=hidden, **known,
             summary=f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
             advice=["Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under `if self.training`."],
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
     if gap is None:
-        return Finding(status="ok", summary="The baseline has learned too little on training examples for a gap to open.", **known)  # fmt: skip
+        return _gap_finding("ok", summary="The baseline has learned too little on training examples for a gap to open.", **known)  # fmt: skip
     said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, both in evaluation mode"
     known |= {"value": gap.share, "threshold": lost}
     start, held = _start(facts) or 0.0, found["selected"]["validation"]["loss"]
     learned = start - gap.train
     if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):
-        return Finding(
-            status="fail", **known, summary=f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
+        return _gap_finding("fail", **known, summary=f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
             advice=[
                 "Compare the two splits: inputs, targets, and the code that prepares each.",
                 "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.",
@@ -157,13 +148,17 @@ def _finding(
     risen = (gap.validation - held) / learned if _finite(held) else 0.0
     if gap.share >= lost and gap.z >= _SURE and risen >= rise:
         earlier = "" if best is None else f", and {best.validation:.3g} at step {found['selected']['step']:,}"
-        return Finding(
-            status="warn", **known, summary=f"{said}{earlier}: the run overfits in its later part.",
+        return _gap_finding("warn", **known, summary=f"{said}{earlier}: the run overfits in its later part.",
             advice=["Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."],
         )  # fmt: skip
-    return Finding(
-        status="ok", summary=f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known
+    return _gap_finding(
+        "ok", summary=f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known
     )
+
+
+def _why_missing(facts: Mapping[str, Any]) -> str:
+    found = facts.get("generalisation") or {}
+    return why_missing(facts, "generalisation", found.get("reason", "this study did not look at its training examples"))
 
 
 def _lost_from(better: Mapping[str, Any], worse: Mapping[str, Any], start: float | None) -> float | None:
@@ -195,3 +190,64 @@ def _start(facts: Mapping[str, Any]) -> float | None:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def diagnose_underfit(
+    record: Audited, *, least: float = 0.75, broken: float = 0.5, skill: float = 0.2, ses: float = 4.0
+) -> Diagnosis:
+    """Hold the baseline against yardsticks that need no training, by accuracy or correlation on training examples.
+
+    The yardsticks predict rows that they were not fitted to, the model examples that it was trained on: it has every advantage.
+
+    Args:
+        record: a study whose facts hold "data" and "generalisation".
+        least: share of the better yardstick's skill that the model has to have (rule of thumb). Skill is what a score has above chance.
+        broken: share below which it is a failure (rule of thumb).
+        skill: of the better yardstick, from which on it says something (rule of thumb).
+        ses: standard errors of the model's score by which it has to fall short.
+
+    Returns:
+        The one code `evaluation.underfits`.
+    """
+    found = _judge_fit(record.facts, least=least, broken=broken, skill=skill, ses=ses)
+    return Diagnosis.of(record, (found,))
+
+
+def _judge_fit(facts: Mapping[str, Any], *, least: float, broken: float, skill: float, ses: float) -> Finding:
+    trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}
+    if "last" not in trained:
+        return _fit_finding("not_measured", _why_missing(facts))
+    models = [
+        trained[name]["train"] for name in ("last", "selected") if trained[name]["train"].get("score") is not None
+    ]
+    other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
+    if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
+        said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
+        return _fit_finding("ok", said)
+    name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
+    theirs, model = float(sticks["score"][name]), max(models, key=_size)
+    ours, what = _size(model), "correlation" if sticks["classes"] is None else "accuracy"
+    se = math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
+    needed = sticks["chance"] + least * (theirs - sticks["chance"])
+    who = {"linear": "a linear model", "neighbours": "nearest neighbours"}[name]
+    said = f"{what} {ours:.2g} on {model['examples']:,} training examples, {theirs:.2g} of {who} on rows left out of its fit"
+    numbers: dict[str, Any] = {
+        "value": ours, "unit": what, "threshold": needed,
+        "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": sticks["chance"]},
+    }  # fmt: skip
+    if theirs - sticks["chance"] < skill or ours + ses * se >= needed:
+        return _fit_finding("ok", f"The trained model holds its own: {said}.", **numbers)
+    far = ours + ses * se < sticks["chance"] + broken * (theirs - sticks["chance"])
+    return _fit_finding(
+        "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
+        advice=(
+            "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
+            "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
+            "Overfit a few examples first; add layers one at a time to a model that works.",
+        ), **numbers,
+    )  # fmt: skip
+
+
+def _size(model: Mapping[str, Any]) -> float:
+    """Return accuracy, or correlation without its sign: the output may be a distance, or a score that is better where it is low."""
+    return abs(float(model["score"]))

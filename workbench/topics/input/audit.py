@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import multiprocessing
+import os
 import re
 import time
 import traceback
@@ -13,15 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
+from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
+from workbench.topics.data.order import untouched
 from workbench.topics.input.collect import Budget, Stepping, collect_input
+from workbench.topics.input.loaders import TimedBatch, batches_of, closed, timed_loader, torch_loader
 from workbench.topics.input.loop import Device
-from workbench.topics.input.trace import write_trace
+from workbench.train.batches import to_device, train_batches
+from workbench.train.forward import autocast, per_example
+from workbench.train.gradients import LoopGradients
+from workbench.train.lane_stack import LaneStack
+from workbench.train.rng import isolated_rng
+from workbench.train.update_rules import make_updater
+from workbench.train.user_code_errors import explained
+from workbench.workloads.base import Workload
+from workbench.workloads.items import in_its_own_order, plain_tensors
 
-__all__ = ["InputAudit", "audit_input", "checked_budget", "default_device"]
+__all__ = [
+    "LOADING", "STEP", "InputAudit", "audit_input", "checked_budget", "collect_workload_input", "training_loader", "training_step", "write_trace",
+]  # fmt: skip
+
 
 _SHOWN = 160
 """Characters of an error's own message that are repeated; the whole of it is its cause."""
@@ -116,7 +132,7 @@ def checked_budget(*, seconds: float, max_workers: int, timeout_s: float) -> Bud
     return Budget(seconds=seconds, timeout_s=timeout_s, max_workers=max_workers)
 
 
-def default_device(synchronize: Callable[[], object] | None = None) -> Device:
+def _default_device(synchronize: Callable[[], object] | None = None) -> Device:
     """Return how to wait for what steps run on: the function given, CUDA where it is in use, else nothing to wait for."""
     if synchronize is not None:
         return Device(wait=synchronize, ahead=True)
@@ -126,7 +142,7 @@ def default_device(synchronize: Callable[[], object] | None = None) -> Device:
 
 
 def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
-    device = default_device(synchronize)
+    device = _default_device(synchronize)
     if step is None:
         return Stepping(kind="none", step=None, device=device)
     if isinstance(step, (int, float)) and not isinstance(step, bool):
@@ -178,3 +194,122 @@ def _kind(batch: Any) -> str:
         return f"a {type(batch).__name__} of [{', '.join(type(part).__name__ for part in batch)}]"
     shape = getattr(batch, "shape", None)
     return f"a {type(batch).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
+
+
+LOADING, STEP = "data loading", "training step"
+"""Names of the spans."""
+
+
+def write_trace(
+    loader: Any, stepping: Any, path: str | Path, *, steps: int = 20, timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps".
+
+    Args:
+        loader: a `DataLoader`, or whatever gives batches.
+        stepping: what is done with them.
+        path: ends in .json or .json.gz; its folder is made.
+        steps: to trace, at most.
+        timeout_s: for a batch.
+    """
+    file = Path(path)
+    if not file.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"trace={str(path)!r} must end in .json or .json.gz: it is a Chrome trace.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    own = torch_loader(loader)
+    with (
+        untouched(loader) if isinstance(loader, DataLoader) else isolated_rng(),
+        closed(timed_loader(own) if own is not None else loader) as timed,
+    ):
+        batches = iter(batches_of(timed, timeout_s=timeout_s))
+        done = 0
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", "6"
+        )  # or torch's profiler writes to the terminal when it starts and stops
+        with profile(activities=activities) as profiler:
+            while done < steps:
+                with record_function(LOADING):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                with record_function(STEP):
+                    if stepping.step is not None:
+                        stepping.step(batch.data if isinstance(batch, TimedBatch) else batch)
+                done += 1
+            stepping.device.wait()
+        batches.close()  # type: ignore[attr-defined]  # a generator: its worker processes are gone with it
+    profiler.export_chrome_trace(str(file))
+    return {"path": str(file), "steps": done}
+
+
+def collect_workload_input(
+    workload: Workload, config: TrainConfig, device: torch.device, budget: Budget
+) -> dict[str, Any]:
+    """Return JSON facts for `diagnose_input_pipeline`, of a workload as it would be trained.
+
+    Raises:
+        WorkloadError: data, model or loss raised.
+    """
+    with isolated_rng():
+        return collect_input(training_loader(workload, config), training_step(workload, config, device), budget)
+
+
+def training_loader(workload: Workload, config: TrainConfig) -> Any:
+    """Return a loader like the trainer's: a `DataLoader`, or, for tensors in memory, what gathers its batches."""
+    data, micro = workload.train_data, config.batch_size // config.accumulate_steps
+    if workload.num_workers == 0 and plain_tensors(data, workload.collate) is not None:
+        return _Gathered(workload, config)
+    settings: dict[str, Any] = {"batch_size": micro, "drop_last": True, "collate_fn": workload.collate}
+    if in_its_own_order(data):
+        workers = min(1, workload.num_workers)
+    else:
+        workers = workload.num_workers
+        settings |= {"shuffle": True, "generator": torch.Generator().manual_seed(config.per_host_seed)}
+    return DataLoader(data, num_workers=workers, persistent_workers=workers > 0, **settings)
+
+
+class _Gathered:
+    """The trainer's own batches of tensors that are in memory."""
+
+    def __init__(self, workload: Workload, config: TrainConfig) -> None:
+        self.batch_size = config.batch_size // config.accumulate_steps
+        self.workload, self.config = workload, config.replace(accumulate_steps=1, batch_size=self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batches in train_batches(self.workload, self.config, torch.device("cpu")):
+            yield batches[0][0]
+
+
+def training_step(workload: Workload, config: TrainConfig, device: torch.device) -> Stepping:
+    """Return the trainer's step on a model of its own: forward, loss, gradient and update of one batch.
+
+    The learning rate is 0, so that what is timed for long does not diverge; it costs the same.
+    """
+    stack = LaneStack(workload, [config], device)
+    model = stack.models[0]
+    model.train()
+    gradients = LoopGradients(workload, stack)
+    updater = make_updater([config], stack.values, stack.parameters)
+    micro = config.batch_size // config.accumulate_steps
+    lr = torch.zeros((1, 1), dtype=stack.values.dtype, device=device)
+    dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
+    count = 0
+
+    def step(batch: Any) -> None:
+        nonlocal count
+        with explained(workload, f"at step {count}"):
+            gradients([[(to_device(batch, device, dtype), micro)]])
+        stack.values.sub_(updater.update(stack.values, stack.grad, lr, count, [0.0]))
+        count += 1
+
+    def read(batch: Any) -> None:
+        with torch.no_grad(), autocast(device, config.precision), explained(workload, "at the first batch"):
+            outputs, _, _ = per_example(workload, model, batch, micro)
+            for metric in workload.metrics.values():
+                metric(outputs, batch)
+
+    return Stepping(
+        kind="workload", step=step, device=_default_device(), read=read,
+        prepare=lambda batch: to_device(batch, device, dtype),
+    )  # fmt: skip

@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from workbench.findings.diagnosis import Finding
-from workbench.topics.input.cause import Cause, find_cause, fix_speedups
-from workbench.topics.input.model import StepTime, busy_share, knee, predictions, shares_out, step_time, storable
+from workbench.topics.input.model import (
+    Cause,
+    busy_share,
+    find_cause,
+    fix_speedups,
+    knee,
+    predictions,
+    shares_out,
+    step_time,
+    storable,
+)
 
 __all__ = ["bound_finding"]
 
@@ -26,38 +36,22 @@ _HIDE = (
 _NEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "latency": (_HIDE, _COPY, _KEEP),
     "preprocessing": (_STORE, _SPREAD),
-    "collate": (
-        ("", "{collate}"),
-        (_WORKERS, "Worker processes do the collating, too (num_workers)."),
-    ),
-    "mixed": (
-        (_WORKERS, "Make batches in worker processes (num_workers): they take over all of it."),
-        _STORE,
-    ),
-    "sync": (
-        ("no_sync", "Fetch the loss every hundred steps, not every step, so that loading runs ahead of the device."),
-    ),
+    "collate": (("", "{collate}"), (_WORKERS, "Worker processes do the collating, too (num_workers).")),
+    "mixed": ((_WORKERS, "Make batches in worker processes (num_workers): they take over all of it."), _STORE),
+    "sync": (("no_sync", "Fetch the loss every hundred steps, not every step, so that loading runs ahead of the device."),),
     "worker_restart": (
         ("persistent", "Set persistent_workers=True: workers then stay from one epoch to the next."),
         ("in_process", "Load without workers (num_workers=0) where an epoch is shorter than they take to start."),
     ),
     "too_few_workers": ((_WORKERS, "Raise num_workers to where throughput stops growing."),),
     "hand_over": (
-        (
-            "in_process",
-            "Load without workers (num_workers=0) where making a batch takes less time than handing it over.",
-        ),
-        (
-            "less",
-            "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device.",
-        ),
+        ("in_process", "Load without workers (num_workers=0) where making a batch takes less time than handing it over."),
+        ("less", "Hand over less: drop what the step never reads, send small types (uint8 images) and convert them on the device."),
         ("", "Look at what else runs on this machine: workers that are ready wait for a processor, too."),
     ),
-    "unused_features": (
-        ("drop", "Drop what the step never reads in the dataset's __getitem__, before it is collated."),
-    ),
+    "unused_features": (("drop", "Drop what the step never reads in the dataset's __getitem__, before it is collated."),),
     "unknown": (("", "{unknown}"),),
-}
+}  # fmt: skip
 _LARGE_BYTES = 1e5
 """Of a batch, from which handing it over takes longer for its size (rule of thumb: copying as much takes some tens of microseconds)."""
 _DEFAULT_COLLATE = (
@@ -83,14 +77,17 @@ _RANDOM = "Items differ from one reading to the next and cannot be stored as the
 _DO_OTHERWISE = "Profile one batch by hand, and look at what else runs on this machine: what was tried did not help."
 
 
-def next_steps(facts: Mapping[str, Any], cause: Cause, *, helped: bool | None) -> tuple[str, ...]:
-    """Return what to do, what was shown to help first; what was tried and did not help is left out.
+_CLAUSES = {
+    "latency": "P1.4", "preprocessing": "P1.5", "sync": "P1.6", "worker_restart": "P1.7", "unused_features": "P1.8", "too_few_workers": "P1.9",
+}  # fmt: skip
+_GAIN = 1.05
+"""Times as fast as before, from which a change helps (rule of thumb)."""
+_CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped early",
+            "persistent": "persistent_workers=True", "in_process": "num_workers=0", "no_sync": "fetching no number in each step"}  # fmt: skip
 
-    Args:
-        facts: of `audit_input`.
-        cause: of the waiting.
-        helped: whether the change that was tried did; None where none was.
-    """
+
+def _next_steps(facts: Mapping[str, Any], cause: Cause, *, helped: bool | None) -> tuple[str, ...]:
+    """Return what to do, what was shown to help first; what was tried and did not help, `helped` being False, is left out."""
     lines = list(_NEXT[cause.name])
     if not storable(facts) and any(change == _CACHE for change, _ in lines):
         lines = [line for line in lines if line[0] != _CACHE]
@@ -102,60 +99,46 @@ def next_steps(facts: Mapping[str, Any], cause: Cause, *, helped: bool | None) -
     if helped is False:
         lines = [line for line in lines if line[0] != tried]
     lines.sort(key=lambda line: line[0] != tried)  # stable: the rest stays in order
-    said = [_filled(text, facts) for _, text in lines]
+    collate = facts["loader"].get("collate", "default")
+    how = _DEFAULT_COLLATE if collate == "default" else _OWN_COLLATE.format(collate)
+    unknown = _UNTAKEN if facts["loader"].get("dataset") is None else _ELSEWHERE
+    said = [text.format(collate=how, unknown=unknown) for _, text in lines]
     if any(change == _WORKERS for change, _ in lines) and facts["loader"].get("stream") and not shares_out(facts):
         said.insert(0, _SHARE.format(_NOT_COUNTED if shares_out(facts) is None else _NOT_SHARED))
     return tuple(said) or (_DO_OTHERWISE,)
 
 
-def _filled(text: str, facts: Mapping[str, Any]) -> str:
-    collate = facts["loader"].get("collate", "default")
-    how = _DEFAULT_COLLATE if collate == "default" else _OWN_COLLATE.format(collate)
-    return text.format(collate=how, unknown=_UNTAKEN if facts["loader"].get("dataset") is None else _ELSEWHERE)
-
-
-_CODE, _CLAUSE = "input.bound", "P1.1"
-_CLAUSES = {
-    "latency": "P1.4",
-    "preprocessing": "P1.5",
-    "sync": "P1.6",
-    "worker_restart": "P1.7",
-    "unused_features": "P1.8",
-    "too_few_workers": "P1.9",
-}
-_GAIN = 1.05
-"""Times as fast as before, from which a change helps (rule of thumb)."""
-_CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped early",
-            "persistent": "persistent_workers=True", "in_process": "num_workers=0", "no_sync": "fetching no number in each step"}  # fmt: skip
-
-
 def bound_finding(
     facts: Mapping[str, Any], *, warn_share: float, high_share: float, least_wait_s: float, busy_limit: float
 ) -> Finding:
-    """Return `input.bound`.
-
-    Args:
-        facts: of `audit_input`.
-        warn_share: of a step that may be waited for.
-        high_share: from which that is called much.
-        least_wait_s: below which no wait is an alarm.
-        busy_limit: share of processor time that other programs may have before a wait for batches that are ready is blamed on them.
-    """
+    """Return `input.bound`; the arguments are those of `diagnose_input_pipeline`, its `busy_share` being `busy_limit`."""
     now, cause = step_time(facts), find_cause(facts)
-    evidence = _evidence(facts, now, cause)
+    fix = facts.get("fix")
+    evidence = {
+        "cause": cause.name,
+        "step_time": asdict(now),
+        "parts_s": dict(cause.parts),
+        "cold_start_s": facts["cold_s"],
+        "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (fix_speedups(facts) or {}),
+        "predictions": [asdict(p) for p in predictions(facts)],
+        "knee_workers": knee([r for r in facts.get("variants", ()) if r["change"] == "workers"]),
+        "busy_share": busy_share(facts),
+        "loader": dict(facts["loader"]),
+    }
     where = _where(facts, cause)
     gain = _gain(facts)
-    advice = next_steps(facts, cause, helped=_gains(facts) if fix_speedups(facts) else None)
+    advice = _next_steps(facts, cause, helped=_gains(facts) if fix_speedups(facts) else None)
+    bound = partial(Finding, code="input.bound", clause="P1.1", evidence=evidence)
     if facts["step"] == "none":
-        return Finding(
-            code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, advice=advice,
+        return bound(
+            status="not_measured", advice=advice,
             summary=f"Not judged without a step: the loader gives a batch every {_ms(now.period_s)}{where}; it keeps up with "
             f"steps that take longer.{gain}",
         )  # fmt: skip
     share = now.wait_share
-    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
     if math.isnan(share):
-        return Finding(code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence, summary="Not measured: no step was timed.")  # fmt: skip
+        return bound(status="not_measured", summary="Not measured: no step was timed.")
+    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share}
     left_out = ", what other programs took left out" if now.queued_s >= 0.1 * now.period_s else ""
     waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
     if share < warn_share or now.wait_s < least_wait_s:
@@ -164,48 +147,32 @@ def bound_finding(
             hidden = (
                 f"; of {_ms(now.fetch_s)} that a batch takes to make, {_ms(now.hidden_s)} are hidden behind other steps"
             )
-        return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{hidden}.", **numbers)
+        return bound(status="ok", summary=f"{waits}{hidden}.", **numbers)
     busy = busy_share(facts)
     ready = cause.name == "hand_over" and not _gains(facts, in_each_round=True)
     if ready or (facts.get("fix") and not _gains(facts)):
         if busy >= busy_limit:
-            return Finding(
-                code=_CODE, status="not_measured", clause=_CLAUSE, evidence=evidence,
+            return bound(
+                status="not_measured",
                 summary=f"Not judged on this busy machine: {waits}{where}, and other programs have the processors for {busy:.0%} of "
                 "the time that a step wants one.",
             )  # fmt: skip
         if ready and facts.get("fix"):
-            return Finding(code=_CODE, status="ok", clause=_CLAUSE, summary=f"{waits}{where}.{gain}", **numbers)
+            return bound(status="ok", summary=f"{waits}{where}.{gain}", **numbers)
     much = "Much" if share >= high_share else "Some"
     if gain and busy >= busy_limit:
         gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
-    return Finding(
-        code=_CODE, status="warn", clause=_CLAUSES.get(cause.name, _CLAUSE),
+    return bound(
+        status="warn", clause=_CLAUSES.get(cause.name, "P1.1"),
         summary=f"{much} of the time goes to waiting: {waits}{where}.{gain}", advice=advice, **numbers,
     )  # fmt: skip
-
-
-def _evidence(facts: Mapping[str, Any], now: StepTime, cause: Cause) -> dict[str, Any]:
-    rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
-    fix = facts.get("fix")
-    return {
-        "cause": cause.name,
-        "step_time": asdict(now),
-        "parts_s": dict(cause.parts),
-        "cold_start_s": facts["cold_s"],
-        "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (fix_speedups(facts) or {}),
-        "predictions": [asdict(p) for p in predictions(facts)],
-        "knee_workers": knee(rows),
-        "busy_share": busy_share(facts),
-        "loader": dict(facts["loader"]),
-    }
 
 
 def _where(facts: Mapping[str, Any], cause: Cause) -> str:
     """Return where the time goes, as the end of a sentence."""
     loader, parts = facts["loader"], cause.parts
     reader = f"{loader['dataset']}.__getitem__" if not loader.get("stream") else f"{loader['dataset']}.__iter__"
-    rest = f", most of it {_largest(cause)}" if parts else ""
+    rest = f", most of it {max(parts, key=lambda part: parts[part])}" if parts else ""
     workers = loader.get("num_workers")
     return {
         "latency": f": latency in {reader}, {_ms(parts.get('latency', 0))} a batch",
@@ -221,10 +188,6 @@ def _where(facts: Mapping[str, Any], cause: Cause) -> str:
         "too_few_workers": f": {workers} worker{'s are' if workers != 1 else ' is'} too few for batches that take "
         f"{_ms(step_time(facts).fetch_s)} to make{rest}",
     }.get(cause.name, "")
-
-
-def _largest(cause: Cause) -> str:
-    return max(cause.parts, key=lambda part: cause.parts[part])
 
 
 def _gains(facts: Mapping[str, Any], *, in_each_round: bool = False) -> bool:

@@ -8,27 +8,78 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from workbench.errors import DataError
 from workbench.topics.data.order import untouched
-from workbench.topics.input.cause import find_cause
-from workbench.topics.input.described import as_round, cores, describe, fetch_parts, no_batch
-from workbench.topics.input.loaders import closed, is_stream, reads_all, torch_loader
-from workbench.topics.input.loop import Device, Loop, Step, run_cached, run_loop
-from workbench.topics.input.model import loop_period, predictions, step_time
-from workbench.topics.input.reads import observe_reads
-from workbench.topics.input.syncs import StaleFetches, count_syncs
-from workbench.topics.input.variants import cached_items, drain, draws_alike, items_repeat, null_transform, spec_loader
-from workbench.topics.input.workers import stream_epochs, worker_draws
+from workbench.topics.input.loaders import Spent, closed, is_stream, reads_all, torch_loader
+from workbench.topics.input.loop import Device, Loop, Step, as_round, fetch_parts, run_cached, run_loop
+from workbench.topics.input.model import find_cause, loop_period, predictions, step_time
+from workbench.topics.input.variants import (
+    cached_items,
+    dataset_length,
+    drain,
+    draws_alike,
+    items_repeat,
+    null_transform,
+    spec_loader,
+    stream_epochs,
+    worker_draws,
+)  # fmt: skip
+from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
 
 __all__ = ["Budget", "Stepping", "collect_input"]
+
+
+def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
+    """Return the settings of a loader that matter for its speed."""
+    if own is None:
+        return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None, "examples": None}
+    return {
+        "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own),
+        "batch_size": own.batch_size, "sampler": type(own.sampler if own.batch_size is not None or own.batch_sampler is None else own.batch_sampler).__name__,
+        "num_workers": own.num_workers, "prefetch_factor": own.prefetch_factor,
+        "collate": "default" if own.collate_fn is default_collate or own.collate_fn is default_convert else getattr(own.collate_fn, "__name__", type(own.collate_fn).__name__),
+        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own), "examples": dataset_length(own.dataset), "drop_last": own.drop_last,
+    }  # fmt: skip
+
+
+def _batches(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches an epoch should have, without asking the loader, which would hold a stream to it."""
+    try:
+        if is_stream(loader):
+            full, rest = divmod(len(loader.dataset), loader.batch_size or 1)  # type: ignore[arg-type]
+            return full + (rest > 0 and not loader.drop_last)
+        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
+    """Return what to say of a loader that gives nothing."""
+    if own is None:
+        return f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
+    if dataset_length(own.dataset) == 0:
+        return f"the loader gives no batch: its dataset {type(own.dataset).__name__} has 0 examples."
+    length = dataset_length(own.dataset)
+    claimed = "" if length is None else f", which says it has {length} examples,"
+    return (
+        f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
+        f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
+    )
+
 
 ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
@@ -39,12 +90,9 @@ SLICES = 26
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to look.
+    """How long to look: about `seconds` in all, `timeout_s` for a batch, at most `max_workers` worker processes.
 
     Attributes:
-        seconds: in all, about; a loader that is slow takes longer.
-        timeout_s: for a batch.
-        max_workers: to try.
         worth: the share of waiting from which a change is tried in full.
     """
 
@@ -80,11 +128,6 @@ class Stepping:
 
 def collect_input(loader: Any, stepping: Stepping, budget: Budget) -> dict[str, Any]:
     """Return JSON facts for `diagnose_input_pipeline`; random state and the loader's are left as they were.
-
-    Args:
-        loader: a `DataLoader`, or whatever gives batches when it is iterated over.
-        stepping: what is done with them.
-        budget: how long to look.
 
     Raises:
         DataError: the loader gives nothing, an item raised, or no batch came in time.
@@ -130,7 +173,7 @@ class _Audit:
                 loops.append(self._loop(timed, keep=self.kept if not loops else None))
                 if not len(loops[0]):
                     raise DataError(no_batch(self.loader, self.own))
-                rounds.append(self._round(loops[-1]) | self._cached())
+                rounds.append(self._round(loops[-1]))
         self.facts |= {"rounds": rounds, "cold_s": loops[0].wait_s[0]}
         fetched = [pair for loop in loops for pair in loop.fetched[1 if len(loop.fetched) > 1 else 0 :]]
         self.facts["fetch"] = fetch_parts(fetched)
@@ -157,15 +200,13 @@ class _Audit:
         )  # fmt: skip
 
     def _round(self, loop: Loop) -> dict[str, Any]:
-        return as_round(loop, ahead=self.stepping.device.ahead)
-
-    def _cached(self) -> dict[str, float]:
-        if self.stepping.step is None:
-            return {"cached_s": 0.0, "cached_cpu_s": 0.0, "cached_queued_s": 0.0}
-        spent = run_cached(
-            self.kept, self.stepping.step, self.stepping.device, seconds=self.budget.slice_s, least=4, most=400
-        )
-        return {"cached_s": spent.wall_s, "cached_cpu_s": spent.cpu_s, "cached_queued_s": spent.queued_s}
+        """Return what a loop showed, beside the same step on batches that are there already."""
+        step, device = self.stepping.step, self.stepping.device
+        spent = Spent(0.0, 0.0, 0.0)
+        if step is not None:
+            spent = run_cached(self.kept, step, device, seconds=self.budget.slice_s, least=4, most=400)
+        cached = {"cached_s": spent.wall_s, "cached_cpu_s": spent.cpu_s, "cached_queued_s": spent.queued_s}
+        return as_round(loop, ahead=device.ahead) | cached
 
     def _watch(self) -> None:
         """What the step reads of a batch, and where it fetches numbers from the device."""
@@ -244,11 +285,11 @@ class _Audit:
         changed = spec_loader(loader, variant or ({"persistent": True} if change == "persistent" else {}), data)
         with closed(self._own_loader()) as one, closed(changed) as other:
             for _ in range(ROUNDS):
-                before.append(self._round(self._loop(one)) | self._cached())
+                before.append(self._round(self._loop(one)))
                 if variant is not None:
                     rows.append(self._drained(loader, variant, data))
                 with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
-                    after.append(self._round(self._loop(other)))
+                    after.append(as_round(self._loop(other), ahead=self.stepping.device.ahead))
         row = [{**rows[0], **{k: float(np.median([r[k] for r in rows])) for k in _SECONDS}}] if rows else []
         batches = self.facts["loader"]["batches"]
         starts = [s for one in before for s in one["starts"]]

@@ -1,4 +1,4 @@
-"""`diagnose_input_pipeline`: does training wait for its data, why, and what would help (P1)."""
+"""`diagnose_input_pipeline`: does training wait for its data, why, and what would help (P1); `diagnose_input_share` asks any record."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from workbench.curves.trials import RecordLike
 from workbench.findings.audited import Audited
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.data.diagnose import worker_rng_finding
 from workbench.topics.input.bound import bound_finding
-from workbench.topics.input.byte_counts import unused_finding
 
-__all__ = ["CODES", "diagnose_input_pipeline"]
+__all__ = ["CODES", "diagnose_input_pipeline", "diagnose_input_share"]
 
-CODES = ("input.bound", "input.unused_features", "input.sync_every_step", "input.example_count", "data.worker_rng")
+Facts = Mapping[str, Any]
+CODES = Codes({
+    "input.bound": "P1.1", "input.unused_features": "P1.8", "input.sync_every_step": "P1.6", "input.example_count": "P1.9",
+    "data.worker_rng": "P2.9",
+})  # fmt: skip
+BLOCKS = 10
+"""Stretches of a trial; the median of their shares is the trial's, so that one stall of the machine is no verdict."""
 _COUNT_BY_HAND = (
     "Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by "
     "torch.utils.data.get_worker_info()."
 )
-_CLAUSE = dict(zip(CODES, ("P1.1", "P1.8", "P1.6", "P1.9", "P2.9"), strict=True))
 
 
 def diagnose_input_pipeline(
@@ -56,14 +65,13 @@ def diagnose_input_pipeline(
     """
     facts = record.facts.get("input_pipeline")
     if not facts:
-        reason = "Not measured: nobody timed the input pipeline; `workbench input` and `audit_input` do."
-        findings = tuple(Finding(code=c, status="not_measured", summary=reason, clause=_CLAUSE[c]) for c in CODES)
+        reason = "nobody timed the input pipeline; `workbench input` and `audit_input` do"
+        findings = tuple(CODES.not_measured(code, reason) for code in CODES)
     else:
+        shares = {"warn_share": warn_share, "high_share": high_share, "least_wait_s": least_wait_s}
         findings = (
-            bound_finding(
-                facts, warn_share=warn_share, high_share=high_share, least_wait_s=least_wait_s, busy_limit=busy_share
-            ),
-            unused_finding(facts, unused_share, least_unused_bytes),
+            bound_finding(facts, busy_limit=busy_share, **shares),
+            _unused(facts, unused_share, least_unused_bytes),
             _syncs(facts, sync_share),
             _count(facts),
             _draws(facts),
@@ -71,25 +79,58 @@ def diagnose_input_pipeline(
     return Diagnosis.of(record, findings)
 
 
-def _syncs(facts: Mapping[str, Any], limit: float) -> Finding:
+def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
+    """Judge the bytes per example at the stages that could be looked at: item, batch, moved to the device, read by the step."""
+    code, reads, examples = (
+        "input.unused_features",
+        facts.get("reads"),
+        facts["loader"].get("examples_per_batch") or 1.0,
+    )
+    stages = {"item": float(sum(facts["item_bytes"].values()))} if facts.get("item_bytes") else {}
+    stages["batch"] = sum(facts["batch_bytes"].values()) / examples
+    if not reads or not reads["known"]:
+        hidden = (
+            "nothing was seen to be read: a compiled or scripted model hides it, and so do batches that are no tensors"
+        )
+        why = hidden if reads else "there is no step to watch"
+        return CODES.not_measured(code, why, evidence={"bytes_per_example": stages})
+    stages |= {"moved": reads["moved_bytes"] / examples, "read": reads["read_bytes"] / examples}
+    total = sum(reads["bytes"].values())
+    unread = {path: reads["bytes"][path] for path in reads["unread"]}
+    share = sum(unread.values()) / total if total else 0.0
+    evidence = {"bytes_per_example": stages, "unread": unread, "read": reads["read"]}
+    numbers: dict[str, Any] = {"value": share, "unit": "of the bytes", "threshold": limit, "evidence": evidence}
+    listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + " an example"
+    if not unread:
+        return CODES.finding(code, "ok", f"The step reads all of a batch: {listed}.", **numbers)
+    names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])
+    said = f"The step never reads {names}: {share:.1%} of a batch's bytes ({listed})"
+    if share < limit or sum(unread.values()) < least_bytes:
+        return CODES.finding(code, "ok", f"{said}, too few to matter.", **numbers)
+    fix = f"Leave {names} out where items are made, in the dataset's __getitem__, or when the data are stored."
+    return CODES.finding(code, "warn", f"{said}.", advice=(fix,), **numbers)
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _syncs(facts: Facts, limit: float) -> Finding:
     code, found = "input.sync_every_step", facts.get("syncs")
     if not found:
-        return Finding(
-            code=code, status="not_measured", clause=_CLAUSE[code],
-            summary="Not measured: there is no step of a person's own to watch.",
-        )  # fmt: skip
-    share, evidence = found["share"], dict(found)
-    numbers: dict[str, Any] = {"value": share, "unit": "of the steps", "threshold": limit, "evidence": evidence}
+        return CODES.not_measured(code, "there is no step of a person's own to watch")
+    share = found["share"]
+    numbers: dict[str, Any] = {"value": share, "unit": "of the steps", "threshold": limit, "evidence": dict(found)}
     if share < limit:
         often = "No step fetches" if not share else f"{share:.0%} of the steps fetch"
-        return Finding(
-            code=code, status="ok", clause=_CLAUSE[code], summary=f"{often} a number from the device.", **numbers
-        )
+        return CODES.finding(code, "ok", f"{often} a number from the device.", **numbers)
     places = ", ".join(list(found["places"])[:3])
     costs = "" if facts["ahead"] else " Here, on the CPU, it costs nothing; on an accelerator loading cannot run ahead."
-    return Finding(
-        code=code, status="warn", clause=_CLAUSE[code],
-        summary=f"{share:.0%} of the steps fetch a number from the device, {found['per_step']:.3g} times each: {places}.{costs}",
+    return CODES.finding(
+        code, "warn", f"{share:.0%} of the steps fetch a number from the device, {found['per_step']:.3g} times each: {places}.{costs}",
         advice=(
             "Add the loss to a tensor on the device, and fetch it every hundred steps: total += loss.detach().",
             "Look for .item(), float(), .cpu(), print and `if` on a tensor in the lines that are named.",
@@ -98,84 +139,152 @@ def _syncs(facts: Mapping[str, Any], limit: float) -> Finding:
     )  # fmt: skip
 
 
-def _draws(facts: Mapping[str, Any]) -> Finding:
+def _draws(facts: Facts) -> Finding:
     if facts["loader"].get("dataset") is None:
-        return Finding(
-            code="data.worker_rng", status="ok", clause=_CLAUSE["data.worker_rng"],
-            summary="No worker processes load these data.",
-        )  # fmt: skip
+        return CODES.finding("data.worker_rng", "ok", "No worker processes load these data.")
     if facts.get("draws") is None and not facts["loader"].get("stream"):
-        return Finding(
-            code="data.worker_rng", status="not_measured", clause=_CLAUSE["data.worker_rng"],
-            summary="Not measured: items take too long to ask workers for the same ones again.",
-        )  # fmt: skip
+        return CODES.not_measured("data.worker_rng", "items take too long to ask workers for the same ones again")
     return worker_rng_finding({"workers": facts.get("draws")})
 
 
-def _count(facts: Mapping[str, Any]) -> Finding:
+def _count(facts: Facts) -> Finding:
     """Judge whether an epoch gives the examples that the length says, in the same order for every number of workers."""
-    code, length, loader = "input.example_count", facts["length"], facts["loader"]
+    length, loader = facts["length"], facts["loader"]
     rows = [r for r in facts.get("variants", ()) if "same_order" in r]
     epochs = facts.get("epochs") or {}
     evidence = {"length": length, "epochs": epochs, "workers_compared": [r["workers"] for r in rows]}
-    common: dict[str, Any] = {"code": code, "clause": _CLAUSE[code], "evidence": evidence}
-    claimed, given = length["claimed"], length["yielded"]
-    repeated = bool(epochs) and not epochs["same"]
-    said = ""
-    if repeated:
-        said = (
-            f"{epochs['workers']} workers begin with the same {epochs['alike']} batches each: the stream does not share its examples "
-            "out among them."
-            if None in (epochs["without"], epochs["with_workers"])
-            else f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with "
-            f"{epochs['workers']}: the stream does not share its examples out among them."
-        )
-    if repeated and (loader.get("num_workers") or 0) > 1:
-        return Finding(
-            status="warn", value=_copies(epochs), unit="times", threshold=1.0, summary=said,
-            advice=("Let each worker read its own part: see torch.utils.data.get_worker_info().",), **common,
+    wrong = _wrong_length(length, epochs, loader)
+    if wrong is not None:
+        value, unit, summary, advice = wrong
+        return CODES.finding(
+            "input.example_count", "warn", summary, value=value, unit=unit, threshold=1.0, advice=(advice,), evidence=evidence
         )  # fmt: skip
-    if length.get("of") == "batches" and None not in (claimed, given) and claimed != given:
-        return Finding(
-            status="warn", value=given / max(1, claimed), unit="of the length", threshold=1.0,
-            summary=f"The sampler ({loader.get('sampler')}) says that an epoch has {claimed:,} batches, and it gives {given:,}.",
-            advice=("Make the sampler's __len__ true: steps, epochs and schedules are counted by it.",), **common,
-        )  # fmt: skip
-    if length.get("of") != "batches" and claimed and given is not None and not _fits(claimed, given, loader):
-        return Finding(
-            status="warn", value=given / claimed, unit="of the length", threshold=1.0,
-            summary=f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}.",
-            advice=("Make __len__ true: steps, epochs and schedules are counted by it.",), **common,
-        )  # fmt: skip
+    status, said, advice = "ok", _repeated(epochs), ""
+    what, given = length.get("of", "examples"), length["yielded"]
     if rows:
         counts = ", ".join(str(n) for n in sorted({r["workers"] for r in rows}))
-        if all(r["same_order"] for r in rows):
-            return Finding(status="ok", summary=f"The same examples in the same order with {counts} workers.", **common)
-        return Finding(
-            status="warn", summary=f"With {counts} workers examples come in different orders, random state being equal.",
-            advice=("Set in_order=True: without it the order depends on which worker is quickest.",), **common,
-        )  # fmt: skip
-    if loader.get("dataset") is None:
-        return Finding(
-            status="ok", summary="Batches are made in the training process: there are no workers to compare.", **common
-        )
-    if given is None and not said:
-        return Finding(
-            status="not_measured", summary="Not measured: no epoch came to its end in time.",
-            advice=(_COUNT_BY_HAND,) if loader.get("stream") else (), **common,
-        )  # fmt: skip
-    what = length.get("of", "examples")
-    return Finding(status="ok", summary=said or f"An epoch gives {given or 0:,} {what}, as often as asked.", **common)
+        said = f"The same examples in the same order with {counts} workers."
+        if not all(r["same_order"] for r in rows):
+            status, said = "warn", f"With {counts} workers examples come in different orders, random state being equal."
+            advice = "Set in_order=True: without it the order depends on which worker is quickest."
+    elif loader.get("dataset") is None:
+        said = "Batches are made in the training process: there are no workers to compare."
+    elif given is None and not said:
+        status, said = "not_measured", "Not measured: no epoch came to its end in time."
+        advice = _COUNT_BY_HAND if loader.get("stream") else ""
+    else:
+        said = said or f"An epoch gives {given or 0:,} {what}, as often as asked."
+    return CODES.finding("input.example_count", status, said, advice=(advice,) if advice else (), evidence=evidence)  # type: ignore[arg-type]
 
 
-def _copies(epochs: Mapping[str, Any]) -> float:
+def _repeated(epochs: Facts) -> str:
+    """Return what to say of a stream that workers repeat each other's examples of; empty where they do not."""
+    if not epochs or epochs["same"]:
+        return ""
     if None in (epochs["without"], epochs["with_workers"]):
-        return float(epochs["workers"])
-    return float(epochs["with_workers"] / max(1, epochs["without"]))
+        found = f"{epochs['workers']} workers begin with the same {epochs['alike']} batches each"
+    else:
+        found = f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with {epochs['workers']}"
+    return f"{found}: the stream does not share its examples out among them."
 
 
-def _fits(claimed: int, given: int, loader: Mapping[str, Any]) -> bool:
-    """Tell whether an epoch is as long as it should be; each worker may drop an incomplete batch."""
-    size, workers = loader.get("batch_size") or 1, max(1, loader.get("num_workers") or 0)
-    lost = workers * (size - 1) if loader.get("drop_last") else 0
-    return math.isclose(claimed, given) or (0 < claimed - given <= lost)
+def _wrong_length(length: Facts, epochs: Facts, loader: Facts) -> tuple[float, str, str, str] | None:
+    """Return value, unit, summary and advice where an epoch is longer or shorter than it says; None where it is not."""
+    claimed, given, repeated = length["claimed"], length["yielded"], _repeated(epochs)
+    if repeated and (loader.get("num_workers") or 0) > 1:
+        counted = None not in (epochs["without"], epochs["with_workers"])
+        copies = epochs["with_workers"] / max(1, epochs["without"]) if counted else epochs["workers"]
+        return (
+            float(copies),
+            "times",
+            repeated,
+            "Let each worker read its own part: see torch.utils.data.get_worker_info().",
+        )
+    if (not claimed and length.get("of") != "batches") or None in (claimed, given):
+        return None
+    if length.get("of") == "batches" and claimed != given:
+        said = (
+            f"The sampler ({loader.get('sampler')}) says that an epoch has {claimed:,} batches, and it gives {given:,}."
+        )
+        fix = "Make the sampler's __len__ true: steps, epochs and schedules are counted by it."
+        return given / max(1, claimed), "of the length", said, fix
+    # each worker may drop an incomplete batch
+    lost = (
+        max(1, loader.get("num_workers") or 0) * ((loader.get("batch_size") or 1) - 1) if loader.get("drop_last") else 0
+    )
+    if length.get("of") == "batches" or math.isclose(claimed, given) or 0 < claimed - given <= lost:
+        return None
+    said = f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}."
+    return given / claimed, "of the length", said, "Make __len__ true: steps, epochs and schedules are counted by it."
+
+
+def diagnose_input_share(
+    record: RecordLike,
+    *,
+    warn_share: float = 0.1,
+    least_wait_s: float = 1e-3,
+    least_total_s: float = 10.0,
+    least_steps: int = 20,
+) -> Diagnosis:
+    """Return the one code `input.bound` of any study, from the trials that had their batches for themselves.
+
+    Trials that train together share each batch, and their steps are as long as all of them together: what one of them would
+    wait for cannot be told from that. The first step is left out: whatever is opened or started, is so there.
+
+    Args:
+        record: a study with "data_wait_s" and "step_time_s" in its steps.
+        warn_share: of a step that may be waited for data (TraceML; the TensorFlow profiler has 0.05).
+        least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
+        least_total_s: below which all waits of a run of the workload's own length are no alarm: nobody gains by mending them (rule
+            of thumb).
+        least_steps: of a trial, to say anything (rule of thumb).
+    """
+    found = _judge_share(record, warn_share, least_wait_s, least_total_s, least_steps)
+    return Diagnosis.of(record, (found,))
+
+
+def _judge_share(
+    record: RecordLike, limit: float, least_wait_s: float, least_total_s: float, least_steps: int
+) -> Finding:
+    steps = record.steps
+    if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
+        return CODES.not_measured("input.bound", "the record has no times of steps")
+    alone = [] if "trial" not in record.trials else [int(t) for t in record.trials["trial"]]
+    lanes = getattr(record, "lanes", None)
+    if isinstance(lanes, pd.DataFrame) and "lanes" in lanes:
+        together = set(lanes.loc[lanes["lanes"] > 1, "trial"])
+        alone = [t for t in alone if t not in together]
+    shares = {t: found for t in alone if (found := _share(steps[steps["trial"] == t], least_steps)) is not None}
+    if not shares:
+        none = f"no trial of at least {least_steps} steps has finite times"
+        lane = "all trials trained together, and share the loading of each batch; `workbench input` measures it"
+        return CODES.not_measured("input.bound", lane if len(record.trials) > 0 and not alone else none)
+    share, wait_s, step_s = (float(np.median([found[k] for found in shares.values()])) for k in range(3))
+    evidence = {"trials": list(shares), "wait_s": wait_s, "step_s": step_s}
+    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": limit, "evidence": evidence}
+    said = f"{share:.0%} of a step waits for data ({wait_s * 1e3:.3g} of {step_s * 1e3:.3g} ms)"
+    own = record.facts.get("own_config") or record.config
+    if share < limit or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
+        few = "" if share < limit else ": too little time to matter"
+        return CODES.finding("input.bound", "ok", f"{said}{few}.", **numbers)
+    return CODES.finding(
+        "input.bound", "warn", f"{said}.",
+        advice=(
+            f"Ask where it goes, and what would help: workbench input {record.workload}.",
+            "Load ahead in worker processes: num_workers of the workload.",
+        ),
+        **numbers,
+    )  # fmt: skip
+
+
+def _share(rows: pd.DataFrame, least_steps: int) -> tuple[float, float, float] | None:
+    """Return (share, wait_s, step_s) of one trial, None where it cannot be told."""
+    rows = rows.sort_values("step").iloc[1:]
+    wait, step = (rows[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in ("data_wait_s", "step_time_s"))
+    known = np.isfinite(wait) & np.isfinite(step) & (step > 0)
+    wait, step = wait[known], step[known]
+    if len(wait) < least_steps - 1:
+        return None
+    blocks = [(w.sum() / s.sum(), w.mean(), s.mean()) for w, s in zip(np.array_split(wait, BLOCKS), np.array_split(step, BLOCKS), strict=True)]  # fmt: skip
+    share, wait_s, step_s = np.median(np.array(blocks), axis=0)
+    return float(share), float(wait_s), float(step_s)

@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
-from workbench.topics.input.cause import find_cause
-from workbench.topics.input.model import knee, step_time
+from workbench.topics.input.model import find_cause, knee, step_time
 
 __all__ = ["plot_input_pipeline", "plot_input_workers"]
 

@@ -1,44 +1,218 @@
-"""A person's loader made again with something changed, and batches taken from it under a time limit."""
+"""A person's loader made again so that it times itself, and batches taken from it, epoch after epoch, under a time limit."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import multiprocessing
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
 from workbench.errors import DataError
-from workbench.topics.input.timed import TimedCollate, TimedDataset, TimedStream
-from workbench.workloads.items import item_error
+from workbench.workloads.items import CountedStream, IndexedDataset, item_error
 
-__all__ = ["batches_of", "closed", "is_stream", "reads_all", "timed_loader", "torch_loader"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = [
+    "Spent",
+    "TimedBatch",
+    "TimedCollate",
+    "batches_of",
+    "closed",
+    "is_stream",
+    "now",
+    "queued_s",
+    "reads_all",
+    "timed_loader",
+    "torch_loader",
+]
+
+
+class Spent(NamedTuple):
+    """Seconds that were spent, or, as a moment, since some fixed point in the past.
+
+    Attributes:
+        wall_s: on the wall clock.
+        cpu_s: on processors, by all threads of the process.
+        queued_s: that this thread was ready to run and other processes had the processors; 0 where the system does not tell.
+        sleeps: times that this thread gave its processor up to wait for something; NaN where the system does not tell.
+    """
+
+    wall_s: float
+    cpu_s: float
+    queued_s: float
+    sleeps: float = math.nan
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that the thread waited for something else than a processor: a disk, a network, a lock, a sleep."""
+        return 0.0 if self.sleeps == 0 else self._idle_s
+
+    @property
+    def others_s(self) -> float:
+        """Seconds that other programs had the processor: in the queue, or taken from a thread that never went to sleep."""
+        return self.queued_s + (self._idle_s if self.sleeps == 0 else 0.0)
+
+    @property
+    def _idle_s(self) -> float:
+        return max(0.0, self.wall_s - self.cpu_s - self.queued_s)
+
+    def since(self, earlier: Spent) -> Spent:
+        """Return what passed between two moments of one thread."""
+        passed = Spent(*(a - b for a, b in zip(self, earlier, strict=True)))
+        return passed._replace(queued_s=max(0.0, passed.queued_s))
+
+
+def now() -> Spent:
+    """Return this moment; it takes about 20 microseconds."""
+    told = hasattr(resource, "RUSAGE_THREAD")
+    sleeps = float(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw) if told else math.nan
+    return Spent(time.perf_counter(), time.process_time(), queued_s(), sleeps)
+
+
+def queued_s() -> float:
+    """Return the seconds that this thread has been ready to run without a processor; 0 where the system does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+class _Fetched(NamedTuple):
+    """An item, or all items of a batch, with where it lies in the dataset and when fetching it began."""
+
+    value: Any
+    index: Any
+    began: Spent
+
+
+class TimedBatch:
+    """A batch with what it took to make it.
+
+    Attributes:
+        data: what the loader would have given.
+        indices: of its examples in a map-style dataset; the places in the stream for an iterable one.
+        items: spent on fetching the items.
+        collate: spent on making one batch of them.
+        worker: number of the process, -1 for the training process itself.
+    """
+
+    def __init__(self, data: Any, indices: Sequence[Any], items: Spent, collate: Spent, worker: int) -> None:
+        self.data, self.indices, self.items, self.collate, self.worker = data, indices, items, collate, worker
+
+    def pin_memory(self) -> TimedBatch:
+        """Pin what the loader would have pinned."""
+        data = torch.utils.data._utils.pin_memory.pin_memory(self.data)  # type: ignore[no-untyped-call]
+        return TimedBatch(data, self.indices, self.items, self.collate, self.worker)
+
+
+class _Passing:
+    """Attributes of a wrapped dataset, for a `worker_init_fn` that reads or sets some."""
+
+    _own = ("_inner", "_asked", "_collate")
+
+    def __init__(self, data: Any, asked: Any) -> None:
+        object.__setattr__(self, "_inner", data)
+        object.__setattr__(self, "_asked", asked)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._own or name.startswith("__"):  # while it is being unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+class _TimedDataset(_Passing, Dataset[Any]):
+    """A map-style dataset that says when fetching a batch began; an item that raises is named."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, IndexedDataset(data, split=None))
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        began = now()
+        return _Fetched(self._asked[index], [index], began)
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        began = now()
+        return _Fetched(self._asked.__getitems__(indices), list(indices), began)
+
+
+class _TimedStream(_Passing, IterableDataset[Any]):
+    """The same of an iterable dataset; `collate` says when a batch is done, in the same process."""
+
+    def __init__(self, data: Any, collate: TimedCollate) -> None:
+        super().__init__(data, CountedStream(data, split=None))
+        object.__setattr__(self, "_collate", collate)
+
+    def __iter__(self) -> Iterator[Any]:
+        items, began = iter(self._asked), now()
+        for place in itertools.count():
+            if self._collate.done:  # the clock costs too much to be asked for every item
+                began, self._collate.done = now(), False
+            try:
+                value = next(items)
+            except StopIteration:
+                return
+            yield _Fetched(value, place, began)
+
+
+class TimedCollate:
+    """A collate function that returns a `TimedBatch`; `done`: a batch was made, and no item of the next one was asked for yet."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate, self.done = collate, True
+
+    def __call__(self, fetched: Any) -> TimedBatch:
+        """Collate what a timed dataset gave."""
+        if isinstance(fetched, _Fetched):
+            values, indices, began = fetched
+        else:
+            values, indices, began = [f.value for f in fetched], [f.index for f in fetched], fetched[0].began
+        middle = now()
+        data = self.collate(values)
+        end = now()
+        self.done = True
+        info = get_worker_info()
+        return TimedBatch(data, indices, middle.since(began), end.since(middle), -1 if info is None else int(info.id))
 
 
 class TimedOut(DataError):
     """No batch came within the time limit."""
 
 
-@contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[Callable[[], None]]:
-    """Raise `TimedOut` in a block that gives no sign of life for `seconds`; the yielded function is the sign.
+@contextlib.contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Raise `TimedOut` in a block that takes longer than `seconds`; `what` begins the message, as "The loader gave no batch".
 
     It works by an alarm signal, so in the main thread of a process alone, and not on Windows; elsewhere there is no limit. What
     never returns to Python, inside a library, is interrupted as soon as it does.
-
-    Args:
-        seconds: between signs of life.
-        what: for the message, such as "The loader gave no batch".
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield lambda: None
+        yield
         return
 
     def stop(_: int, frame: FrameType | None) -> None:
@@ -50,7 +224,7 @@ def time_limit(seconds: float, what: str) -> Iterator[Callable[[], None]]:
     before: Any = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield lambda: (signal.setitimer(signal.ITIMER_REAL, seconds), None)[1]
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -62,11 +236,10 @@ def _place(frame: FrameType | None) -> str:
         return "a place that is not known"
     innermost = frame
     walk: FrameType | None = frame
+    libraries = ("torch", "workbench.", "threading", "multiprocessing", "queue", "selectors", "signal")
     while walk is not None:
         module = str(walk.f_globals.get("__name__", ""))
-        if not module.startswith(
-            ("torch", "workbench.", "threading", "multiprocessing", "queue", "selectors", "signal")
-        ):
+        if not module.startswith(libraries):
             innermost = walk
             break
         if module.startswith("torch.utils.data.dataloader"):
@@ -103,31 +276,23 @@ def timed_loader(
     collate: Callable[[Any], Any] | None = None,
     endless: bool = False,
 ) -> DataLoader[Any]:
-    """Return a loader like another one, whose batches are `TimedBatch`es; the other one is left alone.
+    """Return a loader like another one, whose batches are `TimedBatch`es; the other one is left alone, its sampler shared.
 
-    Args:
-        loader: the person's own; its sampler, and with it the order of the examples, is shared.
-        num_workers: None is as it has.
-        persistent_workers: None is as it has.
-        dataset: None is its own.
-        collate: None is its own.
-        endless: begin the sampler again when it is through, so that workers never stop; not for streams.
+    What is None is as it has. `endless` begins the sampler again when it is through, so that workers never stop; not for streams.
     """
     data = loader.dataset if dataset is None else dataset
-    workers = loader.num_workers if num_workers is None else num_workers
-    keep = loader.persistent_workers if persistent_workers is None else persistent_workers
     timed = TimedCollate(loader.collate_fn if collate is None else collate)
     settings: dict[str, Any] = {
         "collate_fn": timed,
-        "num_workers": workers,
+        "num_workers": loader.num_workers if num_workers is None else num_workers,
         "pin_memory": loader.pin_memory and torch.cuda.is_available(),
         "generator": loader.generator,
         "worker_init_fn": loader.worker_init_fn,
     }
-    if workers:
+    if settings["num_workers"]:
         settings |= {
             "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": keep,
+            "persistent_workers": loader.persistent_workers if persistent_workers is None else persistent_workers,
             "multiprocessing_context": loader.multiprocessing_context,
             "in_order": loader.in_order,
         }
@@ -139,7 +304,7 @@ def timed_loader(
     else:
         settings["batch_sampler"] = _Endless(loader.batch_sampler) if endless else loader.batch_sampler
     with _any_number_of_workers():
-        return DataLoader(TimedStream(data, timed) if is_stream(loader) else TimedDataset(data), **settings)
+        return DataLoader(_TimedStream(data, timed) if is_stream(loader) else _TimedDataset(data), **settings)
 
 
 @contextlib.contextmanager
@@ -157,13 +322,12 @@ class _Endless:
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
+        empty = False
+        while not empty:
             empty = True
             for drawn in self.sampler:
                 empty = False
                 yield drawn
-            if empty:
-                return
 
 
 @contextlib.contextmanager
@@ -175,12 +339,12 @@ def closed(loader: Any) -> Iterator[Any]:
         _shut(getattr(loader, "_iterator", None))
 
 
-def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
-    """Yield one epoch of batches.
+def _shut(batches: Any) -> None:
+    getattr(batches, "_shutdown_workers", lambda: None)()
 
-    Args:
-        loader: a `DataLoader`, or whatever can be iterated over.
-        timeout_s: that a batch may take; not for the time that the caller takes between batches.
+
+def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
+    """Yield one epoch of batches of a `DataLoader`, or whatever can be iterated over; each may take `timeout_s`.
 
     Raises:
         TimedOut: a batch took longer.
@@ -209,24 +373,11 @@ def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
             raise
         lines = str(error).splitlines()
         what = f"raised: {lines[-1]}." if lines[0].startswith("Caught") else f"ended: {lines[0].rstrip('.')}."
+        method = (getattr(loader, "multiprocessing_context", None) or multiprocessing.get_context()).get_start_method()
+        guard = "" if method == "fork" else f" Workers are started by {method!r} here and import the script that starts them: put what it does under `if __name__ == \"__main__\":`."  # fmt: skip
         raise DataError(
-            f"a worker process of the loader {what} Try num_workers=0, which shows the error itself.{_guard(loader)}"
+            f"a worker process of the loader {what} Try num_workers=0, which shows the error itself.{guard}"
         ) from error
     finally:
         if not getattr(loader, "persistent_workers", False):
             _shut(batches)
-
-
-def _guard(loader: Any) -> str:
-    """Return what to add where workers import the script that started them."""
-    context = getattr(loader, "multiprocessing_context", None) or multiprocessing.get_context()
-    if context.get_start_method() == "fork":
-        return ""
-    return (
-        f" Workers are started by {context.get_start_method()!r} here and import the script that starts them: put what "
-        'it does under `if __name__ == "__main__":`.'
-    )
-
-
-def _shut(batches: Any) -> None:
-    getattr(batches, "_shutdown_workers", lambda: None)()

@@ -1,19 +1,20 @@
-"""The loop over a loader, timed: how long each batch is waited for, how long each step takes."""
+"""A loop over a loader, timed: what each batch and each step took, and what a round of it says."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.topics.input.clock import Spent, now, queued_s
-from workbench.topics.input.loaders import batches_of
-from workbench.topics.input.timed import TimedBatch
+import numpy as np
+
+from workbench.topics.input.loaders import Spent, TimedBatch, batches_of, now, queued_s
 from workbench.workloads.items import fresh_containers
 
-__all__ = ["Device", "Loop", "Step", "run_cached", "run_loop"]
+__all__ = ["Device", "Loop", "Step", "as_round", "fetch_parts", "run_cached", "run_loop"]
 
 Step = Callable[[Any], Any]
 _CATCH_UP = 16
@@ -24,12 +25,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Device:
-    """How to wait for the device that steps run on.
-
-    Attributes:
-        wait: returns when all work that was handed to it is done.
-        ahead: the host runs ahead of it.
-    """
+    """The device that steps run on: `wait` returns when all its work is done, and the host runs `ahead` of it."""
 
     wait: Callable[[], object]
     ahead: bool
@@ -98,7 +94,11 @@ def run_loop(
         taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
             came, then = time.perf_counter(), queued_s()
-            batch = _noted(found, timed)
+            batch = timed
+            if isinstance(timed, TimedBatch):
+                batch = timed.data
+                found.fetched.append((timed.items, timed.collate))
+                found.indices.append(timed.indices)
             if keep is not None and len(keep) < _KEPT:
                 keep.append(fresh_containers(batch))
             if step is not None:
@@ -126,14 +126,6 @@ def run_loop(
     return found
 
 
-def _noted(found: Loop, timed: Any) -> Any:
-    if not isinstance(timed, TimedBatch):
-        return timed
-    found.fetched.append((timed.items, timed.collate))
-    found.indices.append(timed.indices)
-    return timed.data
-
-
 def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: float, least: int, most: int) -> Spent:
     """Return the mean time of a step on batches that are there already: what is left when loading costs nothing."""
     device.wait()
@@ -148,3 +140,43 @@ def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: f
     device.wait()
     spent = now().since(began)
     return Spent(*(part / count for part in spent))
+
+
+def as_round(loop: Loop, *, ahead: bool) -> dict[str, Any]:
+    """Return what one round of a loop showed, as JSON values.
+
+    Args:
+        loop: that was timed.
+        ahead: the host runs ahead of the device, whose work on a first batch falls into later steps.
+    """
+    waits, steps, first = np.array(loop.wait_s), np.array(loop.step_s), np.array(loop.first, dtype=bool)
+    if ahead:
+        steady = (loop.total_s - float(waits[first].sum())) / len(loop) if len(loop) else math.nan
+    else:
+        inner = loop.total_s - float((waits + steps)[first].sum())
+        steady = inner / int((~first).sum()) if (~first).any() else math.nan
+    waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
+    lost = np.array(loop.queued_s) + np.array(loop.step_queued_s)
+    return {
+        "steps": len(loop),
+        "steady_s": steady,
+        "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
+        "queued_s": float(lost[~first].mean()) if (~first).any() and not ahead else 0.0,
+        "step_s": float(steps.mean()) if len(steps) else math.nan,
+        "starts": waits[first].tolist(),
+    }
+
+
+def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | None:
+    """Return mean seconds of fetching the items of a batch and of collating them; None where nothing was timed."""
+    if not fetched:
+        return None
+    items, collate = ([pair[k] for pair in fetched] for k in (0, 1))
+    return {
+        "items_s": float(np.mean([s.wall_s for s in items])),
+        "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
+        "items_queued_s": float(np.mean([s.others_s for s in items])),
+        "collate_s": float(np.mean([s.wall_s for s in collate])),
+        "collate_queued_s": float(np.mean([s.others_s for s in collate])),
+        "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
+    }

@@ -9,9 +9,13 @@ from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.input.audit import checked_budget
-from workbench.topics.input.trace import write_trace
-from workbench.topics.input.workload import collect_workload_input, training_loader, training_step
+from workbench.topics.input.audit import (
+    checked_budget,
+    collect_workload_input,
+    training_loader,
+    training_step,
+    write_trace,
+)
 from workbench.train.rng import isolated_rng
 
 __all__ = ["InputPipelineStudy"]
@@ -41,9 +45,7 @@ class InputPipelineStudy(Study):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.steps is not None and (
-            isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 2
-        ):
+        if self.steps is not None and not (type(self.steps) is int and self.steps >= 2):
             raise ConfigError(f"steps={self.steps!r} must be an integer of at least 2, or None for the baseline's.")
         checked_budget(seconds=self.seconds, max_workers=self.max_workers, timeout_s=self.timeout_s)
 
@@ -57,9 +59,9 @@ class InputPipelineStudy(Study):
         facts = collect_workload_input(workload, config, device, budget)
         if self.trace:
             with isolated_rng():
-                stepping = training_step(workload, config, device)
+                loader, stepping = training_loader(workload, config), training_step(workload, config, device)
                 made = write_trace(
-                    training_loader(workload, config), stepping, session.writer.record.path / "trace.json", timeout_s=self.timeout_s
-                )  # fmt: skip
+                    loader, stepping, session.writer.record.path / "trace.json", timeout_s=self.timeout_s
+                )
             facts["trace"] = {**made, "path": "trace.json"}
         session.facts(input_pipeline=facts)

@@ -5,29 +5,22 @@ from __future__ import annotations
 import copy
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from workbench.topics.data.order import untouched
-from workbench.topics.input.described import dataset_length
+from workbench.topics.data.order import probe_workers, untouched
 from workbench.topics.input.loaders import closed, is_stream, timed_loader
 from workbench.topics.input.loop import Device, run_loop
-from workbench.workloads.items import content_hash, without
+from workbench.workloads.items import content_hash, example_hashes, without
 
 __all__ = [
-    "CachedItems",
-    "CachedStream",
-    "Dropping",
-    "cached_items",
-    "drain",
-    "draws_alike",
-    "items_repeat",
-    "null_transform",
-    "spec_loader",
-]
+    "cached_items", "dataset_length", "drain", "draws_alike", "items_repeat", "null_transform", "spec_loader", "stream_epochs", "worker_draws",
+]  # fmt: skip
+
 
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 _IDLE = Device(wait=lambda: None, ahead=False)
@@ -38,14 +31,7 @@ def drain(
 ) -> dict[str, Any]:
     """Return how fast a variant of a loader gives batches when nobody uses them.
 
-    The first batch of each worker is left out, and where a stream begins again.
-
-    Args:
-        loader: the person's own.
-        variant: "change", "value" and the settings of `spec_loader`.
-        data: what the variant reads, None the loader's own dataset.
-        seconds: to go on for.
-        timeout_s: for a batch.
+    The first batch of each worker is left out, and where a stream begins again. `data` is what the variant reads, None the loader's own.
 
     Returns:
         `variant`, "batch_s", "handoff_s" (until a batch that is ready is here, from another process), "cpu_s" (of
@@ -90,14 +76,7 @@ def _ready(loader: Any, pause_s: float, seconds: float, timeout_s: float) -> flo
 def spec_loader(
     loader: DataLoader[Any], variant: dict[str, Any], data: Any, *, endless: bool = False
 ) -> DataLoader[Any]:
-    """Return the loader that a variant describes: "workers", "persistent", and "dropped" paths of features.
-
-    Args:
-        loader: the person's own.
-        variant: its settings; those that are missing are the loader's.
-        data: what it reads, None the loader's own dataset.
-        endless: begin the sampler again when it is through.
-    """
+    """Return the loader that a variant describes by its "workers", "persistent", and "dropped" paths of features, reading `data`."""
     dropped = variant.get("dropped")
     return timed_loader(
         loader,
@@ -110,12 +89,7 @@ def spec_loader(
 
 
 class Dropping:
-    """A collate function that gets items without some of their features.
-
-    Args:
-        collate: the loader's own.
-        paths: of the features.
-    """
+    """A collate function that gets items without the features at some paths."""
 
     def __init__(self, collate: Any, paths: Sequence[str]) -> None:
         self.collate, self.paths = collate, frozenset(paths)
@@ -128,13 +102,7 @@ class Dropping:
 
 
 class CachedItems(Dataset[Any]):
-    """Items that are in memory already, in the place of all items of a dataset.
-
-    Args:
-        items: given in turn.
-        length: of the dataset that they stand for.
-        indices: of these items in that dataset.
-    """
+    """Items that are in memory already, given in turn in the place of all items of a dataset; `indices` are theirs in it."""
 
     def __init__(self, items: Sequence[Any], length: int, indices: Sequence[Any] = ()) -> None:
         self.items, self.length, self.indices = items, length, indices
@@ -147,12 +115,7 @@ class CachedItems(Dataset[Any]):
 
 
 class CachedStream(IterableDataset[Any]):
-    """Items that are in memory already, as an iterable dataset of some length.
-
-    Args:
-        items: given in turn.
-        length: how many to give.
-    """
+    """Items that are in memory already, in turn, as an iterable dataset of some length."""
 
     def __init__(self, items: Sequence[Any], length: int) -> None:
         self.items, self.length = items, length
@@ -182,14 +145,7 @@ def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> 
 
 
 def items_repeat(data: Any, kept: Any, *, seconds: float, most: int = 16) -> bool | None:
-    """Tell whether items are the same when they are asked for again, or drawn at random anew; None of a stream.
-
-    Args:
-        data: the dataset.
-        kept: the items that `cached_items` got of it.
-        seconds: to go on for; one item is asked for all the same.
-        most: items to ask for.
-    """
+    """Tell whether items that `cached_items` kept are the same when they are asked for again, or drawn at random anew; None of a stream."""
     if not isinstance(kept, CachedItems):
         return None
     began = time.perf_counter()
@@ -230,3 +186,79 @@ def null_transform(data: Any) -> tuple[Any, list[str]]:
 
 def _unchanged(*values: Any) -> Any:
     return values[0] if len(values) == 1 else values
+
+
+_VISITS = 4 * 20
+"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
+
+
+def worker_draws(
+    loader: DataLoader[Any], indices: Sequence[Any], *, item_s: float, seconds: float, timeout_s: float
+) -> dict[str, Any] | None:
+    """Return whether workers draw random numbers of their own; None where that would take too long, or cannot be asked.
+
+    Args:
+        loader: the person's own.
+        indices: some that its sampler gives.
+        item_s: that an item takes.
+        seconds: that asking may take.
+        timeout_s: for a batch.
+    """
+    if is_stream(loader) or (loader.num_workers and item_s * _VISITS > seconds):
+        return None
+    return probe_workers(
+        loader.dataset, indices=indices, num_workers=loader.num_workers, timeout_s=timeout_s, worker_init_fn=loader.worker_init_fn,
+        context=loader.multiprocessing_context, persistent=loader.persistent_workers,
+    )  # fmt: skip
+
+
+def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) -> dict[str, Any] | None:
+    """Return whether a stream gives the same examples without workers and with several; None where nobody can tell.
+
+    Where an epoch takes longer than `seconds` to count, workers that begin with the same batches tell that they repeat each other's.
+
+    Returns:
+        "workers" that were tried, examples of an epoch "without" and "with_workers" (None where it did not end), "alike" (batches
+        that each worker began with, where all did with the same), "same" and "same_contents".
+    """
+    if not is_stream(loader):
+        return None
+    workers = max(2, loader.num_workers)
+    counts: dict[int, int | None] = {}
+    batches: dict[int, list[tuple[str, ...]]] = {0: [], workers: []}
+    for count, into in batches.items():
+        with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
+            epoch = run_loop(
+                timed, lambda batch, into=into: into.append(tuple(example_hashes(batch))), Device(lambda: None, ahead=False),  # type: ignore[misc]
+                seconds=seconds, least=max(1, 2 * count), most=10_000, timeout_s=timeout_s, epochs=1,
+            )  # fmt: skip
+        counts[count] = epoch.ended[0][1] if epoch.ended else None
+    one, more = counts[0], counts[workers]
+    if one is None or more is None:
+        alike = _begin_alike(batches[workers], workers)
+        found = {"workers": workers, "without": one, "with_workers": more, "alike": alike}
+        return {**found, "same": False, "same_contents": False} if alike else None
+    contents = {count: Counter(h for batch in given for h in batch) for count, given in batches.items()}
+    lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
+    return {
+        "workers": workers, "without": one, "with_workers": more, "alike": 0, "same": more == one or 0 < one - more <= lost,
+        "same_contents": contents[0] == contents[workers],
+    }  # fmt: skip
+
+
+def _begin_alike(batches: Sequence[tuple[str, ...]], workers: int) -> int:
+    """Return how many batches each worker began with, where all of them did with the same ones; 0 where they did not.
+
+    Workers deliver in turns, a batch each. Batches that are all one and the same tell nothing.
+    """
+    turns = [batches[k : k + workers] for k in range(0, len(batches) - workers + 1, workers)]
+    alike = all(len(set(turn)) == 1 for turn in turns)
+    return len(turns) if alike and len({example for turn in turns for example in turn[0]}) > 1 else 0
+
+
+def dataset_length(data: Any) -> int | None:
+    """Return the length of a dataset, None where it has none."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.curves.trials import RecordLike
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.periodicity.period import MIN_CYCLES, MIN_POINTS, Period, find_period
 
@@ -18,7 +20,8 @@ __all__ = ["Series", "diagnose_periodicity", "periodic_series"]
 
 Floats = NDArray[np.float64]
 
-CODE, CLAUSE = "evaluation.periodic", "P2.9"
+CODES = Codes({"evaluation.periodic": "P2.9"})
+_finding = partial(CODES.finding, "evaluation.periodic")
 PHASES = 24
 STAIRCASE = 0.5
 """Share of the pattern within an epoch that a drop at its start and a straight way from there explains (rule of thumb)."""
@@ -28,16 +31,7 @@ SAME = 0.1
 
 @dataclass(frozen=True)
 class Series:
-    """One curve that was looked at.
-
-    Attributes:
-        name: "validation/loss" or "train/loss".
-        trial: whose.
-        steps: shape (points,).
-        values: shape (points,).
-        epoch: steps per epoch; None where it is unknown.
-        found: what `find_period` says.
-    """
+    """One curve that was looked at: "validation/loss" or "train/loss", say; `epoch` in steps, None where it is unknown."""
 
     name: str
     trial: int
@@ -56,13 +50,11 @@ def periodic_series(record: RecordLike, *, alpha: float = 0.01, trial: int | Non
         trial: whose; None is the baseline, or the trial with most evaluations where the baseline has too few.
     """
     number = _trial(record) if trial is None else trial
-    curves = [] if number is None else _curves(record, number)
-    epoch = None if number is None else _epoch(record, number)
-    count = max(1, len(curves))
+    if number is None:
+        return []
+    curves, epoch = _curves(record, number), _epoch(record, number)
     return [
-        Series(
-            name, int(number or 0), steps, values, epoch, find_period(steps, values, epoch=epoch, alpha=alpha / count)
-        )
+        Series(name, number, steps, values, epoch, find_period(steps, values, epoch=epoch, alpha=alpha / len(curves)))
         for name, steps, values in curves
     ]
 
@@ -83,102 +75,96 @@ def diagnose_periodicity(record: RecordLike, *, alpha: float = 0.01, trial: int 
     Returns:
         `evaluation.periodic`.
     """
-    series = periodic_series(record, alpha=alpha, trial=trial)
-    finding = _judge(record, series, alpha)
+    finding = _judge(record, periodic_series(record, alpha=alpha, trial=trial), alpha)
     return Diagnosis.of(record, (finding,))
 
 
 def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Finding:
     if not series:
-        return _finding("not_measured", "Not measured: the record has no trial with a curve.")
-    number = series[0].trial
-    epoch = _epoch(record, number)
+        return CODES.not_measured("evaluation.periodic", "the record has no trial with a curve")
+    epoch = series[0].epoch
     held = [s for s in series if s.name != "train/loss"]
-    periodic = [s for s in held if s.found.period is not None]
     training = next((s for s in series if s.name == "train/loss"), None)
+    kept = ("reason", "p", "period", "harmonic", "epoch_seen", "share", "size")
     evidence: dict[str, Any] = {
-        "trial": number, "epoch_steps": epoch, "alpha": alpha,
-        "series": {s.name: _shown(s.found) for s in series},
+        "trial": series[0].trial, "epoch_steps": epoch, "alpha": alpha,
+        "series": {s.name: {name: getattr(s.found, name) for name in kept} for s in series},
     }  # fmt: skip
     epochs = max(float(np.ptp(s.steps)) if len(s.steps) else 0.0 for s in series) / epoch if epoch else np.inf
     if epochs < MIN_CYCLES:
         said = f"Does not apply: {epochs:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
         return _finding("ok", f"{said}.", evidence=evidence)
-    if training is not None and training.found.period is not None and epoch is not None:
+    learned = (
+        training is not None and training.found.period is not None and epoch is not None
+    )  # full batches have no order
+    if training is not None and learned and epoch is not None:
         evidence["staircase"] = _staircase(training, epoch)
+    periodic = [s for s in held if s.found.period is not None]
     if periodic:
-        strongest = min(periodic, key=lambda s: s.found.p)
-        return _of_validation(record, strongest, epoch, evidence)
-    if training is not None and training.found.period is not None and epoch is not None:  # full batches have no order
-        finding = _of_training(record, training, epoch, evidence)
-        if finding is not None:
-            return finding
+        return _of_validation(record, min(periodic, key=lambda s: s.found.p), evidence)
+    if training is not None and learned:
+        return _of_training(record, training, evidence)
     return _silent(held, training, epoch, alpha, evidence)
 
 
-def _of_validation(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding:
+def _of_validation(record: RecordLike, series: Series, evidence: dict[str, Any]) -> Finding:
     """Judge a pattern in a metric of validation or test data."""
     found = series.found
-    said = f"{series.name} repeats every {_steps(found, epoch)}, {_size(found)}, p = {found.p:.1g}"
-    numbers: dict[str, Any] = {"value": found.period, "unit": "steps"}
+    said = f"{series.name} repeats every {_every(series)}, p = {found.p:.1g}"
+    numbers: dict[str, Any] = {"value": found.period, "unit": "steps", "evidence": evidence}
     if _of_schedule(record, series.trial, found):
-        said += "; so does the learning rate, which explains it"
-        return _finding("ok", f"{said}.", evidence=evidence | {"cause": "schedule"}, **numbers)
+        evidence["cause"] = "schedule"
+        return _finding("ok", f"{said}; so does the learning rate, which explains it.", **numbers)
     data = diagnose_data(record)
-    bad = {
-        code: data[code].status in ("warn", "fail") for code in ("data.unshuffled", "data.weak_shuffle", "data.leakage")
-    }
-    looked = any(data[code].status != "not_measured" for code in bad)
-    causes = ["leakage"] * bad["data.leakage"] + ["shuffling"] * (bad["data.unshuffled"] or bad["data.weak_shuffle"])
+    looked = {code: data[code] for code in ("data.unshuffled", "data.weak_shuffle", "data.leakage")}
+    bad = {code: each for code, each in looked.items() if each.status in ("warn", "fail")}
+    causes = ["leakage"] * ("data.leakage" in bad) + ["shuffling"] * bool(bad.keys() - {"data.leakage"})
     evidence |= {
         "cause": " and ".join(causes) or "unknown",
-        "found_in_the_data": {code: data[code].status for code in bad},
+        "found_in_the_data": {code: each.status for code, each in looked.items()},
     }
     if causes:
-        why = " ".join(data[code].summary for code, is_bad in bad.items() if is_bad)
-        advice = tuple(line for code, is_bad in bad.items() if is_bad for line in data[code].advice)
-        return _finding("fail", f"{said}. {why}", evidence=evidence, advice=advice, **numbers)
-    advice = (
-        "Compare the splits and the order of the loader you train with: audit_data(loader, validation=...).",
-        "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
-    )
-    known = (
-        "neither overlap of the splits nor a fault of the order was found"
-        if looked
-        else "nobody has looked at the data"
-    )
-    return _finding("warn", f"{said}; {known}.", evidence=evidence, advice=advice, **numbers)
-
-
-def _of_training(record: RecordLike, series: Series, epoch: float | None, evidence: dict[str, Any]) -> Finding | None:
-    """Judge a pattern in the training loss alone."""
-    found = series.found
-    said = f"The training loss repeats every {_steps(found, epoch)}, {_size(found)}, and validation does not"
-    numbers: dict[str, Any] = {"value": found.period, "unit": "steps"}
-    order = diagnose_data(record)
-    if _of_schedule(record, series.trial, found):
-        return _finding(
-            "ok", f"{said}; so does the learning rate.", evidence=evidence | {"cause": "schedule"}, **numbers
+        why, advice = (
+            " ".join(each.summary for each in bad.values()),
+            [line for each in bad.values() for line in each.advice],
         )
-    if order["data.unshuffled"].status in ("warn", "fail") or order["data.weak_shuffle"].status in ("warn", "fail"):
-        code = "data.unshuffled" if order["data.unshuffled"].status in ("warn", "fail") else "data.weak_shuffle"
-        return _finding(
-            "warn", f"{said}: poor shuffling. {order[code].summary}", evidence=evidence | {"cause": "shuffling"},
-            advice=tuple(order[code].advice), **numbers,
-        )  # fmt: skip
-    if found.harmonic is not None and evidence.get("staircase", 0.0) >= STAIRCASE:
-        return _finding(
-            "ok", f"{said}: it falls where an epoch begins, as a model does that remembers examples. That is healthy.",
-            evidence=evidence | {"cause": "memorisation"}, **numbers,
-        )  # fmt: skip
-    if order["data.unshuffled"].status == order["data.weak_shuffle"].status == "ok":
-        return _finding(
-            "ok", f"{said}; batches come in another order each epoch, so it is what the model remembers of the last one.",
-            evidence=evidence | {"cause": "memorisation"}, **numbers,
-        )  # fmt: skip
+        return _finding("fail", f"{said}. {why}", advice=tuple(advice), **numbers)
+    unknown = all(each.status == "not_measured" for each in looked.values())
+    known = (
+        "nobody has looked at the data"
+        if unknown
+        else "neither overlap of the splits nor a fault of the order was found"
+    )
+    return _finding(
+        "warn", f"{said}; {known}.",
+        advice=(
+            "Compare the splits and the order of the loader you train with: audit_data(loader, validation=...).",
+            "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
+        ), **numbers,
+    )  # fmt: skip
+
+
+def _of_training(record: RecordLike, series: Series, evidence: dict[str, Any]) -> Finding:
+    """Judge a pattern in the training loss alone."""
+    said = f"The training loss repeats every {_every(series)}, and validation does not"
+    numbers: dict[str, Any] = {"value": series.found.period, "unit": "steps", "evidence": evidence}
+    if _of_schedule(record, series.trial, series.found):
+        evidence["cause"] = "schedule"
+        return _finding("ok", f"{said}; so does the learning rate.", **numbers)
+    data = diagnose_data(record)
+    order = [data[code] for code in ("data.unshuffled", "data.weak_shuffle")]
+    bad = next((each for each in order if each.status in ("warn", "fail")), None)
+    if bad is not None:
+        evidence["cause"] = "shuffling"
+        return _finding("warn", f"{said}: poor shuffling. {bad.summary}", advice=tuple(bad.advice), **numbers)
+    evidence["cause"] = "memorisation"
+    if series.found.harmonic is not None and evidence.get("staircase", 0.0) >= STAIRCASE:
+        return _finding("ok", f"{said}: it falls where an epoch begins, as a model does that remembers examples. That is healthy.", **numbers)  # fmt: skip
+    if all(each.status == "ok" for each in order):
+        return _finding("ok", f"{said}; batches come in another order each epoch, so it is what the model remembers of the last one.", **numbers)  # fmt: skip
+    evidence["cause"] = "unknown"
     return _finding(
         "warn", f"{said}, and it is no drop at the start of an epoch: do batches come in the same order each time?",
-        evidence=evidence | {"cause": "unknown"},
         advice=("Observe the loader you train with over two epochs: audit_data(loader).",), **numbers,
     )  # fmt: skip
 
@@ -187,15 +173,21 @@ def _silent(
     held: Sequence[Series], training: Series | None, epoch: float | None, alpha: float, evidence: dict[str, Any]
 ) -> Finding:
     judged = [s for s in held if s.found.reason is None]
-    if held and max(len(s.values) for s in held) < MIN_POINTS:
-        said = f"Does not apply: {max(len(s.values) for s in held)} evaluations are too few for a pattern to show or to mislead"
-        return _finding("ok", f"{said}. {_ask(epoch)}", evidence=evidence)
+    ask = f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
+    if epoch is not None:
+        every = max(1, int(epoch / 4.5))
+        ask = f"Evaluate every {every} steps, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
+    most = max((len(s.values) for s in held), default=MIN_POINTS)
+    if most < MIN_POINTS:
+        said = f"Does not apply: {most} evaluations are too few for a pattern to show or to mislead"
+        return _finding("ok", f"{said}. {ask}", evidence=evidence)
+    why = None
     if not judged:
         why = held[0].found.reason if held else "validation was not evaluated"
-        return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
-    if epoch is not None and not any(s.found.epoch_seen for s in judged):
+    elif epoch is not None and not any(s.found.epoch_seen for s in judged):
         why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps see the same place of each epoch of {epoch:g}"
-        return _finding("not_measured", f"Not measured: {why}. {_ask(epoch)}", evidence=evidence)
+    if why is not None:
+        return _finding("not_measured", f"Not measured: {why}. {ask}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
     least = min(s.found.p for s in judged)
     return _finding(
@@ -204,35 +196,13 @@ def _silent(
     )  # fmt: skip
 
 
-def _ask(epoch: float | None) -> str:
-    if epoch is None:
-        return f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
-    every = max(1, int(epoch / 4.5))
-    return (
-        f"Evaluate every {every} steps, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
-    )
-
-
-def _finding(status: Status, summary: str, **fields: Any) -> Finding:
-    return Finding(code=CODE, status=status, summary=summary, clause=CLAUSE, **fields)
-
-
-def _shown(found: Period) -> dict[str, Any]:
-    kept = ("reason", "p", "period", "harmonic", "epoch_seen", "share", "size")
-    return {name: getattr(found, name) for name in kept}
-
-
-def _steps(found: Period, epoch: float | None) -> str:
-    period = float(found.period or np.nan)
+def _every(series: Series) -> str:
+    """Return the period and its size in words."""
+    period, epoch = float(series.found.period or np.nan), series.epoch
     about = f"{period:.3g} steps" if period < 100 else f"{period:,.0f} steps"
-    if epoch is None:
-        return about
-    near = f"one epoch of {epoch:g}" if abs(period / epoch - 1) < SAME else f"an epoch is {epoch:g}"
-    return f"{about} ({near})"
-
-
-def _size(found: Period) -> str:
-    return f"moving by {found.size:.2g} (root mean square)"
+    if epoch is not None:
+        about += f" (one epoch of {epoch:g})" if abs(period / epoch - 1) < SAME else f" (an epoch is {epoch:g})"
+    return f"{about}, moving by {series.found.size:.2g} (root mean square)"
 
 
 def _of_schedule(record: RecordLike, number: int, found: Period) -> bool:

@@ -6,25 +6,33 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
-
-from workbench.topics.periodicity.line_spectrum import BANDWIDTH, LineSpectrum, line_spectrum
+from scipy.ndimage import gaussian_filter1d
+from scipy.signal import windows
+from scipy.stats import chi2, norm
 
 __all__ = ["MIN_CYCLES", "MIN_POINTS", "Period", "find_period"]
 
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 32
-MIN_CYCLES = BANDWIDTH + 1.0
-"""Below this the trend of a run and a pattern cannot be told apart: the test compares a line with its neighbours."""
+MIN_CYCLES = 5.0
+"""Below this the trend of a run and a pattern cannot be told apart (rule of thumb)."""
+APART = 8.0
+"""Cycles per series between two harmonics of an epoch that count as two (rule of thumb)."""
 HARMONICS = 8
 HIGHEST = 0.4
 """Cycles per sample up to which the scan looks: oscillation from one sample to the next is training at the edge of stability."""
+MOST_POINTS = 16_384
+LOCAL = 8.0
+"""Neighbourhoods in a series, within which its trend and its size are taken out (rule of thumb)."""
+PADDING = 4
+"""Frequencies looked at per independent one, so that no line falls between two."""
+BESIDE = 3
+"""Independent frequencies on either side whose noise a line is held against (rule of thumb)."""
 SLOW = 2.5
 """Samples in an epoch from which values one epoch apart can be compared."""
 LAGS = (1, 2)
 """Values have to be alike this many epochs apart, each by itself (rule of thumb)."""
-MOST_POINTS = 16_384
 COHERENT = 0.01
 """A line must hold its phase over the pieces of the series, at this level."""
 
@@ -44,10 +52,9 @@ class Period:
         epoch_bound: the chance below which they are significant.
         share: of the variance from sample to sample that repeats.
         size: root mean square of the repeating part, in the unit of the series.
-        frequency: of the spectrum, cycles per step.
+        frequency: of the periodogram, cycles per step.
         chance: p at each of them, alone.
         bound: the p below which a single frequency is significant.
-        power: of the spectrum.
     """
 
     reason: str | None = None
@@ -62,7 +69,6 @@ class Period:
     bound: float = 0.0
     frequency: Floats = field(default_factory=lambda: np.empty(0))
     chance: Floats = field(default_factory=lambda: np.empty(0))
-    power: Floats = field(default_factory=lambda: np.empty(0))
 
 
 def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, alpha: float = 0.01) -> Period:
@@ -76,6 +82,8 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
         values: of the metric; the longest finite stretch counts.
         epoch: steps per epoch, where known.
         alpha: false-alarm rate.
+
+    Source: Thomson 1982 for holding a line against its neighbours; Fisher's method for several lines together.
     """
     steps, values = _finite_stretch(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
     if len(values) < MIN_POINTS:
@@ -85,79 +93,152 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
         return Period(reason="the values are constant")
     steps, values, even = _even_grid(steps, values / unit)
     spacing = (steps[-1] - steps[0]) / (len(steps) - 1)
-    spectrum = line_spectrum(values)
-    harmonics = [] if epoch is None else _harmonics(epoch / spacing, spectrum.samples, even=even)
-    scanned = _in_scan(spectrum)
-    strongest = int(scanned[np.argmin(spectrum.p[scanned])])
-    by_scan = _held(spectrum, spectrum.frequency[strongest], 2 * float(spectrum.p[strongest]) * len(scanned))
+    spectrum = _Periodogram(_prewhitened(values))
+    samples, frequency, chance = spectrum.samples, spectrum.frequency, spectrum.chance
+    harmonics = [] if epoch is None else _harmonics(epoch / spacing, samples, even=even)
+    bound = alpha / 2 / len(chance)
+    strongest = float(frequency[chance.argmin()])
+    by_scan = spectrum.held(strongest, alpha * float(chance.min()) / bound)
     epoch_chance = _by_epoch(spectrum, harmonics)
-    if harmonics and epoch is not None and epoch / spacing >= SLOW:
-        alike = max(
-            spectrum.comb_p(lag * epoch / spacing) for lag in LAGS
-        )  # noise that swings by itself forgets its phase
-        epoch_chance = min(epoch_chance, alike)
-    by_epoch = 6 * epoch_chance
-    p = min(1.0, by_scan, by_epoch)
-    found = p < alpha
-    multiple = _multiple(spectrum.frequency[strongest], harmonics, spectrum.samples) if by_scan < alpha else None
-    if found and multiple is None and by_epoch < alpha:
-        multiple = harmonics[0][0]
-    if multiple is not None and epoch is not None:
-        multiples, cycles = [k for k, _ in harmonics], spacing / epoch
+    if harmonics and epoch is not None and epoch / spacing >= SLOW:  # noise that swings by itself forgets its phase
+        epoch_chance = min(epoch_chance, max(spectrum.comb_chance(lag * epoch / spacing) for lag in LAGS))
+    p = min(1.0, by_scan, 6 * epoch_chance)  # half of alpha, for three ways of seeing an epoch
+    known = Period(
+        p=p, epoch_seen=bool(harmonics), epoch_chance=epoch_chance, epoch_bound=alpha / 6, frequency=frequency / spacing,
+        chance=chance, bound=bound,
+    )  # fmt: skip
+    if p >= alpha:
+        return known
+    near = [(abs(strongest - seen), multiple) for multiple, seen in harmonics]
+    harmonic = min(near)[1] if near and by_scan < alpha and min(near)[0] <= 1.0 / samples else None
+    if harmonic is None and 6 * epoch_chance < alpha:
+        harmonic = harmonics[0][0]
+    if harmonic is not None and epoch is not None:
+        multiples, cycles = [multiple for multiple, _ in harmonics], spacing / epoch
     else:
-        cycles = _fundamental(spectrum, strongest, alpha / 2 / len(scanned))
+        cycles = _fundamental(spectrum, strongest, bound)
         multiples = [k for k in range(1, HARMONICS + 1) if cycles * k < 0.5]
-    cycles = _refined(spectrum, cycles, multiples) if found else cycles
-    share, size = _repeating(values, [cycles * k for k in multiples]) if found else (0.0, 0.0)
+    # a sum over an even grid sees a frequency beyond half a cycle per sample where it appears
+    trial = cycles + np.linspace(-0.75, 0.75, 61) / samples
+    cycles = float(trial[np.argmax(sum(spectrum.energy(multiple * trial) for multiple in multiples))])
+    share, size = _repeating(values, [cycles * k for k in multiples])
     return Period(
-        p=p,
-        period=spacing / cycles if found else None,
-        harmonic=multiple if found else None,
-        epoch_seen=bool(harmonics),
-        epoch_chance=epoch_chance,
-        epoch_bound=alpha / 6,
-        share=share,
-        size=unit * size,
-        frequency=spectrum.frequency[scanned] / spacing,
-        chance=spectrum.p[scanned],
-        bound=alpha / 2 / len(scanned),
-        power=spectrum.power[scanned],
+        **{**vars(known), "period": spacing / cycles, "harmonic": harmonic, "share": share, "size": unit * size}
     )
+
+
+class _Periodogram:
+    """Ordinates of an evenly spaced series, each held against the mean of its neighbours by an F test.
+
+    Neighbours are whole cycles per series away, where a line leaves nothing, so nothing is assumed of the noise but that its
+    spectrum is smooth over `2 * BESIDE` cycles.
+
+    Attributes:
+        samples: of the series.
+        frequency: cycles per sample that are scanned, shape (frequencies,).
+        chance: of as strong an ordinate without a line, shape (frequencies,).
+    """
+
+    def __init__(self, series: Floats) -> None:
+        self.series, self.samples = series, len(series)
+        every = np.arange(PADDING * self.samples // 2 + 1) / (PADDING * self.samples)
+        scanned = np.flatnonzero((every >= MIN_CYCLES / self.samples) & (every <= HIGHEST))
+        power = np.abs(np.fft.fft(series, PADDING * self.samples)) ** 2
+        beside = sum(power[scanned + sign * PADDING * k] for k in range(1, BESIDE + 1) for sign in (-1, 1))
+        self.frequency: Floats = every[scanned]
+        self.chance: Floats = _f_chance(power[scanned], np.asarray(beside))
+
+    def energy(self, frequency: Floats) -> Floats:
+        """Return the squared Fourier sum at these frequencies, cycles per sample."""
+        energy: Floats = np.abs(np.exp(-2j * np.pi * np.outer(frequency, np.arange(self.samples))) @ self.series) ** 2
+        return energy
+
+    def chance_at(self, frequency: Floats) -> Floats:
+        """Return the chance of as strong an ordinate at exactly these frequencies."""
+        apart = np.delete(np.arange(-BESIDE, BESIDE + 1), BESIDE) / self.samples
+        beside = self.energy((frequency[:, None] + apart).ravel()).reshape(len(frequency), -1).sum(1)
+        return _f_chance(self.energy(frequency), beside)
+
+    def comb_chance(self, period: float) -> float:
+        """Return the chance that values `period` samples apart are as alike without a pattern.
+
+        The autocorrelation at that lag, summed over the frequencies above a trend, each held to its neighbourhood of one
+        harmonic's spacing, so that noise of any smooth spectrum counts as white. A pattern that changes slowly from one period
+        to the next, as a model does while it learns, blurs its lines and not this.
+        """
+        spectrum = np.abs(np.fft.rfft(self.series)) ** 2
+        level = gaussian_filter1d(spectrum, self.samples / period / 2)
+        place = np.arange(len(spectrum))
+        used = (place > BESIDE) & (place < self.samples / 2)
+        weights = np.cos(2 * np.pi * place[used] / self.samples * period)
+        excess = spectrum[used] / np.maximum(level[used], 1e-300) - 1.0
+        return float(norm.sf(weights @ excess / np.sqrt(weights @ weights)))
+
+    def held(self, frequency: float, p: float, *, most: int = 12) -> float:
+        """Return `p`, or 1 where a line does not hold its phase.
+
+        The series is cut into 4 to `most` pieces of two cycles or more; their Fourier coefficients are held against zero by
+        the circular T2 test (Victor and Mast 1991), which noise of changing size makes conservative.
+        """
+        pieces = int(min(most, max(4, frequency * self.samples // 2)))
+        length = self.samples // pieces
+        if p >= 1 or length < 4:
+            return 1.0
+        used = np.arange(pieces * length)
+        turned = self.series[used] * np.exp(-2j * np.pi * frequency * used)
+        each = (turned.reshape(pieces, length) * windows.hann(length, sym=False)).sum(1)
+        spread = float((np.abs(each - each.mean()) ** 2).sum()) / (pieces - 1)
+        size = pieces * float(np.abs(each.mean()) ** 2)
+        chance = 0.0 if spread == 0 < size else (1 + size / max(spread, 1e-300) / (pieces - 1)) ** (1.0 - pieces)
+        return p if chance < COHERENT else 1.0
+
+
+def _f_chance(power: Floats, beside: Floats) -> Floats:
+    """Return the chance of F(2, 4 * BESIDE) for an ordinate, `beside` being the sum of its neighbours."""
+    return np.asarray((1.0 + power / np.maximum(beside, 1e-300)) ** (-2.0 * BESIDE))
 
 
 def _finite_stretch(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
     """Return the longest stretch without a value that is not finite."""
     cuts = np.flatnonzero(~np.isfinite(values))
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(values))
-    if len(cuts) == 0:
-        return steps, values
     longest = int(np.argmax(ends - starts))
-    return steps[starts[longest] : ends[longest]], values[starts[longest] : ends[longest]]
-
-
-def _is_even(steps: Floats) -> bool:
-    gaps = np.diff(steps)
-    return bool(np.allclose(gaps[:-1], gaps[0], rtol=1e-6)) and bool(gaps[-1] <= gaps[0] * (1 + 1e-6))
+    part = slice(starts[longest], ends[longest])
+    return steps[part], values[part]
 
 
 def _even_grid(steps: Floats, values: Floats) -> tuple[Floats, Floats, bool]:
     """Return the series on an even grid of as many points, and whether it was on one; very long ones are averaged."""
-    even = _is_even(steps)
-    if even and not np.isclose(steps[-1] - steps[-2], steps[1] - steps[0]):
+    gaps = np.diff(steps)
+    even = bool(np.allclose(gaps[:-1], gaps[0], rtol=1e-6)) and bool(gaps[-1] <= gaps[0] * (1 + 1e-6))
+    if even and not np.isclose(gaps[-1], gaps[0]):
         steps, values = steps[:-1], values[:-1]  # the last evaluation of a run comes early
     if not even:
         grid = np.linspace(steps[0], steps[-1], len(steps))
         steps, values = grid, np.interp(grid, steps, values)
     block = -(-len(values) // MOST_POINTS)
-    if block > 1:
-        kept = len(values) // block * block
-        steps, values = (a[:kept].reshape(-1, block).mean(1) for a in (steps, values))
+    kept = len(values) // block * block
+    steps, values = (a[:kept].reshape(-1, block).mean(1) for a in (steps, values))
     return steps, values, even
 
 
-def _in_scan(spectrum: LineSpectrum) -> NDArray[np.int64]:
-    low = MIN_CYCLES / spectrum.samples
-    return np.flatnonzero((spectrum.frequency >= low) & (spectrum.frequency <= HIGHEST))
+def _prewhitened(values: Floats) -> Floats:
+    """Return the series without trend and without what the last value says about the next, of about the same size throughout.
+
+    What is left of a red spectrum by the first autocorrelation, held to 0 to 1, is centred and scaled by its own
+    neighbourhood, because a metric moves most while the model learns most.
+    """
+    at = np.linspace(-1.0, 1.0, len(values))
+    centred = values - values.mean()
+    straight = centred - at * float(centred @ at) / float(at @ at)
+    energy = float(straight @ straight)
+    memory = 0.0 if energy == 0 else float(np.clip(straight[1:] @ straight[:-1] / energy, 0.0, 1.0))
+    white = straight[1:] - memory * straight[:-1]
+    width = len(white) / LOCAL / 2
+    white = white - gaussian_filter1d(white, width)
+    size = gaussian_filter1d(np.abs(white), width)
+    scaled = white / np.maximum(size, max(1e-3 * float(size.max()), 1e-300))
+    return np.asarray(scaled - scaled.mean())
 
 
 def _harmonics(period: float, samples: int, *, even: bool) -> list[tuple[int, float]]:
@@ -167,58 +248,31 @@ def _harmonics(period: float, samples: int, *, even: bool) -> list[tuple[int, fl
     taken one by one as long as each appears at a place of its own.
     """
     kept: list[tuple[int, float]] = []
-    if samples / period < MIN_CYCLES:
-        return kept
-    for multiple in range(1, HARMONICS + 1):
+    for multiple in range(1, HARMONICS + 1) if samples / period >= MIN_CYCLES else ():
         true = multiple / period
         seen = abs(true - round(true)) if even else true
-        apart = all(abs(seen - other) > 2 * BANDWIDTH / samples for _, other in kept)
-        if MIN_CYCLES / samples <= seen <= (0.5 - BANDWIDTH / 2 / samples) and apart:
+        apart = all(abs(seen - other) > APART / samples for _, other in kept)
+        if MIN_CYCLES / samples <= seen <= 0.5 - APART / 4 / samples and apart:
             kept.append((multiple, seen))
     return kept
 
 
-def _held(spectrum: LineSpectrum, frequency: float, p: float) -> float:
-    """Return `p`, or 1 where the line does not hold its phase."""
-    return p if p < 1 and spectrum.coherence_p(float(frequency)) < COHERENT else 1.0
-
-
-def _by_epoch(spectrum: LineSpectrum, harmonics: list[tuple[int, float]]) -> float:
+def _by_epoch(spectrum: _Periodogram, harmonics: list[tuple[int, float]]) -> float:
     """Return the chance of the lines of an epoch: the first one, or all together by Fisher's method."""
     if not harmonics:
         return 1.0
-    each = np.array([spectrum.p_at(frequency) for _, frequency in harmonics])
+    each = spectrum.chance_at(np.array([frequency for _, frequency in harmonics]))
     together = float(chi2.sf(-2.0 * np.log(np.maximum(each, 1e-300)).sum(), 2 * len(each)))
-    strongest = harmonics[int(np.argmin(each))][1]
-    return _held(spectrum, strongest, min(float(each[0]), together))
+    return spectrum.held(harmonics[int(np.argmin(each))][1], min(float(each[0]), together))
 
 
-def _multiple(frequency: float, harmonics: list[tuple[int, float]], samples: int) -> int | None:
-    near = [(abs(frequency - seen), multiple) for multiple, seen in harmonics]
-    return min(near)[1] if near and min(near)[0] <= 1.0 / samples else None
-
-
-def _refined(spectrum: LineSpectrum, fundamental: float, multiples: list[int]) -> float:
-    """Return the fundamental frequency near this one whose multiples hold most power, cycles per sample.
-
-    The tapers blur a frequency to BANDWIDTH; the plain Fourier sum does not, and sees a frequency beyond half a cycle per
-    sample where it appears.
-    """
-    trial = fundamental + np.linspace(-0.75, 0.75, 61) / spectrum.samples
-    power = sum(spectrum.energy_at(multiple * trial) for multiple in multiples)
-    return float(trial[np.argmax(power)])
-
-
-def _fundamental(spectrum: LineSpectrum, strongest: int, bound: float) -> float:
+def _fundamental(spectrum: _Periodogram, strongest: float, bound: float) -> float:
     """Return the lowest significant frequency that the strongest one is a multiple of, cycles per sample."""
-    best = float(spectrum.frequency[strongest])
-    near = 1.0 / spectrum.samples
     for divisor in range(HARMONICS, 1, -1):
-        place = np.abs(spectrum.frequency - best / divisor) <= near / 2
-        place &= spectrum.frequency >= MIN_CYCLES / spectrum.samples
-        if place.any() and float(spectrum.p[place].min()) < bound:
-            return best / divisor
-    return best
+        near = np.abs(spectrum.frequency - strongest / divisor) <= 0.75 / spectrum.samples
+        if near.any() and float(spectrum.chance[near].min()) < bound:
+            return strongest / divisor
+    return strongest
 
 
 def _repeating(values: Floats, lines: list[float]) -> tuple[float, float]:
@@ -228,5 +282,4 @@ def _repeating(values: Floats, lines: list[float]) -> tuple[float, float]:
     change = np.diff(values)
     weights, *_ = np.linalg.lstsq(np.diff(waves, axis=0), change - change.mean(), rcond=None)
     fitted = np.diff(waves, axis=0) @ weights
-    pattern = waves @ weights
-    return float(fitted.var() / max(change.var(), 1e-300)), float(pattern.std())
+    return float(fitted.var() / max(change.var(), 1e-300)), float((waves @ weights).std())

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs, nothing
-from workbench.topics.predictions.figures import plot_predictions, prediction_text
-from workbench.topics.predictions.history import ExampleHistory, prediction_history
+from workbench.topics.predictions.figures import ExampleHistory, plot_predictions, prediction_history, prediction_text
 
 __all__ = ["predictions_panel"]
 

@@ -9,7 +9,7 @@ from workbench.curves.classify import chance_loss
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.data.diagnose_signal import wrong_labels
+from workbench.topics.data.diagnose_shift import wrong_labels
 
 __all__ = ["diagnose_preflight", "misnumbered", "spoilt_splits"]
 

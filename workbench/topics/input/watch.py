@@ -1,0 +1,274 @@
+"""What a step reads of a batch (P1.8), and where it fetches numbers from the device, which waits for all work before it (P1.6)."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from workbench.topics.input.loop import Step
+from workbench.workloads.items import fresh_containers, leaf_bytes, leaves
+
+__all__ = ["StaleFetches", "count_syncs", "observe_reads"]
+
+
+_MOVES = frozenset((
+    "to", "cpu", "cuda", "xpu", "pin_memory", "contiguous", "detach", "clone", "float", "double", "half", "bfloat16", "long", "int", "type",
+    "requires_grad_",
+))  # fmt: skip
+"""Functions after which a tensor is still the same data, somewhere else or in another type: no use of it yet."""
+_LOOKS = frozenset((
+    "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "data_ptr", "is_contiguous", "is_floating_point",
+    "is_pinned", "get_device", "__len__", "__repr__", "__hash__", "__get__", "__format__",
+))  # fmt: skip
+_FETCHES = frozenset((
+    "item", "tolist", "numpy", "cpu", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__", "__format__", "__repr__",
+))  # fmt: skip
+
+
+def observe_reads(
+    batch: Any, step: Callable[[Any], Any], *, prepare: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """Call a step with a batch and return what it reads of it.
+
+    A tensor is read when it enters any computation; moving it to a device or changing its type is none. What is no tensor is
+    read when it is taken out of its dict or list. `prepare` is done to the batch first, such as moving it; it reads nothing.
+
+    Returns:
+        "read" and "unread" (paths), "bytes" (path -> bytes of the batch), "moved_bytes", "read_bytes", "known" (something was
+        seen to be read: a compiled or scripted model may hide all of it).
+    """
+    prepared = batch if prepare is None else prepare(batch)
+    recorder = _Recorder(prepared)
+    with recorder:
+        step(recorder.batch)
+    sizes = {path: leaf_bytes(leaf) for path, leaf in leaves(batch)}
+    read = sorted(recorder.read)
+    moved = {path for path, _ in leaves(prepared)} if prepare is not None else recorder.moved | recorder.read
+    return {
+        "read": read,
+        "unread": [path for path in sizes if path not in recorder.read and path not in recorder.unclear],
+        "bytes": sizes,
+        "moved_bytes": sum(sizes.get(path, 0) for path in moved),
+        "read_bytes": sum(sizes.get(path, 0) for path in read),
+        "known": bool(read),
+    }
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes which of a batch's leaves take part in a computation, by their paths.
+
+    Attributes:
+        batch: to give to the step.
+        read: that were read.
+        moved: tensors that were moved or converted.
+        unclear: values that nobody can watch, or that were only passed over.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+        self.moved: set[str] = set()
+        self.unclear: set[str] = set()
+        self._paths: dict[int, str] = {}
+        self._held: list[Tensor] = []
+        self.batch = self._watched(batch, "")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the leaves among the arguments of one torch function."""
+        name = getattr(func, "__name__", "")
+        given = [self._paths[id(t)] for t in _tensors((args, kwargs or {})) if id(t) in self._paths]
+        result = func(*args, **(kwargs or {}))
+        if not given:
+            return result
+        if name in _MOVES or name in _LOOKS:
+            if name in _MOVES:
+                self.moved.update(given)
+            if isinstance(result, Tensor):
+                self._watch(result, given[0])
+        else:
+            self.read.update(given)
+        return result
+
+    def _watch(self, tensor: Tensor, path: str) -> None:
+        self._paths[id(tensor)] = path
+        self._held.append(tensor)  # or its id would be given to another one
+
+    def _watched(self, value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            self._watch(value, path or "item")
+            return value
+        below = [at for at, leaf in leaves(value, path) if not isinstance(leaf, Tensor)]
+        if type(value) is dict:
+            at = {key: f"{path}/{key}" if path else str(key) for key in value}
+            return _WatchedDict({key: self._watched(part, at[key]) for key, part in value.items()}, self, at)
+        if type(value) in (list, tuple) and not (below and below[0] == (path or "item")):
+            parts = [self._watched(part, f"{path}/{i}" if path else str(i)) for i, part in enumerate(value)]
+            self.unclear.update(name for name in below if "/" not in name.removeprefix(f"{path}/"))
+            return type(value)(parts)
+        if below != [path or "item"]:  # a container of somebody's own: its tensors can be watched, the rest cannot
+            self.unclear.update(below)
+            for name, leaf in leaves(value, path):
+                if isinstance(leaf, Tensor):
+                    self._watch(leaf, name)
+        elif not path:
+            self.unclear.add("item")
+        return value
+
+
+class _WatchedDict(dict[Any, Any]):
+    """A dict that notes which values are taken out of it."""
+
+    def __init__(self, values: Mapping[Any, Any], recorder: _Recorder, paths: Mapping[Any, str]) -> None:
+        super().__init__(values)
+        self._recorder, self._at = recorder, paths
+
+    def _note(self, key: Any) -> None:
+        if key in self._at and not isinstance(dict.get(self, key), (Tensor, _WatchedDict)):
+            self._recorder.read.add(self._at[key])
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:  # with this, `**batch` and dict(batch) ask for each key
+        return super().__iter__()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return a value, and note it."""
+        self._note(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        """Pass over all values: who only moves them has not read them, so those that are no tensors stay unclear."""
+        self._pass_over()
+        return super().items()
+
+    def values(self) -> Any:
+        """Pass over all values."""
+        self._pass_over()
+        return super().values()
+
+    def _pass_over(self) -> None:
+        for key, path in self._at.items():
+            if not isinstance(dict.get(self, key), (Tensor, _WatchedDict)):
+                self._recorder.unclear.add(path)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[str, Any]:
+    """Return where and how often a step fetches numbers from the device, over enough `steps` to tell every step from every tenth.
+
+    On CUDA `torch.cuda.set_sync_debug_mode` names every synchronisation; elsewhere calls that would be one on an accelerator are
+    counted: `.item()`, `float(tensor)`, `.cpu()`, `.tolist()`, `.numpy()` and their like, on anything that is no part of the batch.
+
+    Returns:
+        "steps", "share" (of the steps that fetch at least once), "per_step" (fetches), "places" ({"file:line function": fetches
+        per step}, most first), "how".
+    """
+    on_cuda = torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    count = _cuda_syncs if on_cuda else _fetches
+    found = [count(batches, step, k) for k in range(steps)]
+    total: Counter[str] = sum(found, Counter())
+    return {
+        "steps": steps,
+        "share": sum(bool(places) for places in found) / steps,
+        "per_step": total.total() / steps,
+        "places": {place: n / steps for place, n in total.most_common(10)},
+        "how": "CUDA's sync debug mode" if on_cuda else "calls that fetch a tensor's values",
+    }
+
+
+def _fetches(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
+    batch = batches[k % len(batches)]
+    counter = _Counter(leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor))
+    with counter:
+        step(fresh_containers(batch))
+    return counter.places
+
+
+class _Counter(TorchFunctionMode):
+    """Counts the calls that fetch values of tensors which are no part of the batch, nor computed from it alone."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+        self._given = {id(tensor): tensor for tensor in given}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a fetch with the line that asks for it."""
+        if getattr(func, "__name__", "") in _FETCHES and not (args and id(args[0]) in self._given):
+            place = _asking(sys._getframe(1))
+            if place is not None:
+                self.places[place] += 1
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            asked = [leaf for _, leaf in leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+            if asked and all(id(t) in self._given for t in asked):  # such as the longest text, which the host knows
+                self._given[id(result)] = result
+        return result
+
+
+class StaleFetches(TorchFunctionMode):
+    """The same step without its synchronisations: each place gets the value that it fetched the first time.
+
+    Losses that are printed are then wrong, and a step that decides by them decides by old ones; what it costs in time is right.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[str, str], Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what was fetched at this place before, where it was a fetch."""
+        name = getattr(func, "__name__", "")
+        place = _asking(sys._getframe(1)) if name in _FETCHES else None
+        if place is None:
+            return func(*args, **(kwargs or {}))
+        if (place, name) not in self._kept:
+            self._kept[place, name] = func(*args, **(kwargs or {}))
+        return self._kept[place, name]
+
+
+def _asking(frame: FrameType | None) -> str | None:
+    """Return the person's own line that asks; None for what an optimizer or scaler of torch does by itself."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(("torch.optim", "torch.amp", "torch.cuda.amp")):
+            return None
+        if not module.startswith(("torch.", "workbench.topics.input")):
+            code = frame.f_code
+            return f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} {code.co_name}"
+        frame = frame.f_back
+    return None
+
+
+def _cuda_syncs(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
+    """Count what CUDA itself reports; a warning each, whose line is the person's own."""
+    before: Any = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step(fresh_containers(batches[k % len(batches)]))
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    places = (f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in said if "synchroniz" in str(w.message))
+    return Counter(places)
