@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -24,7 +24,7 @@ from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 
-__all__ = ["Session", "open_session"]
+__all__ = ["RunOptions", "Session", "at_length", "open_session"]
 
 
 class Session:
@@ -119,6 +119,32 @@ class Session:
             self.facts(**{name: None, NOT_COLLECTED: {**known.get(NOT_COLLECTED, {}), name: in_one_line(error)}})
 
 
+class RunOptions(TypedDict, total=False):
+    """How a study is run, whatever it studies.
+
+    Attributes:
+        trainer: None is the local `Trainer`.
+        executor: where trials run: "local" is this process, "ray" a cluster.
+        address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the study runs.
+        out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
+        name: of the study; None is the folder's.
+        note: a short description (P5.4); None writes one.
+        command: what reproduces the study; None is this process's command line.
+        call: the Python expression that ran it; the command where there is no command line, as in a notebook.
+        progress: show one progress bar.
+    """
+
+    trainer: AnyTrainer | None
+    executor: str
+    address: str | None
+    out: str | Path | None
+    name: str | None
+    note: str | None
+    command: str | None
+    call: str | None
+    progress: bool
+
+
 @contextmanager
 def open_session(
     workload: Workload,
@@ -126,15 +152,7 @@ def open_session(
     stem: str,
     settings: Mapping[str, Any],
     steps: int | None = None,
-    trainer: AnyTrainer | None = None,
-    executor: str = "local",
-    address: str | None = None,
-    out: str | Path | None = None,
-    name: str | None = None,
-    note: str | None = None,
-    command: str | None = None,
-    call: str | None = None,
-    progress: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Iterator[Session]:
     """Open a study's folder for `workload`, checked before anything is written, and close it afterwards.
 
@@ -143,15 +161,7 @@ def open_session(
         stem: the study's kind, part of the default folder's name.
         settings: the study's own arguments; another value in the same folder is an error.
         steps: length of a trial; None is the baseline's `total_steps`.
-        trainer: None is the local `Trainer`.
-        executor: where trials run: "local" is this process, "ray" a cluster.
-        address: of the Ray cluster; None starts one on this machine.
-        out: the folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
-        name: of the study; None is the folder's.
-        note: a short description (P5.4); None writes one.
-        command: what reproduces the study; None is this process's command line.
-        call: the Python expression that ran it; the command where there is no command line, as in a notebook.
-        progress: show one progress bar.
+        options: how to run it.
 
     Raises:
         UsageError: an argument is out of its range.
@@ -159,28 +169,29 @@ def open_session(
         RecordError: the folder cannot be used.
     """
     check_alone("a study")
-    runner = make_executor(executor, address)
+    runner = make_executor(options.get("executor", "local"), options.get("address"))
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
             "Load one by name with workbench.load_workload(...)."
         )
-    trainer = trainer or Trainer()
-    resolve_device(trainer.device)
+    trainer = options.get("trainer") or Trainer()
+    device = resolve_device(trainer.device)
     config = at_length(workload.config, steps)
     check_data(workload, config)
     check_selection(workload, config)
-    found = _fingerprint(workload, config, resolve_device(trainer.device))
+    found = _fingerprint(workload, config, device)
+    out = options.get("out")
     writer = StudyWriter.open(
         None if out is None else Path(out),
         kind=stem,
         workload=workload.name,
         config=config.to_dict(),
         settings=dict(settings),
-        name=name,
-        note=note,
-        command=command,
-        call=call,
+        name=options.get("name"),
+        note=options.get("note"),
+        command=options.get("command"),
+        call=options.get("call"),
         when_closed=pusher(),
     )
     try:
@@ -188,7 +199,7 @@ def open_session(
             writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
-        with closing(runner), progress_bar(None, workload.name, show=progress) as bar:
+        with closing(runner), progress_bar(None, workload.name, show=options.get("progress", False)) as bar:
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
         writer.finish()
     except Exception:
