@@ -19,7 +19,7 @@ DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|\w+_figures|panel)"
 HOME = {
     "torch": TRAINING,
     "safetensors": TRAINING,
-    "ray": r"ray\.(cluster|node|token)",
+    "ray": r"ray\.(address|cluster|node)",
     "sklearn": r"workloads\..+",
     "matplotlib": DRAWS,
     "optuna": r"ledger\.push",

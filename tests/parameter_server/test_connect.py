@@ -129,7 +129,7 @@ def test_what_nobody_else_can_reach(host: str, alone: bool) -> None:
 _TOKEN = """
 import sys
 from workbench.errors import ClusterError
-from workbench.ray.token import require_token
+from workbench.ray.address import require_token
 try:
     require_token(alone=sys.argv[1] == "alone")
 except ClusterError as error:

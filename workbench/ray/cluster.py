@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
-from workbench.ray.address import check_address, only_on_loopback
+from workbench.ray.address import check_address, only_on_loopback, require_token
 from workbench.ray.folders import temporary_folder
-from workbench.ray.token import require_token
 from workbench.workloads.registry import file_modules
 
 __all__ = [

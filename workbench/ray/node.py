@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from workbench.errors import ClusterError
-from workbench.ray.address import is_loopback
+from workbench.ray.address import is_loopback, require_token
 from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, require_ray
 from workbench.ray.folders import temporary_folder
-from workbench.ray.token import require_token
 
 __all__ = ["RayNode", "own_address", "reach"]
 

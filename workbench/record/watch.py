@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,6 +78,7 @@ class _Place:
     def rewind(self, path: Path, number: int, step: int) -> None:
         if path in self._last and number < len(self._last[path]):
             self._last[path][number] = min(int(self._last[path][number]), step - 1)
+        self.watcher.on_rewind(path, number, step)
 
     def _new(self, path: Path, columns: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the rows after those that were told before; None where there is none."""
@@ -120,63 +121,47 @@ def early_wanted() -> bool:
 
 def tell_study(path: Path, *, created: bool) -> None:
     """A study was opened for writing."""
-    for place in tuple(_places):
-        with _harmless(place):
-            place.watcher.on_study(path, created=created)
+    _tell(lambda place: place.watcher.on_study(path, created=created))
 
 
 def tell_trial(path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
     """A trial has its place in the study."""
-    for place in tuple(_places):
-        with _harmless(place):
-            place.watcher.on_trial(path, number, stage=stage, config=config)
+    _tell(lambda place: place.watcher.on_trial(path, number, stage=stage, config=config))
 
 
 def tell_rows(path: Path, table: str, columns: Mapping[str, Any]) -> None:
     """Rows were handed to the record; those that were shown before are not told again."""
-    for place in tuple(_places):
-        with _harmless(place):
-            place.rows(path, table, columns)
+    _tell(lambda place: place.rows(path, table, columns))
 
 
 def show_rows(path: Path, columns: Mapping[str, Any]) -> None:
     """Rows of steps that wait in memory are there for those who want them early."""
-    for place in tuple(_places):
-        if place.watcher.early:
-            with _harmless(place):
-                place.rows(path, "steps", columns)
+    _tell(lambda place: place.rows(path, "steps", columns) if place.watcher.early else None)
 
 
 def tell_event(path: Path, number: int, event: Mapping[str, Any]) -> None:
     """Something happened to a trial."""
-    for place in tuple(_places):
-        with _harmless(place):
-            place.watcher.on_event(path, number, event)
+    _tell(lambda place: place.watcher.on_event(path, number, event))
 
 
 def tell_rewind(path: Path, number: int, step: int) -> None:
     """A trial's rows of `step` and later were dropped."""
-    for place in tuple(_places):
-        with _harmless(place):
-            place.rewind(path, number, step)
-            place.watcher.on_rewind(path, number, step)
+    _tell(lambda place: place.rewind(path, number, step))
 
 
 def tell_closed(path: Path) -> None:
     """A study was closed."""
+    _tell(lambda place: place.watcher.on_closed(path))
+
+
+def _tell(what: Callable[[_Place], None]) -> None:
+    """Tell every watcher, and drop one that raises: looking on must never harm what is looked at."""
     for place in tuple(_places):
-        with _harmless(place):
-            place.watcher.on_closed(path)
-
-
-@contextlib.contextmanager
-def _harmless(place: _Place) -> Iterator[None]:
-    """Drop a watcher that raises: looking on must never harm what is looked at."""
-    try:
-        yield
-    except Exception:
-        if place in _places:
-            _places.remove(place)
-        logging.getLogger(__name__).warning(
-            "%s raised and looks on no longer; training goes on.", type(place.watcher).__name__, exc_info=True
-        )
+        try:
+            what(place)
+        except Exception:
+            if place in _places:
+                _places.remove(place)
+            logging.getLogger(__name__).warning(
+                "%s raised and looks on no longer; training goes on.", type(place.watcher).__name__, exc_info=True
+            )

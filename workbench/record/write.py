@@ -293,27 +293,27 @@ def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
     return (table["trial"] != trial) | (table["step"] <= last)
 
 
-class SilentParts(PartWriter):
+class _SilentParts(PartWriter):
     """A table that nothing is written to."""
 
     def __init__(self) -> None:
         self.written = 0
 
-    def add(self, block: Mapping[str, Any]) -> None:
-        """Drop the rows."""
+    def add(self, columns: Mapping[str, Any]) -> None:
+        pass
 
     def show(self, columns: Mapping[str, Any]) -> None:
-        """Show nothing."""
+        pass
 
     def flush(self) -> None:
-        """Write nothing."""
+        pass
 
     def merge(self, keep: Callable[[pd.DataFrame], pd.Series] | None = None) -> None:
-        """Join nothing."""
+        pass
 
 
 class SilentStudy(StudyWriter):
-    """A study folder that another host writes.
+    """The study of a host that trains along and writes nothing, because one host writes for all (P7.2).
 
     Args:
         path: the folder, as the host that writes it calls it.
@@ -321,11 +321,11 @@ class SilentStudy(StudyWriter):
 
     def __init__(self, path: Path) -> None:
         self.path, self.created = path, False
-        self.steps = self.evals = self.predictions = SilentParts()
+        self.steps = self.evals = self.predictions = _SilentParts()
 
-    def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> SilentTrial:  # noqa: ARG002
+    def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:  # noqa: ARG002
         """Return a trial whose number and state the writing host will say."""
-        return SilentTrial(self, 0)
+        return _SilentTrial(self, 0)
 
     def add_facts(self, **facts: Any) -> None:
         """Store nothing."""
@@ -337,23 +337,21 @@ class SilentStudy(StudyWriter):
         """Release nothing."""
 
 
-class SilentTrial(TrialWriter):
+class _SilentTrial(TrialWriter):
     """A trial that another host writes."""
 
     writes = False
 
     @property
     def record(self) -> TrialRecord:
-        """The trial as a reader sees it who has the same folder."""
         return TrialRecord(self.study.path, self.number)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Nothing."""
         return []
 
     def event(self, event: str, **values: Any) -> None:
-        """Note nothing."""
+        pass
 
     def rewind(self, step: int) -> None:
-        """Drop nothing."""
+        pass
