@@ -22,6 +22,18 @@ def opened(path: Path, **changes: Any) -> StudyWriter:
     return StudyWriter.open(path, **(given | changes))
 
 
+def filled(path: Path, trials: int = 2, steps: int = 6) -> StudyWriter:
+    """Return the writer of a study with complete trials, their rows not flushed yet."""
+    study = opened(path)
+    for number in range(trials):
+        trial = study.trial(PLAIN | {"peak_lr": 0.1 * (number + 1)}, stage="lr_sweep", train_examples=32)
+        trial.event("started", state="running")
+        study.steps.add({"trial": [number] * steps, "step": range(steps), "loss": np.linspace(1, 0, steps)})
+        study.evals.add({"trial": [number], "step": [0], "split": ["test"], "metric": ["loss"], "value": [1.0]})
+        trial.event("ended", state="complete", best_step=0, best_value=1.0, steps_run=steps, seconds=0.1)
+    return study
+
+
 def study(path: Path, *, mode: str = "min", values: tuple[float, ...] = (0.5, 0.25, math.nan)) -> Path:
     """Write a study with one complete trial per value, one that diverged, one that failed and one that was stopped."""
     config = PLAIN | {"select_mode": mode}

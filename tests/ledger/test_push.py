@@ -6,10 +6,8 @@ import json
 import logging
 import math
 import socket
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -256,33 +254,6 @@ def test_a_locked_ledger_is_waited_for_its_holder_named_and_nothing_replaced_und
     holder.kill()
     holder.wait()
     assert rebuild(tmp_path, wait_s=5.0) == 2
-
-
-def test_a_lock_that_is_given_back_in_time_is_only_waited_for(tmp_path: Path) -> None:
-    push(study(tmp_path / "one"))
-    connection = sqlite3.connect(tmp_path / LEDGER, isolation_level=None, check_same_thread=False)
-    connection.execute("BEGIN IMMEDIATE")
-    timer = threading.Timer(0.7, lambda: connection.execute("COMMIT"))
-    timer.start()
-    began = time.monotonic()
-    push(tmp_path / "one", wait_s=30.0)
-    assert time.monotonic() - began >= 0.5, "it waited for the lock"
-    timer.join()
-    connection.close()
-
-
-def test_a_server_out_of_reach_is_told_without_the_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    monkeypatch.setenv("WORKBENCH_LEDGER", f"postgresql://me:{SECRET.replace('/', '%2F')}@127.0.0.1:1/none")
-    monkeypatch.setattr("workbench.ledger.push.WAIT_S", 1.0)
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    study(tmp_path / "one")
-    assert "cannot use the ledger postgresql+psycopg://me:***@127.0.0.1:1/none" in caplog.text
-    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 1
-    said = capsys.readouterr()
-    assert "cannot use the ledger" in said.err
-    assert all("s3cret" not in text for text in (caplog.text, said.out, said.err))
 
 
 @pytest.fixture(scope="module")

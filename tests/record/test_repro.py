@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -9,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
+import workbench as wb
+from tests.helpers.study_folders import PLAIN
+from workbench.ledger.studies import list_studies
 from workbench.record import repro
-from workbench.record.repro import called_as, git_state, source_of, versions
+from workbench.record.read import StudyRecord
+from workbench.record.repro import called_as, git_state, source_of
+from workbench.record.write import StudyWriter
+from workbench.topics.lr_sweep.study import LRSweep
+from workbench.train.trainer import Trainer
+from workbench.workloads.registry import load_workload
 
 
 def git(folder: Path, *words: str) -> str:
@@ -59,10 +68,6 @@ def test_commit_and_patch_give_the_tree_back(repository: Path, tmp_path: Path, w
     assert (again / "deep" / "table.bin").read_bytes() == bytes(range(256))
 
 
-def test_a_clean_tree_has_an_empty_patch(repository: Path) -> None:
-    assert git_state(repository) == (git(repository, "rev-parse", "HEAD"), b"")
-
-
 SECRETS = [
     ".env",
     ".env.local",
@@ -75,21 +80,17 @@ SECRETS = [
 ]
 
 
-@pytest.mark.parametrize("name", SECRETS)
-def test_untracked_secrets_stay_out(repository: Path, name: str) -> None:
-    (repository / name).parent.mkdir(exist_ok=True)
-    (repository / name).write_text("hunter2\n")
+def test_secrets_stay_out_of_the_patch(repository: Path) -> None:
+    assert git_state(repository) == (git(repository, "rev-parse", "HEAD"), b""), "a clean tree has an empty patch"
+    for name in SECRETS:
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("hunter2\n")
     (repository / "plain.py").write_text("plain\n")
-    patch = git_state(repository)[1]
-    assert b"hunter2" not in patch
-    assert b"plain.py" in patch, "the patch itself must not be empty for this test to mean anything"
-
-
-def test_changes_of_tracked_secrets_stay_out(repository: Path) -> None:
-    (repository / "prod.env").write_text("KEY=hunter2\n")
+    (repository / "prod.env").write_text("KEY=hunter2\n")  # tracked
     (repository / "train.py").write_text("lr = 2\n")
     patch = git_state(repository)[1]
     assert b"hunter2" not in patch
+    assert b"plain.py" in patch
     assert b"lr = 2" in patch
 
 
@@ -112,16 +113,6 @@ def test_outside_a_repository_there_is_nothing_to_say(tmp_path: Path, monkeypatc
     assert git_state(tmp_path) == (None, b"")
 
 
-def test_versions_are_those_of_this_process() -> None:
-    import numpy as np
-    import torch
-
-    found = versions()
-    assert found["python"] == sys.version.split()[0]
-    assert found["numpy"] == np.__version__
-    assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -141,8 +132,6 @@ def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, ar
 
 
 def test_a_dataclass_is_written_without_its_defaults_and_made_again() -> None:
-    import workbench as wb
-
     config = wb.TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8, momentum=0.5, warmup_steps=2)
     said = source_of(config)
     assert said == "TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8, momentum=0.5, warmup_steps=2)"
@@ -159,8 +148,6 @@ def test_no_quote_is_quoted_where_none_has_to_be(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import workbench as wb
-
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
     first = wb.LRSweep(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
     words = shlex.split(str(first.command))
@@ -170,3 +157,92 @@ def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, mon
     )
     assert again.returncode == 0
     assert wb.open(tmp_path / "b").steps["loss"].tolist() == first.steps["loss"].tolist()
+
+
+MINE = """
+import torch
+from torch.utils.data import TensorDataset
+import workbench as wb
+
+x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(x, x.sum(1, keepdim=True))
+workload = wb.regression(
+    name="mine", build_model=lambda: torch.nn.Linear(3, 1), train_data=data, validation_data=data,
+    config=wb.TrainConfig(peak_lr={lr}, total_steps=20, batch_size=8),
+)
+"""
+TRAIN = """
+import sys
+import workbench as wb
+wb.Trainer(device="cpu").run(wb.load_workload("mine.py:workload"), out="runs/" + sys.argv[1], note="by a script")
+"""
+
+
+def shell(line: str, folder: Path) -> None:
+    """Run a line as a person would who has the virtual environment on."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        ["bash", "-ec", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_reproduction_command_reproduces_the_metric(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text(MINE.format(lr=0.05))
+    (here / "train.py").write_text(TRAIN)
+    (here / ".gitignore").write_text("runs/\n")
+    git(here, "init", "-q")
+    git(here, "add", "-A")
+    git(here, "commit", "-q", "-m", "first")
+    (here / "mine.py").write_text(MINE.format(lr=0.1))  # an uncommitted change, without which the metric is another one
+    (here / "new.py").write_text("x = 1\n")  # an untracked file, which the study's patch holds
+    shell("python train.py by-script", here)
+    (first,) = list_studies(here / "runs").to_dict("records")
+    assert "git worktree add " in first["reproduce"]
+    assert " apply - < " in first["reproduce"]
+    clone = tmp_path / "elsewhere" / "clone"
+    clone.parent.mkdir()
+    git(tmp_path, "clone", "-q", str(here), str(clone))
+    for place in (here, clone):
+        shell(first["reproduce"], place)
+        tree = place.parent / "again-by-script"
+        (again,) = list_studies(tree / "runs").to_dict("records")
+        assert (again["best_value"], again["trials"]) == (first["best_value"], first["trials"])
+        losses = [StudyRecord(root / "runs" / "by-script").steps["loss"].tolist() for root in (here, tree)]
+        assert losses[0] == losses[1]
+        assert (tree / "new.py").read_text() == "x = 1\n"
+    assert (here / "mine.py").read_text() == MINE.format(lr=0.1), "the tree of the study is as it was"
+    other = tmp_path / "without-the-change"
+    git(tmp_path, "clone", "-q", str(here), str(other))
+    shell("python train.py by-script", other)
+    assert list_studies(other / "runs")["best_value"].iloc[0] != first["best_value"]
+
+
+def test_the_command_of_a_study_of_a_folder_further_down_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "deep er").mkdir(parents=True)
+    (here / "deep er" / "file.txt").write_text("1\n")
+    git(here, "init", "-q")
+    git(here, "add", "-A")
+    git(here, "commit", "-q", "-m", "first")
+    (here / "deep er" / "file.txt").write_text("2\n")
+    monkeypatch.chdir(here / "deep er")
+    writer = StudyWriter.open(Path("runs/one"), kind="k", workload="w", config=PLAIN, command="cat file.txt > said")
+    writer.close()
+    (row,) = list_studies("runs").to_dict("records")
+    shell(row["reproduce"], here / "deep er")
+    assert (here / "again-one" / "deep er" / "said").read_text() == "2\n"
+
+
+def test_a_study_that_found_its_own_folder_does_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    workload = load_workload("quadratic")
+    swept = LRSweep(lrs=[0.1], steps=3).run(workload)
+    trained = Trainer(device="cpu").run(workload, workload.config.replace(total_steps=3))
+    assert [", out=None" in str(record.command) for record in (swept, trained)] == [True, True]

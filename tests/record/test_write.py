@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.helpers.study_folders import PLAIN as CONFIG
+from tests.helpers.study_folders import filled, opened
 from tests.helpers.workloads import small_workload
-from workbench.config import TrainConfig
 from workbench.errors import RecordError, UsageError
 from workbench.record import write as record_writer
 from workbench.record.folder import default_folder
@@ -25,23 +25,7 @@ from workbench.train import checkpoint
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
-CONFIG = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4).to_dict()
-ROOT = str(Path(__file__).parents[1])
-
-
-def opened(path: Path, **changes: Any) -> StudyWriter:
-    return StudyWriter.open(path, **({"kind": "lr_sweep", "workload": "w", "config": CONFIG} | changes))
-
-
-def filled(path: Path, trials: int = 2, steps: int = 6) -> StudyWriter:
-    study = opened(path)
-    for number in range(trials):
-        trial = study.trial(CONFIG | {"peak_lr": 0.1 * (number + 1)}, stage="lr_sweep", train_examples=32)
-        trial.event("started", state="running")
-        study.steps.add({"trial": [number] * steps, "step": range(steps), "loss": np.linspace(1, 0, steps)})
-        study.evals.add({"trial": [number], "step": [0], "metric": ["loss"], "value": [1.0]})
-        trial.event("ended", state="complete", best_step=0, best_value=1.0, steps_run=steps, seconds=0.1)
-    return study
+ROOT = str(Path(__file__).parents[2])
 
 
 def test_what_is_stored_is_what_was_asked_for(tmp_path: Path) -> None:
@@ -57,18 +41,8 @@ def test_what_is_stored_is_what_was_asked_for(tmp_path: Path) -> None:
     assert stored["settings"] == {"lrs": [0.1, "inf"]}
     assert stored["facts"] == {"a": 1, "b": None}
     assert {"python", "torch", "numpy"} <= set(stored["versions"])
-
-
-@pytest.mark.parametrize("note", ["", "  \n"])
-def test_an_empty_note_is_refused_before_anything_is_written(tmp_path: Path, note: str) -> None:
-    with pytest.raises(UsageError, match=r"note='' is empty.*P5\.4"):
-        opened(tmp_path / "s", note=note)
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_note_is_generated_where_none_is_given(tmp_path: Path) -> None:
-    opened(tmp_path / "s").close()
-    assert "0.1" in StudyRecord(tmp_path / "s").study["note"]
+    opened(tmp_path / "t").close()
+    assert "0.1" in StudyRecord(tmp_path / "t").study["note"], "one is written where none is given"
 
 
 def test_the_same_config_is_the_same_trial_and_another_a_new_one(tmp_path: Path) -> None:
@@ -103,47 +77,34 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(RecordError, match=r"holds other files and no study\.json.*new or empty folder"):
-        opened(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("")
-    with pytest.raises(RecordError, match=r"s' is a file, and a study needs a folder"):
-        opened(tmp_path / "s")
-    with pytest.raises(RecordError, match=r"cannot be created: Not a directory"):
-        opened(tmp_path / "s" / "deeper")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir(mode=0o555)
-    with pytest.raises(RecordError, match="not writable"):
-        opened(tmp_path / "s")
-    with pytest.raises(RecordError, match="Permission denied"):
-        opened(tmp_path / "s" / "deeper")
-
-
-def test_a_folder_that_says_it_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_used_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("precious")
+    (tmp_path / "file").touch()
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
+    for name, said in (
+        ("thesis", r"holds other files and no study\.json.*new or empty folder"),
+        ("file", r"file' is a file, and a study needs a folder"),
+        ("file/deeper", "cannot be created: Not a directory"),
+        ("locked", r"cannot write .*\.lock: Is a directory"),
+    ):
+        with pytest.raises(RecordError, match=said):
+            opened(tmp_path / name)
+    assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
+    with pytest.raises(RecordError, match="cannot be created"):
+        default_folder("w", "lr_sweep", root=tmp_path / "file")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RecordError, match=r"is not writable\. Give another folder"):
         opened(tmp_path / "s")
-
-
-def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(RecordError, match=r"cannot write .*\.lock: Is a directory"):
-        opened(tmp_path)
 
 
 def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tests.test_record_writer import opened
+from tests.helpers.study_folders import opened
 from workbench.errors import RecordError
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -255,14 +216,6 @@ def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
     assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_a_default_folder_is_always_new(tmp_path: Path) -> None:
-    first = default_folder("w", "lr_sweep", root=tmp_path)
-    second = default_folder("w", "lr_sweep", root=tmp_path)
-    assert first != second
-    assert first.is_dir()
-    assert second.name.startswith("w-lr_sweep-")
-
-
 def test_who_begins_at_the_same_moment_gets_a_folder_of_their_own(tmp_path: Path) -> None:
     """Two kernels that run the same notebook at once: looking for a free name and taking it are one step."""
     with ThreadPoolExecutor(8) as pool:
@@ -277,9 +230,3 @@ def test_a_name_that_is_taken_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="name='mine' is that of the study"):
         StudyWriter.open(None, kind="lr_sweep", workload="v", config=CONFIG, name="mine")
     assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == ["one"]
-
-
-def test_a_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "runs").touch()
-    with pytest.raises(RecordError, match="cannot be created"):
-        default_folder("w", "lr_sweep", root=tmp_path / "runs")
