@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.simulated_curves import EDGE, catapult, least_squares, noisy_decay, quadratic, tanh_net
 from workbench.curves.classify import classify_curve
+from workbench.curves.rises import CurveThresholds
 
 RULES = [("sgd", 0.0), ("nesterov", 0.9), ("momentum", 0.8), ("momentum", 0.9), ("adam", 0.9)]
 
@@ -201,7 +202,7 @@ def test_early_is_judged_by_the_planned_length():
 def test_thresholds_are_arguments():
     loss, se = _planted(300, 20.0, height=0.6)
     assert classify_curve(loss, loss_se=se).when == "none"
-    assert classify_curve(loss, loss_se=se, rise_frac=0.2).when == "mid"
+    assert classify_curve(loss, loss_se=se, thresholds=CurveThresholds(rise_frac=0.2)).when == "mid"
 
 
 @pytest.mark.parametrize("memory", [0.9, 0.999])

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.curves.rises import (
+    USUAL,
     Curve,
+    CurveThresholds,
     CurveVerdict,
-    Limits,
     Outcome,
     Rise,
     When,
@@ -60,21 +61,7 @@ def classify_curve(
     study_best_end: float | None = None,
     loss_ref: float | None = None,
     chance: float | None = None,
-    rise_frac: float = 0.5,
-    study_frac: float = 0.1,
-    high_frac: float = 0.25,
-    noise_sds: float = 6.0,
-    recover_frac: float = 0.1,
-    early_frac: float = 0.1,
-    settle_ratio: float = 0.8,
-    tail_frac: float = 0.1,
-    max_noise_frac: float = 0.025,
-    min_steps: int = 10,
-    stretch_steps: int = 5,
-    sure_stretch_steps: int = 3,
-    memory_spans: float = 5.0,
-    memory_frac: float = 0.5,
-    calm_frac: float = 0.05,
+    thresholds: CurveThresholds = USUAL,
 ) -> CurveVerdict:
     """Say when a training-loss curve became unstable and what came of it.
 
@@ -94,35 +81,15 @@ def classify_curve(
         study_best_end: the lowest end loss in the study; None takes this run's own.
         loss_ref: loss before the first update; None takes `loss[0]`.
         chance: loss of guessing, where known: below it only the distance to it counts as learned.
-        rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
-        high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
-            high (rule of thumb; a network stuck at chance learns a little when it starts above chance).
-        study_frac: rise needed, as a share of what the study's best trial learned (rule of thumb).
-        noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
-        recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
-        early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
-        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before (rule of thumb).
-        tail_frac: share of the steps whose median is the end loss.
-        max_noise_frac: noise left by the smoothing, as a share of the progress (rule of thumb).
-        min_steps: shorter finite curves are `not_measured` (rule of thumb).
-        stretch_steps: hot steps in a row that make a rise (rule of thumb).
-        sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
-        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
-        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle (rule of thumb).
-        calm_frac: rises closer together than this share of the planned steps are one (rule of thumb).
+        thresholds: when the curve counts as having risen and come back.
 
     Returns:
         A verdict; it does not change when the loss is multiplied by a positive number or shifted.
     """
-    limits = Limits(
-        rise_frac=rise_frac, study_frac=study_frac, high_frac=high_frac, noise_sds=noise_sds, recover_frac=recover_frac,
-        early_frac=early_frac, settle_ratio=settle_ratio, tail_frac=tail_frac, min_steps=min_steps,
-        stretch_steps=stretch_steps, sure_stretch_steps=sure_stretch_steps, memory_spans=memory_spans, memory_frac=memory_frac, calm_frac=calm_frac,
-    )  # fmt: skip
     raw = np.asarray(loss, dtype=np.float64).ravel()
     finite, ended_nonfinite = fill_gaps(raw)
     total = max(int(total_steps or raw.size), 1)
-    special = _nothing_to_read(raw, finite, ended_nonfinite, limits)
+    special = _nothing_to_read(raw, finite, ended_nonfinite, thresholds)
     if special is not None:
         return special
     start = float(finite[0]) if loss_ref is None or not math.isfinite(loss_ref) else float(loss_ref)
@@ -130,17 +97,17 @@ def classify_curve(
     step_noise = noise_per_step(finite, se, full_batch=full_batch)
     smoothed, noise, width = smooth(
         finite, step_noise, loss_ref=start, total_steps=total, progress=study_progress, full_batch=full_batch,
-        max_noise_frac=max_noise_frac,
+        max_noise_frac=thresholds.max_noise_frac,
     )  # fmt: skip
     curve = _prepare(
-        finite, smoothed, noise, step_noise, width=width, limits=limits, loss_ref=start, chance=chance, total_steps=total,
+        finite, smoothed, noise, step_noise, width=width, limits=thresholds, loss_ref=start, chance=chance, total_steps=total,
         ended_nonfinite=ended_nonfinite, study_progress=study_progress, study_best_end=study_best_end,
     )  # fmt: skip
-    rises = find_rises(curve, full_batch=full_batch, memory=memory, limits=limits)
-    return _verdict(curve, rises, limits)
+    rises = find_rises(curve, full_batch=full_batch, memory=memory, limits=thresholds)
+    return _verdict(curve, rises, thresholds)
 
 
-def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: Limits) -> CurveVerdict | None:
+def _nothing_to_read(raw: FloatArray, finite: FloatArray, ended: bool, limits: CurveThresholds) -> CurveVerdict | None:
     if raw.size and not math.isfinite(raw[0]):
         reason = "The loss is non-finite before the first update: the learning rate is not the cause."
         return CurveVerdict(when="early", outcome="divergent", onset_step=0, end_loss=math.inf, reason=reason)
@@ -157,7 +124,7 @@ def _prepare(
     step_noise: FloatArray,
     *,
     width: int,
-    limits: Limits,
+    limits: CurveThresholds,
     loss_ref: float,
     chance: float | None,
     total_steps: int,
@@ -192,7 +159,7 @@ def _prepare(
     )
 
 
-def _verdict(curve: Curve, rises: list[Rise], limits: Limits) -> CurveVerdict:
+def _verdict(curve: Curve, rises: list[Rise], limits: CurveThresholds) -> CurveVerdict:
     end, high = end_level(curve, limits)
     noise = float(curve.noise[-1])
     if not rises:

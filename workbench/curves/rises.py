@@ -9,7 +9,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Curve", "Limits", "end_level", "find_rises", "tail_steps"]
+__all__ = [
+    "USUAL",
+    "Curve",
+    "CurveThresholds",
+    "CurveVerdict",
+    "Outcome",
+    "Rise",
+    "When",
+    "end_level",
+    "find_rises",
+    "tail_steps",
+]
 
 
 When = Literal["none", "early", "mid"]
@@ -90,23 +101,46 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The thresholds of `classify_curve`, which documents them."""
+class CurveThresholds:
+    """When a loss curve counts as having risen, and as having come back.
 
-    rise_frac: float
-    study_frac: float
-    high_frac: float
-    noise_sds: float
-    recover_frac: float
-    early_frac: float
-    settle_ratio: float
-    tail_frac: float
-    min_steps: int
-    stretch_steps: int
-    sure_stretch_steps: int
-    memory_spans: float
-    memory_frac: float
-    calm_frac: float
+    Attributes:
+        rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
+        study_frac: rise needed, as a share of what the study's best trial learned (rule of thumb).
+        high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
+            high (rule of thumb; a network stuck at chance learns a little when it starts above chance).
+        noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
+        recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
+        early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
+        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before (rule of thumb).
+        tail_frac: share of the steps whose median is the end loss.
+        max_noise_frac: noise left by the smoothing, as a share of the progress (rule of thumb).
+        min_steps: shorter finite curves are `not_measured` (rule of thumb).
+        stretch_steps: hot steps in a row that make a rise (rule of thumb).
+        sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
+        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
+        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle (rule of thumb).
+        calm_frac: rises closer together than this share of the planned steps are one (rule of thumb).
+    """
+
+    rise_frac: float = 0.5
+    study_frac: float = 0.1
+    high_frac: float = 0.25
+    noise_sds: float = 6.0
+    recover_frac: float = 0.1
+    early_frac: float = 0.1
+    settle_ratio: float = 0.8
+    tail_frac: float = 0.1
+    max_noise_frac: float = 0.025
+    min_steps: int = 10
+    stretch_steps: int = 5
+    sure_stretch_steps: int = 3
+    memory_spans: float = 5.0
+    memory_frac: float = 0.5
+    calm_frac: float = 0.05
+
+
+USUAL = CurveThresholds()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +169,7 @@ class Curve:
         return self.smoothed - self.trough
 
 
-def find_rises(curve: Curve, *, full_batch: bool, memory: float, limits: Limits) -> list[Rise]:
+def find_rises(curve: Curve, *, full_batch: bool, memory: float, limits: CurveThresholds) -> list[Rise]:
     """Return every rise; two stretches that the loss did not come back between, or only briefly, are one rise."""
     steps, calm_steps = np.arange(curve.loss.size), limits.calm_frac * curve.total_steps
     hot = (curve.rise >= curve.needed) & (curve.rise > 0)
@@ -171,7 +205,7 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _rise(curve: Curve, first: int, last: int, *, final: bool, limits: Limits) -> Rise:
+def _rise(curve: Curve, first: int, last: int, *, final: bool, limits: CurveThresholds) -> Rise:
     onset = _onset(curve, first)
     after = np.flatnonzero(curve.smoothed[last + 1 :] <= curve.back[first])
     back = last + 1 + int(after[0]) if after.size else None
@@ -202,7 +236,7 @@ def _onset(curve: Curve, first: int) -> int:
     return onset + int(low[-1]) if low.size else onset
 
 
-def _outcome(curve: Curve, first: int, limits: Limits) -> Outcome:
+def _outcome(curve: Curve, first: int, limits: CurveThresholds) -> Outcome:
     """Return what came of the last rise, from the level at the end of the run."""
     if curve.ended_nonfinite:
         return "divergent"
@@ -219,12 +253,12 @@ def _outcome(curve: Curve, first: int, limits: Limits) -> Outcome:
     return "divergent" if high else "lasting"
 
 
-def tail_steps(size: int, limits: Limits) -> int:
+def tail_steps(size: int, limits: CurveThresholds) -> int:
     """Return how many of `size` steps make up the end."""
     return max(1, round(limits.tail_frac * size))
 
 
-def end_level(curve: Curve, limits: Limits) -> tuple[float, bool]:
+def end_level(curve: Curve, limits: CurveThresholds) -> tuple[float, bool]:
     """Return the end loss and whether it shows that little was learned: about where the run began, or at chance.
 
     A median at 0 between spikes that lift the mean above the loss of knowing nothing is no good end either.

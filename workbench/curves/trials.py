@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
+from workbench.curves.rises import USUAL, CurveThresholds
 from workbench.record.roles import POINTS
 
 __all__ = [
@@ -245,13 +246,15 @@ def study_scale(curves: Sequence[TrialCurve], steps: int, *, tail_frac: float = 
     return StudyScale(best_end=min(finite), steps=steps) if finite else None
 
 
-def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **thresholds: float) -> list[TrialVerdict]:
+def judge(
+    curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], thresholds: CurveThresholds = USUAL
+) -> list[TrialVerdict]:
     """Classify every curve against the scale that its study sets at its length; a longer one has to learn as much at least.
 
     Args:
         curves: the trials to judge.
         peers: the full-length trials of the study; fewer than two set no scale.
-        thresholds: passed to `classify_curve`.
+        thresholds: see `classify_curve`.
     """
     verdicts = []
     longest = max((c.loss.size for c in peers), default=0)
@@ -267,7 +270,7 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], **threshold
             chance=curve.chance,
             study_progress=None if scale is None else ignorance(start, curve.chance) - scale.best_end,
             study_best_end=None if scale is None else scale.best_end,
-            **thresholds,  # type: ignore[arg-type]
+            thresholds=thresholds,
         )  # fmt: skip
         verdicts.append(TrialVerdict(curve=curve, verdict=verdict))
     return verdicts

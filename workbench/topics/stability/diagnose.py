@@ -13,6 +13,7 @@ from workbench.curves.judged_runs import is_harmful, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
+from workbench.curves.rises import USUAL, CurveThresholds
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.findings.advice import advise
@@ -129,7 +130,7 @@ def diagnose_instability(
     usual_interval: int = 100,
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
-    **curve_thresholds: float,
+    curve_thresholds: CurveThresholds = USUAL,
 ) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
@@ -150,7 +151,7 @@ def diagnose_instability(
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
         noise_sds: see `lr_best`.
         loss_tolerance: see `lr_best`.
-        **curve_thresholds: thresholds of `classify_curve`.
+        curve_thresholds: see `classify_curve`.
 
     Returns:
         The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
@@ -179,7 +180,7 @@ def diagnose_instability(
 
 def _read(
     record: RecordLike,
-    thresholds: Mapping[str, float],
+    thresholds: CurveThresholds,
     *,
     near_ratio: float,
     noise_sds: float,
@@ -198,7 +199,7 @@ def _read(
     baseline = record.config.get("peak_lr")
     return _Study(
         record=record,
-        items=judge(curves, judged(record).full_length, **thresholds),
+        items=judge(curves, judged(record).full_length, thresholds),
         table=table,
         best=best,
         bracket=bracket,
