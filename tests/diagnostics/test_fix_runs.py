@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.judged import judged
-from workbench.curves.judged_runs import is_harmful, judged_runs
+from workbench.curves.judged import is_harmful, judged, judged_runs
 from workbench.curves.sweep import LRPoint, SweepTable
 
 

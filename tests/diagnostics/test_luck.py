@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, expected_maximum, wobble
+from workbench.curves.selection import FEWEST_TO_SEE_NOISE, expected_maximum, wobble
 
 PI = math.pi
 

@@ -1,19 +1,20 @@
-"""`JudgedStudy`: a study with its frames read once and each of its curves judged once."""
+"""Trials of a study by role or by config, and whether each trained stably."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workbench.curves.sweep import SweepTable, sweep_of_curves
-from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
+from workbench.curves.sweep import SweepTable, objective, sweep_of_curves
+from workbench.curves.trials import FREE_FIELDS, RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
 from workbench.record.roles import POINTS, Role
 
-__all__ = ["JudgedStudy", "judged"]
+__all__ = ["judged_runs"]
 
 
 class JudgedStudy:
@@ -97,3 +98,104 @@ class JudgedStudy:
 def judged(record: RecordLike) -> JudgedStudy:
     """Return a record as a `JudgedStudy`; one that is already comes back as it is."""
     return record if isinstance(record, JudgedStudy) else JudgedStudy(record)
+
+
+def is_harmful(
+    table: SweepTable,
+    fixes: Sequence[Mapping[str, Any]],
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    material_frac: float = 0.01,
+) -> bool | None:
+    """Tell whether a fix makes an unstable lr train well, to a loss that lies clearly below the one at lr*.
+
+    Args:
+        table: the sweep.
+        fixes: what `judged_runs` returns for the stage "fix".
+        noise_sds: standard errors of the loss at lr* that count as equal.
+        loss_tolerance: relative difference that counts as equal (O1).
+        material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).
+
+    Returns:
+        None when no fix was tried: silence is not health.
+    """
+    if not fixes or table.best is None:
+        return None
+    lowest = table.points[table.best]
+    se = lowest.loss_se if math.isfinite(lowest.loss_se) else 0.0
+    margin = max(noise_sds * se, loss_tolerance * table.loss_scale, material_frac * table.progress)
+    by_seed = dict(zip(lowest.seeds, lowest.losses, strict=True))
+    return any(not fix["lasting"] and fix["loss"] < by_seed.get(fix["seed"], lowest.loss) - margin for fix in fixes)
+
+
+_SEEDS = ("shared_seed", "per_host_seed")
+
+
+def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collection[int] | None = None) -> list[int]:
+    """Return the numbers of the trials that were trained with these config fields, in the order of their seeds.
+
+    Args:
+        record: a study.
+        fields: of the config; those that are left out, and the seeds, may be anything.
+        seeds: only these; None takes any.
+    """
+    if not len(record.trials):
+        return []
+    wanted = {name: value for name, value in fields.items() if name not in _SEEDS}
+    rows = [row for row in record.trials.to_dict("records") if seeds is None or int(row["seed"]) in seeds]
+    same = [row for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
+    return [int(row["trial"]) for row in sorted(same, key=lambda row: int(row["seed"]))]
+
+
+def own_trials(record: RecordLike) -> list[int]:
+    """Return the numbers of the trials that a person would call theirs: the record's own config, under any seed, however evaluated."""
+    fixed = {name: value for name, value in record.config.items() if name not in FREE_FIELDS - {"peak_lr"}}
+    return trials_with(record, {name: value for name, value in fixed.items() if name in record.trials})
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a cell of a frame as the config had it: pandas writes None as NaN."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two config values are the same, numbers to rounding."""
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
+
+
+def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0.0) -> list[dict[str, Any]]:
+    """Return the finished trials of some stages, in order of their number, as JSON values.
+
+    Each holds trial, stage, seed, lr, warmup_steps, max_grad_norm, total_steps, when and outcome of its loss curve,
+    onset_step, lasting (it did not come back, or never trained) and loss (the mean over the last tenth of its steps, O1).
+    What can be learned is what the study's full-length trials of the baseline's config show.
+
+    Args:
+        record: a study.
+        stages: of the trials.
+        above: only trials whose lr is larger.
+    """
+    return [_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)]
+
+
+def _row(item: TrialVerdict) -> dict[str, Any]:
+    curve = item.curve
+    clip = curve.config.get("max_grad_norm")
+    return {
+        "trial": curve.trial,
+        "stage": curve.stage,
+        "seed": curve.seed,
+        "lr": curve.lr,
+        "warmup_steps": int(curve.config.get("warmup_steps") or 0),
+        "max_grad_norm": None if clip is None or math.isnan(float(clip)) else float(clip),
+        "total_steps": curve.total_steps,
+        "when": item.verdict.when,
+        "outcome": item.verdict.outcome,
+        "onset_step": item.verdict.onset_step,
+        "lasting": item.verdict.is_lasting or item.verdict.high,
+        "loss": objective(curve),
+    }

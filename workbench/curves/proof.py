@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from workbench.curves.judged_runs import trials_with
+from workbench.curves.judged import trials_with
 from workbench.curves.losses import DEEP, is_deep
 from workbench.curves.selection import selectable, selected_by_seed, spacing, starts_by_seed
 from workbench.curves.trials import RecordLike

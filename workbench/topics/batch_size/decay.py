@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from workbench.curves.judged_runs import trials_with
+from workbench.curves.judged import trials_with
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike, memory_field
 from workbench.findings.diagnosis import Finding

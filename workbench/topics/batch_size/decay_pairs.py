@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.single_field_pairs import Twin, read_twins
+from workbench.curves.replaced import Twin, read_twins
 from workbench.curves.trials import RecordLike, TrialCurve
 
 __all__ = ["DecayPair", "accumulated", "decay_pairs"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from workbench.curves.selected_runs import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
+from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding, Status

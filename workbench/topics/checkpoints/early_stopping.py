@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.selected_runs import SelectedRun, read_runs
+from workbench.curves.selection import SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 
 __all__ = ["RULES", "Patience", "StoppedRun", "StoppingRule", "early_stopping", "replay_rules", "stop_with_patience"]

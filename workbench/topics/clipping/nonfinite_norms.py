@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.curves.judged import judged
-from workbench.curves.judged_runs import own_trials
+from workbench.curves.judged import judged, own_trials
 from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Finding, Status
 from workbench.record.roles import Role

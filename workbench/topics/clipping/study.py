@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from workbench.config import TrainConfig
 from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
-from workbench.curves.judged_runs import judged_runs
+from workbench.curves.judged import judged_runs
 from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.base import Study

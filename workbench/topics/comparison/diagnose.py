@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.curves.judged import judged
-from workbench.curves.judged_runs import judged_runs
+from workbench.curves.judged import judged, judged_runs
 from workbench.curves.sweep import LRPoint
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise

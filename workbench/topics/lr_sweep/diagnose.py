@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.curves.clipped_runs import fixed_step
-from workbench.curves.judged import judged
-from workbench.curves.judged_runs import is_harmful, judged_runs
+from workbench.curves.judged import is_harmful, judged, judged_runs
 from workbench.curves.losses import nothing_clear, nothing_learns
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next

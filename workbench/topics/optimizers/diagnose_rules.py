@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import is_callable_name
+from workbench.curves.replaced import Twin, read_twins
 from workbench.curves.rules import RuleRange
-from workbench.curves.single_field_pairs import Twin, read_twins
 from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Finding
 from workbench.topics.batch_size.decay_pairs import decay_pairs

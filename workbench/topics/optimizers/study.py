@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from workbench.config import OPTIMIZERS
-from workbench.curves.judged_runs import trials_with
+from workbench.curves.judged import trials_with
 from workbench.curves.rules import RANGE, SEEDS, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
 from workbench.errors import ConfigError, UnknownNameError, nearest
 from workbench.record.roles import Role

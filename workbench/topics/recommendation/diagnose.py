@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipped_runs import clipped_runs
-from workbench.curves.judged_runs import equal, judged_runs, plain_cell, trials_with
+from workbench.curves.judged import equal, judged_runs, plain_cell, trials_with
 from workbench.curves.losses import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.proof import (

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from workbench.curves.classify import Rise
-from workbench.curves.judged import judged
-from workbench.curves.judged_runs import is_harmful, judged_runs, own_trials
+from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from workbench.curves.judged_runs import judged_runs
+from workbench.curves.judged import judged_runs
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import Role
 
