@@ -25,7 +25,6 @@ def wilson(correct: float, total: float, *, confidence: float = 0.95) -> tuple[f
     Args:
         correct: examples that count.
         total: all of them.
-        confidence: of the interval.
     """
     if not 0 < confidence < 1 or not 0 <= correct <= total:
         raise ConfigError(
@@ -86,7 +85,6 @@ def class_counts(
     Args:
         after: rows of `count_classes`, or a study whose facts hold them.
         before: rows of an earlier evaluation on the same examples, or of another model; a study brings its own.
-        confidence: of the interval.
 
     Returns:
         Columns class, total, correct, recall, low, high, before (its correct predictions), delta (of the recall) and

@@ -98,7 +98,6 @@ def steady_stretch(
     after its start and its warmup; of a run with rises the longest stretch between them.
 
     Args:
-        steps: of the run.
         warmup_steps: updates during which the lr still grows.
         rises: for each rise of the loss the last step before it, and the first step back; None when it never was.
         skip_frac: share of the run that counts as its start, the cap on warmup of F3.10.

@@ -51,10 +51,6 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
 
     It is a full-length trial without clipping that trains stably, at the lr which a clipping study asked for, else
     at the baseline's, else the one with the lowest loss. Where no run is stable, the steps before its loss rises count.
-
-    Args:
-        record: a study, or a single trial.
-        skip_frac: see `steady_stretch`.
     """
     usable = judged(record).verdicts(lambda c: c.stage not in SHORT and "grad_norm" in c.steps)
     if not usable:
@@ -69,12 +65,7 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
 
 
 def reference_threshold(record: RecordLike, *, percentile: float = 90.0) -> ClipThreshold:
-    """Return the clipping threshold that a record suggests, with the reason where it suggests none.
-
-    Args:
-        record: a study, or a single trial.
-        percentile: see `choose_threshold`.
-    """
+    """Return the clipping threshold that a record suggests, with the reason where it suggests none."""
     found = reference_norms(record)
     return choose_threshold([], percentile=percentile) if found is None else found.threshold(percentile)
 
@@ -134,7 +125,6 @@ def clipped_runs(
     and of the same run without clipping: twin, twin_outcome, twin_lasting, twin_loss (null where it was not run).
 
     Args:
-        record: a study, or a single trial.
         tail_frac: share of the steps that is the end.
         peak_frac: only steps with at least this share of the largest lr count as the end: at the foot of a decaying
             schedule nothing is left to be masked (rule of thumb).
@@ -156,7 +146,6 @@ def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
     An adaptive rule hardly feels a clipping that is always on, so its lr is what it is everywhere.
 
     Args:
-        record: a study, or a single trial.
         frac: share of the steps clipped (rule of thumb).
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")

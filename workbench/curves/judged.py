@@ -111,7 +111,6 @@ def is_harmful(
     """Tell whether a fix makes an unstable lr train well, to a loss that lies clearly below the one at lr*.
 
     Args:
-        table: the sweep.
         fixes: what `judged_runs` returns for the stage "fix".
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
@@ -136,7 +135,6 @@ def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collect
     """Return the numbers of the trials that were trained with these config fields, in the order of their seeds.
 
     Args:
-        record: a study.
         fields: of the config; those that are left out, and the seeds, may be anything.
         seeds: only these; None takes any.
     """
@@ -175,8 +173,6 @@ def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0
     What can be learned is what the study's full-length trials of the baseline's config show.
 
     Args:
-        record: a study.
-        stages: of the trials.
         above: only trials whose lr is larger.
     """
     return [_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)]

@@ -44,7 +44,6 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
 
     Args:
         record: the study; its facts say so.
-        diagnosis: of that study.
     """
     if not without_loss(record):
         return diagnosis
@@ -95,7 +94,6 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
 
     Args:
         record: a study; without runs there is nothing to see.
-        deep: see `DEEP`.
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
     for curve in judged(record).curves:
@@ -144,7 +142,6 @@ def nothing_learns(
     tell; where its noise is large against chance, nothing can be told.
 
     Args:
-        record: the study.
         table: its sweep.
         noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
         near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).

@@ -91,8 +91,6 @@ def tied(
     """Tell whether a point is as good as the best, by the paired difference.
 
     Args:
-        table: the sweep.
-        point: one of its points.
         noise_sds: standard errors of the paired difference that count as equal, where they are a small share of what was
             learned: a run that blew up has so large an error that it would be as good as any.
         loss_tolerance: relative difference that counts as equal (O1).
@@ -124,13 +122,9 @@ def lr_best(
     minimum that neighbour cannot lie above the true lr*.
 
     Args:
-        table: the sweep.
         own: the lr that the person trains with today.
-        noise_sds: see `tied`.
-        loss_tolerance: see `tied`.
         same_loss: without noise, a lower neighbour with a loss up to this many times the lowest is taken.
         dense_ratio: neighbours closer than this make the grid dense.
-        edge_margin: see `below_edge`.
     """
     if table.best is None:
         return None
@@ -186,8 +180,6 @@ def below_edge(table: SweepTable, indices: Sequence[int], edge_margin: float = E
     """Return the points that keep a margin to the lr where training becomes unstable; the lowest of them where none does.
 
     Args:
-        table: the sweep.
-        indices: of points.
         edge_margin: how many times larger the unstable lr has to be (rule of thumb: another seed moves it by so much).
     """
     bracket = unstable_bracket(table)
@@ -224,12 +216,7 @@ def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: floa
 
 
 def refine_next(table: SweepTable, **thresholds: float) -> float | None:
-    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid.
-
-    Args:
-        table: the sweep so far.
-        **thresholds: passed to `refine_round`.
-    """
+    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid."""
     found = refine_round(table, lanes=1, **thresholds)
     return found[0] if found else None
 
@@ -249,7 +236,6 @@ def refine_round(
     """Return the lrs that sharpen lr*, several for one round; () when it is sharp enough or at the border of the grid.
 
     Args:
-        table: the sweep so far.
         lanes: lrs in a round, at most.
         same_loss: without noise, refine until no lr between the neighbours can be better by more than this factor.
         dense_ratio: without noise, refine at least until the neighbours are this close.
@@ -315,7 +301,6 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
     """Return where lasting instability starts, or None when no lr above lr* is lastingly unstable.
 
     Args:
-        table: the sweep.
         above: lr to start from; None is the lowest lr that is as good as the one of the lowest objective.
     """
     if above is None:

@@ -39,7 +39,6 @@ def edge_from_growth(
         lr: learning rate of its last steps.
         optimizer: name of the update rule; None is returned for a rule without a known edge.
         momentum: of momentum, nesterov and rmsprop.
-        beta1: of adam and adamw.
         steps: how many of the last steps the growth is taken from.
 
     Returns:
@@ -132,7 +131,6 @@ def edge_round(
     """Return the lrs that narrow the bracket of `lr.unstable`; () when it is narrow enough, or there is none yet.
 
     Args:
-        table: the sweep so far.
         lanes: lrs in a round, at most.
         tolerance: width of the bracket, as a share of its lower end.
         near: two lrs between which the edge may lie, from short runs or from `edge_from_growth`; tried first.
@@ -158,7 +156,6 @@ def bisect_next(table: SweepTable, *, tolerance: float = 0.05, hint: float | Non
     """Return the next lr that narrows the bracket of `lr.unstable`, or None when it is narrow enough.
 
     Args:
-        table: the sweep so far.
         tolerance: width of the bracket, as a share of its lower end.
         hint: where the edge may be; both of its sides are tried first.
     """
@@ -178,7 +175,6 @@ def raise_round(
     """Return lrs above all that were tried, where no lr above the best one is lastingly unstable yet.
 
     Args:
-        table: the sweep so far.
         highest: largest lr that may be tried.
         near: lrs at which short runs turned unstable; with them, the steps are taken to the power of one half.
         steps: multiples of the largest lr tried (rule of thumb).
@@ -204,7 +200,6 @@ def climb_round(
     Where no lr learned anything, the reason is usually that all are too high, and lower ones cost least to rule out.
 
     Args:
-        table: the sweep so far.
         lowest: smallest lr that may be tried.
         highest: largest.
         lanes: lrs in a round, at most.
@@ -256,7 +251,6 @@ def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[
     for the edge looks there.
 
     Args:
-        table: the sweep so far.
         base: an lr of the lattice, the baseline's own.
         factor: of the lattice; a neighbour farther than 1.5 of its steps leaves room for another lr.
     """

@@ -64,9 +64,6 @@ def by_faults(diagnosis: Diagnosis) -> str:
     """Name the fault to mend before any hyperparameter is compared: with a wrong loss or a frozen layer every config is wrong.
 
     A warning about the data, the model or its first step is no proof of a fault; one about the loop or the loss is.
-
-    Args:
-        diagnosis: of the study.
     """
     sure = {f.code for f in diagnosis if f.status == "fail" or f.code.startswith(("loop.", "loss."))}
     first = next((code for code in vetoes_tuning(diagnosis.findings) if code in sure), None)
@@ -77,7 +74,6 @@ def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int
     """Say that nothing is left to gain: another metric of the examples that select is as good as it can be.
 
     Args:
-        record: a study.
         baseline: trial numbers.
         candidate: trial numbers.
     """
@@ -90,7 +86,6 @@ def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = DEE
     """Say that the selected values are too good to be true.
 
     Args:
-        record: a study.
         candidate: trial numbers.
         deep: a loss so many times as far below zero as that of the untrained model is above or below, and at least 1, has no
             minimum (rule of thumb).
@@ -133,7 +128,6 @@ def by_spread(proof: Mapping[str, Any], *, ratio: float = 3.0, sds: float = 3.0)
     A baseline that learned less than half of what the candidate did is steady because it does not train.
 
     Args:
-        proof: of `prove`.
         ratio: of the standard deviations over the seeds (rule of thumb).
         sds: a gain of so many of the candidate's standard deviations outweighs any (rule of thumb).
     """
@@ -156,7 +150,6 @@ def by_metrics(
     """Say which other metric the candidate is worse by, beyond noise. Better is where training moves a metric to.
 
     Args:
-        record: a study.
         baseline: trial numbers, one a seed.
         candidate: trial numbers under the same seeds, in the same order.
         ses: standard errors of the paired difference that are noise (rule of thumb).
@@ -176,7 +169,6 @@ def by_examples(found: Mapping[str, Any] | None, limit: float) -> str:
     """Say that other validation examples might take the gain back.
 
     Args:
-        found: of `example_chance`.
         limit: largest p.
     """
     if found is None or (found["enough"] and found["chance"] < limit):
@@ -238,7 +230,6 @@ def prove(
     candidate that diverges under none.
 
     Args:
-        record: a study.
         baseline: config fields of the baseline.
         candidate: config fields of the candidate.
         limit: a candidate wins where p is below this.
@@ -291,7 +282,6 @@ def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> 
     Three seeds leave a gain of 1.5 standard deviations unproven in 22 % of cases, five in 12 % (simulated).
 
     Args:
-        proof: of `prove`.
         min_seeds: fewer gain together too often where nothing is gained (2 of 2 seeds: one time in four).
     """
     if proof is None or proof["wins"] or len(proof["seeds"]) < min_seeds:

@@ -79,7 +79,6 @@ def read_twins(record: RecordLike, field: str) -> list[Twin]:
 
     Args:
         record: a study with trials of the stage "optimizers_twin".
-        field: one of `TWIN_FIELDS`.
     """
     if not len(record.trials):
         return []
@@ -209,8 +208,6 @@ def lost_by(record: RecordLike, own: TrialCurve, other: TrialCurve) -> tuple[flo
     """Return the share of what one run learns that another lacks, and the selected metric at the end of either; see `Replaced`.
 
     Args:
-        record: a study.
-        own: the run that may lack it.
         other: what it is held against, of the same length and seed.
     """
     ends = (objective(own), objective(other))

@@ -27,8 +27,6 @@ def rise_cause(
     grows over several steps. "optimizer_state": the update's norm jumps and the gradient's does not.
 
     Args:
-        curve: the trial.
-        rise: one of its rises.
         outlier_ratio: times its median in the steps before that make a norm an outlier (rule of thumb).
         lr_jump: ratio of two neighbouring lrs that counts as a jump (rule of thumb).
         window: steps before the onset that the median is taken over.
@@ -100,7 +98,6 @@ def seen_at_interval(
     """Tell whether evaluating every `interval` steps would have shown the rise that every step shows (F1.10).
 
     Args:
-        item: a trial with a rise.
         evals: the record's evaluations; the training loss of each step stands in where they are sparser than steps.
         interval: the usual evaluation interval, in steps.
         split: whose loss is looked at.
@@ -125,7 +122,6 @@ def confirmation(item: TrialVerdict, *, lr_star: float | None, decline_frac: flo
     """Read a run at several times lr*: a steady decline followed by a sudden rise points to instability (F1.13).
 
     Args:
-        item: the trial.
         lr_star: lr of the best trial, None where unknown.
         decline_frac: share of the initial loss's distance to the best end that counts as a decline (rule of thumb).
     """

@@ -309,7 +309,6 @@ def ends_next(
     """Return the lrs that narrow the two ends of a range; () where both are narrow enough.
 
     Args:
-        found: the range so far.
         ratio: how wide the bracket of an end may stay (rule of thumb).
         factor: step outwards while every lr tried trains (rule of thumb).
         lowest: smallest lr that may be tried.

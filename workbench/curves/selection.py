@@ -153,9 +153,6 @@ def read_runs(record: RecordLike) -> list[SelectedRun]:
 
     These are the trials of the stage "checkpoints"; without any, those of the study's own config under every seed; without any,
     all. A run that diverged, failed or was stopped is none: its last checkpoint is no result of training.
-
-    Args:
-        record: a study or a single trial.
     """
     table = record.trials
     if not len(table) or "select" not in record.config:
@@ -200,7 +197,6 @@ def compare_selected(
     against it, not the one with the luckiest evaluation; it is adopted only where it is better by more than its noise.
 
     Args:
-        record: a study.
         baseline: trial numbers of the baseline, one a seed.
         candidates: what a candidate is called -> its trial numbers.
         noise_sds: how many standard deviations the gain has to be (rule of thumb).
@@ -272,7 +268,6 @@ def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float
     """Return for each seed the selected metric of its trial's best checkpoint; seeds without a finite value are left out.
 
     Args:
-        record: a study.
         numbers: of trials with the same config, one a seed.
         every: see `spacing`; 0 takes every evaluation.
     """
@@ -334,7 +329,6 @@ def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) 
     Empty if no trial has a finite value.
 
     Args:
-        record: a study.
         numbers: of trials with the same config, one a seed; the metric is their mean.
         every: see `spacing`; 0 takes every evaluation.
     """

@@ -124,7 +124,6 @@ def objective(curve: TrialCurve, *, tail_frac: float = 0.1) -> float:
     Never the best loss so far (biased downwards by noise) nor the last value alone.
 
     Args:
-        curve: a finished trial.
         tail_frac: share of the steps averaged.
     """
     return math.inf if curve.diverged else float(np.mean(curve.loss[-_tail(curve, tail_frac) :]))
@@ -144,7 +143,6 @@ def paired_difference(
     noise. It is 0 for full batches.
 
     Args:
-        one: a finished trial.
         other: another of the same length.
         tail_frac: share of the steps compared.
         blocks: blocks the steps are cut into (rule of thumb).
@@ -173,7 +171,6 @@ def mean_and_error(parts: Sequence[FloatArray], *, blocks: int = 8) -> tuple[flo
 
     Args:
         parts: of one length, shape (steps,) each.
-        blocks: see `paired_difference`.
     """
     errors = [_number(_mean_se(part, blocks)) for part in parts]
     return float(np.mean([np.mean(part) for part in parts])), math.hypot(*errors) / len(errors)
@@ -187,7 +184,6 @@ def sweep_of_curves(
     Args:
         full_length: finished trials of one config but for the learning rate and the seeds.
         tail_frac: share of the steps that the objective averages.
-        blocks: see `paired_difference`.
         noise_sds: standard errors that what was learned must stand out by (rule of thumb).
     """
     peers = _first_of_each(full_length)

@@ -236,8 +236,6 @@ def study_scale(curves: Sequence[TrialCurve], steps: int, *, tail_frac: float = 
     """Return the lowest loss that the trials reach in `steps` steps; None if none of them ran that long.
 
     Args:
-        curves: the full-length trials of the study.
-        steps: the length at which to look.
         tail_frac: the end loss is the median of this share of the steps.
     """
     tail = max(1, round(tail_frac * steps))
@@ -252,9 +250,7 @@ def judge(
     """Classify every curve against the scale that its study sets at its length; a longer one has to learn as much at least.
 
     Args:
-        curves: the trials to judge.
         peers: the full-length trials of the study; fewer than two set no scale.
-        thresholds: see `classify_curve`.
     """
     verdicts = []
     longest = max((c.loss.size for c in peers), default=0)
@@ -280,8 +276,6 @@ def initial_loss(curve: TrialCurve, peers: Sequence[TrialCurve], *, noise_sds: f
     """Return the loss before the first update: for a minibatch the mean over the seeds, where they agree.
 
     Args:
-        curve: the trial.
-        peers: the trials of its study.
         noise_sds: seeds agree when they lie within this many standard errors (rule of thumb).
     """
     return _initial_loss(curve, _starts(peers), noise_sds=noise_sds)

@@ -47,8 +47,6 @@ def why_missing(facts: Mapping[str, Any], name: str, otherwise: str) -> str:
     """Return the sentence of a finding whose facts are missing.
 
     Args:
-        facts: of the study.
-        name: of those that are missing.
         otherwise: why, where nobody tried to collect them.
     """
     return f"Not measured: {(facts.get(NOT_COLLECTED) or {}).get(name) or otherwise}."

@@ -16,10 +16,8 @@ class Codes(dict[str, str]):
         """Return a finding with the clause of its code; `KeyError` for a code that is not declared.
 
         Args:
-            code: one of these.
             status: how bad it is.
             summary: one sentence for a person.
-            fields: the others of `Finding`.
         """
         return Finding(code=code, clause=self[code], status=status, summary=summary, **fields)
 

@@ -43,7 +43,6 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
 
     Args:
         head: one line above the table.
-        findings: of the diagnosis.
 
     Returns:
         HTML in which every text is escaped.

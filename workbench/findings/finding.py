@@ -65,7 +65,6 @@ def said_alike(
     """Return the findings in their order; those of one status that say the same stand together, at the place of the first.
 
     Args:
-        findings: of one diagnosis.
         joins: whether a finding may stand with others.
     """
     said: dict[tuple[str, ...], list[Finding]] = {}

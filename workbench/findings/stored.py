@@ -18,9 +18,6 @@ _NUMBERS = ("value", "threshold")
 def read_diagnosis(path: str | Path) -> Diagnosis:
     """Return the diagnosis that a study's folder, or a `diagnosis.json`, holds.
 
-    Args:
-        path: the folder or the file.
-
     Raises:
         RecordError: the file is missing, damaged, or of another schema.
     """

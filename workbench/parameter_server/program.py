@@ -26,9 +26,7 @@ def run_task(
 
     Args:
         resolver: says which task this is.
-        chief: what the coordinator does.
         evaluator: what the side-car evaluator does; it never joins the cluster (T1.10).
-        wait_s: see `serve_task`.
 
     Raises:
         UsageError: nobody said which task this is; it is not taken for the coordinator (T9.5).

@@ -179,10 +179,6 @@ def _cure(session: Session, known: Diagnosis) -> None:
     A warmup study where the best lr sits at an edge that costs something. Where training starts badly, a warmup and clipping at the
     baseline's own lr, instead of a smaller one. Clipping where the loss rises later. A baseline that clips is held against itself
     without.
-
-    Args:
-        session: the study.
-        known: what is known of it.
     """
     if known["lr.at_edge"].evidence.get("harmful") is True:
         _WARMUP.extend(session)

@@ -20,7 +20,6 @@ class Cluster:
     """Workers and parameter servers that are up; as a context manager it ends with the block, and leaves nothing behind.
 
     Args:
-        engine: what runs them.
         identity: of the cluster; None makes one.
         leave: called at the end, with whether all is done; after an error other processes wait for the coordinator to come again.
     """

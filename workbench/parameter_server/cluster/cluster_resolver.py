@@ -137,7 +137,6 @@ class ClusterResolver:
         """Read `{"cluster": {...}, "task": {"type": ..., "index": ...}}`; other keys, as templates add them, are skipped.
 
         Args:
-            text: the JSON.
             task: in place of the one that is written there.
             source: for messages.
 

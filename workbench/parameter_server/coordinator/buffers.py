@@ -18,7 +18,6 @@ def merge_buffers(coordinator: ClusterCoordinator, placed: PlacedModule) -> dict
     saved with the statistics that it had before training. Call it after `join`; `StrategyModel.fit` does so by itself.
 
     Args:
-        coordinator: of the loop.
         placed: module that was trained.
 
     Returns:

@@ -99,7 +99,6 @@ class ClosureQueue:
         """Append a closure; blocks while the queue is full.
 
         Args:
-            closure: what is to run.
             tag: the only worker that may run it; None is any.
 
         Raises:

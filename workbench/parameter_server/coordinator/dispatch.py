@@ -83,9 +83,7 @@ class Dispatcher:
 
     Args:
         engine: runs the closures.
-        max_waiting: see `ClosureQueue`.
         watchdog_s: see `WatchDog`; None is none.
-        on_stall: see `WatchDog`.
     """
 
     def __init__(

@@ -140,7 +140,6 @@ class DistributedDataset:
 
     Args:
         dataset_fn: takes an `InputContext` and returns a dataset.
-        num_workers: of the cluster.
     """
 
     def __init__(self, dataset_fn: Callable[[InputContext], Any], num_workers: int) -> None:

@@ -86,7 +86,6 @@ class Stream:
 
     Args:
         recipe: makes the dataset; what it makes is iterated over again and again, unless it is an iterator.
-        batching: of what it makes.
         share: takes every n-th batch alone, of n workers; None takes all.
     """
 
@@ -125,7 +124,6 @@ class Shards:
 
     Args:
         source: a `DatasetCreator`, asked for its share by an `InputContext`; or how to make all of it, as one share.
-        batching: of what it makes.
     """
 
     def __init__(self, source: DatasetCreator | DatasetRecipe, batching: Batching) -> None:
@@ -255,7 +253,6 @@ def evaluation_feed(
 
     Args:
         data: from `as_data`.
-        batch_size: of datasets.
         collate: list of items -> batch, for datasets.
         num_workers: that share it.
         shards: how many shares; None is 5 a worker.

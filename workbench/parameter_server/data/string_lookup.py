@@ -89,9 +89,6 @@ class StringLookup:
         Args:
             words: in lists, arrays or iterables of any depth; the two tokens among them are not counted.
             max_words: of the vocabulary, the most frequent ones; None is all.
-            num_oov_indices: see the class.
-            mask_token: see the class.
-            oov_token: see the class.
 
         Raises:
             UsageError: there is no word in `words`.

@@ -25,7 +25,6 @@ class ServerTask(RayTask):
     """A server that is called through Ray, one call at a time.
 
     Args:
-        index: of the server.
         readers: processes that may read its blocks where they lie: workers and coordinator.
         may_share: whether blocks lie in memory that others can see.
     """

@@ -112,7 +112,6 @@ class WorkerTask(RayTask):
     """A worker that is called through Ray, one call at a time; `cancel` and `hello` are answered meanwhile.
 
     Args:
-        index: of the worker.
         cluster: id.
         ways: how it reaches the servers.
         grace_s: how long a cancelled function may take to notice before an exception is raised inside it.

@@ -25,7 +25,6 @@ class KnownTask:
     """A worker or server as the engine knows it.
 
     Args:
-        job: of it.
         index: among those of its job.
         actor: by which Ray calls it.
     """
@@ -104,9 +103,6 @@ def start_tasks(
         num_workers: how many workers.
         num_ps: how many servers.
         cluster: id of the cluster.
-        data_plane: see `RayEngine`.
-        resource: see `RayEngine`.
-        grace_s: see `RayEngine`.
 
     Returns:
         The tasks, servers first, and the names by which workers find the servers.

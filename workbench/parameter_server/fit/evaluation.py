@@ -121,7 +121,6 @@ def evaluate_distributed(
         workload: loss, weights, forward and metrics; its datasets are not used.
         data: anything that `StrategyModel.fit` takes.
         y: targets beside arrays.
-        batch_size: of datasets and arrays.
         metrics: additive ones, beside the workload's.
         steps: so many batches of an endless dataset; None is each example exactly once.
         shards: None is 5 a worker.

@@ -66,7 +66,6 @@ class MetricSet:
         """Return the sums over one batch.
 
         Args:
-            outputs: of the model.
             batch: that it was given.
             losses: (examples,).
             weights: (examples,); None is ones.

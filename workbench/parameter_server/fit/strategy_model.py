@@ -67,8 +67,6 @@ class FitLoop:
         model: that is trained.
         metrics: of its steps.
         feed: batches.
-        steps: of an epoch.
-        steps_per_execution: of a function.
         callbacks: checked.
         validation: prepares what is evaluated after an epoch, when callbacks have restored what they restore; None is none.
         validation_freq: epochs between two of them.
@@ -256,7 +254,6 @@ class StrategyModel:
             validation_steps: so many batches of endless validation data.
             validation_freq: epochs between evaluations.
             steps_per_execution: updates in one function that is sent to a worker (T13.6).
-            callbacks: see `Callback`.
             verbose: 0 is silent, 1 a bar that moves during the epoch (T14.10), 2 a line an epoch.
 
         Raises:

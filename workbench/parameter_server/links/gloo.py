@@ -107,7 +107,6 @@ class GlooLink:
     """The way to one server of another machine.
 
     Args:
-        calls: the way by calls.
         server: its index.
         reader: which of the processes this is.
         address: of this machine, as the server reaches it.

@@ -27,8 +27,6 @@ class PlasmaLink:
     """The way to one server by calls alone.
 
     Args:
-        cluster: of which both ends are.
-        actor: the server.
         server: its index.
         why: why this way is taken.
     """

@@ -76,9 +76,6 @@ def share(where: Where) -> Tensor:
 class Witness:
     """Sees at once whether another process of this machine still lives; a number that is used again does not deceive it.
 
-    Args:
-        pid: of the process.
-
     Raises:
         OSError: there is none.
     """

@@ -41,7 +41,6 @@ class SharedBlock:
 
     Args:
         size: number of values.
-        dtype: of them.
         readers: processes that may read it.
 
     Raises:
@@ -87,7 +86,6 @@ class BlockReader:
     """A `SharedBlock` as another process sees it.
 
     Args:
-        located: what the server told of it.
         reader: which line of counts is this process's.
 
     Raises:
@@ -159,9 +157,7 @@ class ShmLink:
     A block for which the server got no memory to share is read and written by calls.
 
     Args:
-        calls: the way by calls.
         server: its index.
-        pid: of its process.
         reader: which line of a block's counts is this process's.
 
     Raises:

@@ -161,8 +161,6 @@ def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: tor
 
     Args:
         partitioner: called with the shape and the dtype of the variable, at its creation (T3.3).
-        shape: of the variable.
-        dtype: of the variable.
 
     Raises:
         UsageError: the partitioner returned something else than a number of at least 1 followed by ones.

@@ -48,9 +48,7 @@ class PlacedModule:
 
     Args:
         module: with its initial values.
-        config: of the updates.
         parts: server -> what it holds, in the order in which it lies there.
-        name: of the blocks.
         cluster: id of the cluster.
         exactly_once: whether a push that is repeated is applied once.
         scale: factor on gradients.

@@ -131,7 +131,6 @@ def replica_of(cluster: str, name: str, module: nn.Module, parameters: Collectio
 
     Args:
         cluster: id of the cluster.
-        name: of the placed module.
         module: to copy.
         parameters: names of those that are placed.
         blocks: in which they lie.

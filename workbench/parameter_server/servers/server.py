@@ -109,7 +109,6 @@ class ServerRuntime:
     """Blocks by name. A call touches one block under its lock: no call sees another one half done.
 
     Args:
-        index: of the server.
         memory: makes the memory that a block's values lie in, from its name, number of elements and dtype; None is plain memory.
     """
 
@@ -162,10 +161,8 @@ class ServerRuntime:
         """Assign, add or subtract flat values; returns the new version.
 
         Args:
-            name: of the block.
             values: flat, as long as the block.
             how: "assign", "add" or "sub".
-            token: see `Push`.
         """
         block = self._block(name)
         with block.lock:
@@ -181,9 +178,7 @@ class ServerRuntime:
         """Apply a gradient by the block's own rule, at the lr of its own step; returns the new version.
 
         Args:
-            name: of the block.
             grad: flat, as long as the block.
-            push: what comes with it.
         """
         block = self._block(name)
         if block.updater is None or block.lr is None:

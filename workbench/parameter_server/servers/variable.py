@@ -25,7 +25,6 @@ def checked_rows(rows: Any, count: int, name: str) -> Tensor:
     Args:
         rows: ids of any shape.
         count: rows that there are.
-        name: of the variable.
 
     Raises:
         UsageError: they are no integers.
@@ -236,7 +235,6 @@ class ShardedVariable(RemoteTensor):
 
     Args:
         variables: the shards, equal in dtype and in every axis but the first.
-        name: of the whole.
 
     Raises:
         UsageError: they are no variables, or do not fit together (behaviour 76).

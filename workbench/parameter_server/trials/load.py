@@ -32,7 +32,6 @@ def load_facts(
     """Return JSON values on one trial, or on a training loop of your own.
 
     Args:
-        coordinator: of the training.
         placed: the module that was trained; None where variables alone are on the servers.
         seconds: that it took.
         time: how the workers spent their time; None where nobody took it.
@@ -83,7 +82,6 @@ def time_facts(coordinator: ClusterCoordinator, *, seconds: float, updates: int)
     What a function takes beside its iterator and the servers counts as computing.
 
     Args:
-        coordinator: of the loop.
         seconds: that the loop took; NaN is what the coordinator saw, see `LoopClock`.
         updates: that were made.
 

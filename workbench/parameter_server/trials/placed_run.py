@@ -55,8 +55,6 @@ class PlacedRun:
     """A trial from its first step, or its newest checkpoint, to its end.
 
     Args:
-        workload: what is trained.
-        lane: the trial.
         study: where rows go.
         strategy: where parameters go.
         splits: evaluated beside "validation" and the one that selection compares.

@@ -75,10 +75,7 @@ class WorkerTrial:
     """Replica and batches of one worker. Worker 0 reads what training without servers reads; the others shuffle differently (T7.4).
 
     Args:
-        workload: what is trained.
-        config: of the trial.
         start_step: updates that were made before, by all workers together.
-        num_workers: of the cluster.
         local: buffers and frozen parameters of the coordinator's model, by name: what is on no server; None are those of a fresh one.
     """
 

@@ -54,11 +54,7 @@ class Call:
 
 
 class WorkerRuntime:
-    """Runs calls one at a time, and holds this worker's share of datasets, iterators and other resources.
-
-    Args:
-        index: of the worker.
-    """
+    """Runs calls one at a time, and holds this worker's share of datasets, iterators and other resources."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -117,9 +117,6 @@ _CLAUSES = {"coordinator": "T13.5", "worker": "T13.1", "server": "T13.1"}
 def time_shares(facts: Mapping[str, Any]) -> dict[str, float]:
     """Return what workers do with their time, as shares that add up to 1.
 
-    Args:
-        facts: of one trial.
-
     Returns:
         compute, data_wait, pull, push, and idle: they have nothing to do, because the coordinator has not asked yet or they wait
         for the last of a stretch. NaN where it was not taken.
@@ -144,7 +141,6 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
     """Return `ps.bound`.
 
     Args:
-        facts: of one trial.
         least_work: share of the workers' time below which they compute too little.
         balanced: load of the busiest server over the mean up to which sharding would not help.
         min_updates: below which nothing is said.

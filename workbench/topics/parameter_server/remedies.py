@@ -106,10 +106,8 @@ def vocabulary_load(
 
     Args:
         shuffled: seed of the order in which words get their ids; None is the order of their frequencies.
-        words: of the vocabulary.
         lookups: closures, each of one batch.
         batch: ids.
-        exponent: of Zipf's law.
         cluster: that is up, with nothing on its servers, each of which gets a shard; None is one of two and two in this process.
 
     Returns:
@@ -147,7 +145,6 @@ def return_values(
 
     Args:
         values: float32 numbers that are returned.
-        closures: of a round.
         rounds: of each kind, in turn.
         cluster: that is up; None is one of two workers in this process.
 

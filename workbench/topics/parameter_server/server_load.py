@@ -36,7 +36,6 @@ def staleness(
     """Return `ps.staleness`.
 
     Args:
-        facts: of one trial.
         rows: its rows of `.steps`; None where there are none.
         late: 95th percentile of the staleness over the number of the other workers.
         min_updates: below which nothing is said.
@@ -167,7 +166,6 @@ def load_ratios(table: pd.DataFrame, servers: int) -> dict[str, float]:
     """Return for each of `MEASURES` the load of the busiest server over the mean of all; NaN where nobody did anything.
 
     Args:
-        table: of `server_load`.
         servers: how many there are, idle ones included.
     """
     found = {}
@@ -182,7 +180,6 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
     """Return `ps.imbalance`.
 
     Args:
-        facts: of one trial.
         limit: of the busiest server's load over the mean.
         least_apply: share of the training's time that servers must spend on applying, for that time to be compared.
     """
@@ -226,7 +223,6 @@ def hotspot(facts: Mapping[str, Any], *, per_step: float, ratio_limit: float) ->
     """Return `ps.hotspot`: a variable on one server that is asked for in every step, while the other servers are not.
 
     Args:
-        facts: of one trial.
         per_step: requests a step from which a variable is asked for by everybody all the time.
         ratio_limit: of that server's requests over the mean of all servers.
     """

@@ -41,7 +41,6 @@ def saturation(workers: Any, updates_per_s: Any, *, gain: float = 1.1) -> int | 
     """Return the smallest number of workers beyond which no larger one is `gain` times as fast; None where none saturates.
 
     Args:
-        workers: of each run.
         updates_per_s: of each run, the same length.
         gain: times as fast, for more workers to count as a help (rule of thumb).
 

@@ -118,7 +118,6 @@ def audit_parameter_server(
     Call it before `coordinator.shutdown()`: the workers are asked how they spent their time (T13.5).
 
     Args:
-        coordinator: of the loop.
         placed: the module that is trained; None where it trains variables alone.
         steps: that were made; None counts the updates of `placed`, or the functions that ran.
         seconds: that they took; NaN is the time in which the coordinator had something to do, pauses of over 5 s left out.
