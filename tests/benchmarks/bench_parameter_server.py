@@ -287,7 +287,6 @@ def tensorflow() -> Iterator[Measure]:
 SIDES: dict[str, Callable[[], Iterator[Measure]]] = {
     "ours": lambda: ours("auto"),
     "ours, plasma": lambda: ours("plasma"),
-    "ours, gloo": lambda: ours("gloo"),
     "alone": alone,
     "TensorFlow": tensorflow,
 }

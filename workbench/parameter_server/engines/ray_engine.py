@@ -44,8 +44,7 @@ class RayEngine:
         num_workers: at least 1.
         num_ps: at least 1.
         cluster: id of the cluster.
-        data_plane: how values travel: "shm" within one machine, "gloo" between machines, "plasma" by Ray's object store between any
-            two; "auto" takes the first that the places of both ends allow, and `plane.why` tells it.
+        data_plane: how values travel: "shm" within one machine, "plasma" by Ray's object store between any two; "auto" takes the first that the places of both ends allow, and `plane.why` tells it.
         address: of a Ray cluster that is there, see `RayCluster.connect`; None takes the one of this process, or starts one here.
         ray: the cluster itself, in place of its address; it is left at the end.
         resource: what the machine of a task offers, see `RayCluster.place`; None lets Ray choose the machines.

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from workbench.parameter_server.engines.ray_tasks import RayTask
-from workbench.parameter_server.links.gloo import CONNECT_S, GlooPair, waiting
 from workbench.parameter_server.links.shared_memory import Where, share
 from workbench.parameter_server.links.shm import Located, SharedBlock
-from workbench.parameter_server.servers.server import Lying, Push, ServerRuntime, laid_out, taken
+from workbench.parameter_server.servers.server import Lying, Push, ServerRuntime, taken
 from workbench.parameter_server.workers.wire import from_wire, to_wire
 
 __all__ = ["ServerTask"]
@@ -34,9 +33,6 @@ class ServerTask(RayTask):
         self._readers = readers
         self._may_share = may_share and self._hello.no_memory is None
         self._shared: dict[str, SharedBlock] = {}
-        self._pairs: dict[int, GlooPair] = {}
-        self._notes: dict[tuple[str, str], bytes] = {}
-        self._attempts: dict[int, str] = {}
         self._outboxes: dict[int, tuple[Where, Tensor]] = {}
         self._runtime = ServerRuntime(index, self._memory)
 
@@ -94,45 +90,6 @@ class ServerTask(RayTask):
             self._outboxes[outbox.pid] = (outbox, content)
             for pid in [pid for pid in self._outboxes if not os.path.exists(f"/proc/{pid}")]:
                 del self._outboxes[pid]
-        return self._pushed(blocks, pushes, taken(content, lying))
-
-    def join_pair(self, reader: int, attempt: str, address: str) -> None:
-        """Wait for one of the readers and connect with it."""
-        for old in [each for each in self._notes if each[0] == self._attempts.get(reader)]:
-            self._notes.pop(old)
-        self._attempts[reader] = attempt
-
-        def put(key: str, content: bytes) -> None:
-            self.put_note(attempt, key, content)
-
-        self._pairs[reader] = GlooPair(0, put, lambda key: waiting(lambda: self.note(attempt, key)), address, CONNECT_S)
-
-    def put_note(self, attempt: str, key: str, content: bytes) -> None:
-        """Keep what one end of a pair has to tell the other, which may be slower."""
-        self._notes[attempt, key] = content
-
-    def note(self, attempt: str, key: str) -> bytes | None:
-        """Return what was kept."""
-        return self._notes.get((attempt, key))
-
-    def size(self, name: str) -> tuple[int, torch.dtype]:
-        """Return number and dtype of a block's values."""
-        return self._runtime.size(name)
-
-    def pull_gloo(self, reader: int, blocks: Sequence[str], lying: Sequence[Lying], size: int) -> list[int]:
-        """Send values to a reader and return their versions."""
-        read = [self._runtime.read(block) for block in blocks]
-        content = torch.empty(size, dtype=torch.uint8)
-        laid_out([values for values, _ in read], lying, content)
-        self._pairs[reader].send(content)()
-        return [version for _, version in read]
-
-    def push_gloo(
-        self, reader: int, blocks: Sequence[str], pushes: Sequence[Push], lying: Sequence[Lying], size: int
-    ) -> list[int]:
-        """Apply gradients that a reader sends."""
-        content = torch.empty(size, dtype=torch.uint8)
-        self._pairs[reader].receive(content)()
         return self._pushed(blocks, pushes, taken(content, lying))
 
     def _pushed(self, blocks: Sequence[str], pushes: Sequence[Push], grads: Sequence[Tensor]) -> list[int]:

@@ -25,7 +25,7 @@ from workbench.parameter_server.servers.plane import set_plane
 from workbench.parameter_server.workers.closure import map_structure
 from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
-from workbench.ray.cluster import RayCluster, address_of_this_worker
+from workbench.ray.cluster import RayCluster
 
 __all__ = ["Hello", "Outcome", "RayTask", "Request", "WorkerTask"]
 
@@ -40,7 +40,6 @@ class Hello(NamedTuple):
         pid: of its process.
         machine: see `shared_memory.machine`.
         version: of this package.
-        address: of its machine, as others of the cluster reach it.
         no_memory: why it cannot share memory; None where it can.
     """
 
@@ -48,7 +47,6 @@ class Hello(NamedTuple):
     pid: int
     machine: str
     version: str
-    address: str
     no_memory: str | None
 
 
@@ -99,9 +97,7 @@ class RayTask:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._hello = Hello(
-            uuid.uuid4().hex, os.getpid(), machine(), __version__, address_of_this_worker(), shared_memory_missing()
-        )
+        self._hello = Hello(uuid.uuid4().hex, os.getpid(), machine(), __version__, shared_memory_missing())
 
     def hello(self) -> Hello:
         """Introduce itself."""

@@ -1,1 +1,1 @@
-"""How tensors travel between processes: shared memory, gloo or Ray's object store, chosen by where the ends are."""
+"""How tensors travel between processes: shared memory or Ray's object store, chosen by where the ends are."""

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.links.gloo import GlooLink
 from workbench.parameter_server.links.link import Link
 from workbench.parameter_server.links.plasma import PlasmaLink
 from workbench.parameter_server.links.shared_memory import machine, shared_memory_missing
 from workbench.parameter_server.links.shm import ShmLink
-from workbench.ray.cluster import RayCluster, WorkerLost, address_of_this_worker
+from workbench.ray.cluster import RayCluster, WorkerLost
 
 __all__ = ["PLANES", "Plane", "Ways"]
 
-Plane = Literal["auto", "shm", "gloo", "plasma"]
-LOOPBACK = "127.0.0.1"
-PLANES = ("auto", "shm", "gloo", "plasma")
+Plane = Literal["auto", "shm", "plasma"]
+PLANES = ("auto", "shm", "plasma")
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,12 @@ class Ways:
         if self.plane == "plasma":
             return PlasmaLink(cluster, actor, server, "it was asked for")
         calls = PlasmaLink(cluster, actor, server, "")
-        same = hello.machine == machine()
-        why = f"ps {server} is on another machine, or in another container"
-        if same:
-            why = "it was asked for" if self.plane == "gloo" else shared_memory_missing() or hello.no_memory or ""
+        why = shared_memory_missing() or hello.no_memory or ""
+        if hello.machine != machine():
+            why = f"ps {server} is on another machine, or in another container"
         if not why:
             try:
                 return ShmLink(calls, server, hello.pid, self.reader)
             except OSError as error:
                 why = f"this process cannot see that of ps {server} ({error})"
-        here, there = (LOOPBACK, LOOPBACK) if same else (address_of_this_worker(), hello.address)
-        try:
-            return GlooLink(calls, server, self.reader, address=here, there=there, why=why)
-        except OSError as error:
-            return PlasmaLink(cluster, actor, server, f"{why}; {error}; values travel through Ray's object store")
+        return PlasmaLink(cluster, actor, server, f"{why}; values travel through Ray's object store")

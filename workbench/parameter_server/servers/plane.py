@@ -35,7 +35,7 @@ class DataPlane(Protocol):
 
     @property
     def name(self) -> str:
-        """How they travel: "direct", "shm", "gloo" or "plasma"."""
+        """How they travel: "direct", "shm" or "plasma"."""
         ...
 
     @property

@@ -244,11 +244,6 @@ class ServerRuntime:
         """Return how often a block was written."""
         return self._block(name).version
 
-    def size(self, name: str) -> tuple[int, torch.dtype]:
-        """Return number and dtype of a block's values."""
-        values = self._block(name).values
-        return values.numel(), values.dtype
-
     def names(self) -> Sequence[str]:
         """Return the blocks in the order of their creation."""
         return list(self._blocks)
