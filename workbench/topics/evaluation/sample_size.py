@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from workbench.curves.selected_runs import expected_maximum
+from workbench.curves.selection import expected_maximum
 from workbench.curves.trials import RecordLike
 from workbench.errors import ConfigError
 
