@@ -25,7 +25,7 @@ from workbench.train.distributed.batch_norm import (
     merged_running_statistics,
     synchronise_batch_norm,
 )
-from workbench.train.traced.graph.recorder import CannotRecord, Recorder
+from workbench.train.lanes.recorder import CannotRecord, Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}

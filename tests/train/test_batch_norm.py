@@ -23,7 +23,7 @@ from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_
 from workbench.train.batches import resolve_device
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.hooks import Hook, Step
-from workbench.train.lane_groups import group_lanes
+from workbench.train.lanes.memory import group_lanes
 from workbench.train.trainer import Trainer
 
 KINDS: dict[int, tuple[type[nn.Module], tuple[int, ...]]] = {

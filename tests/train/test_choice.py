@@ -16,13 +16,12 @@ from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, WorkloadError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
-from workbench.train import gradient_backend as choice
-from workbench.train import known_backends as known_choices
-from workbench.train.arrangement import Arrangement, Verdict, arrangements
 from workbench.train.hooks import Activations, Hook, Run, Step
-from workbench.train.known_backends import forget_choices, recall, remember
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.vmap_gradients import VmapGradients
+from workbench.train.lanes import backend as choice
+from workbench.train.lanes import backend as known_choices
+from workbench.train.lanes.backend import Arrangement, Verdict, arrangements, forget_choices, recall, remember
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

@@ -12,8 +12,9 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, WorkloadError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
+from workbench.train.diverged_errors import is_out_of_memory
 from workbench.train.hooks import Hook, Run, Step
-from workbench.train.lane_stacks import is_out_of_memory, train_stacks
+from workbench.train.lanes.memory import train_stacks
 from workbench.train.trainer import Trainer
 
 

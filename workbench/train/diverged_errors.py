@@ -16,15 +16,15 @@ from workbench.errors import WorkbenchError
 from workbench.train.evaluation import values_of
 from workbench.train.forward import MicroBatches, autocast, per_example
 from workbench.train.lane_stack import build_model
-from workbench.train.lane_stacks import is_out_of_memory
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["Excuse", "fault_of_weights", "is_own_config"]
+__all__ = ["Excuse", "fault_of_weights", "is_out_of_memory", "is_own_config"]
 
 Excuse = Callable[[int, Exception, MicroBatches, bool], bool]
 """(lane, what was raised, batches, training) -> whether that lane counts as diverged instead."""
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _LENGTHS = {"total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "keep_best"}
 
 
@@ -69,3 +69,14 @@ def fault_of_weights(
     except Exception:
         return False
     return True
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that memory ran out."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__
+    return False

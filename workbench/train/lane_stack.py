@@ -23,8 +23,7 @@ from workbench.train.rng import capture_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_model
 
-__all__ = ["LaneStack", "build_model"]
-
+__all__ = ["LaneStack", "build_model", "global_generator", "host_random"]
 
 WATCHED_STEPS = (
     4  # rule of thumb: a model that draws from Python's or NumPy's generators does so within its first steps
@@ -43,12 +42,13 @@ class LaneRng:
 
     def __init__(self, states: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
         self._device = device
+        self._key = {"cuda": f"cuda/{device.index or 0}", "mps": "mps"}.get(device.type)
         self._single = len(states) == 1
         self._host_random = False
         self._watched = WATCHED_STEPS * len(states)
         if self._single:
             restore_rng(states[0])
-            self.generators = [_global_generator(device)]
+            self.generators = [global_generator(device)]
             self._cpu, self._rest = self.generators, [dict(states[0])]
             return
         self._cpu = [torch.Generator() for _ in states]
@@ -63,20 +63,23 @@ class LaneRng:
         if self._single:
             yield
             return
-        watching = not self._host_random and self._watched > 0
-        before = _host_state() if watching else None
-        whole = self._host_random or watching
+        before = host_random() if not self._host_random and self._watched > 0 else None
+        whole = self._host_random or before is not None
         if whole:
             restore_rng(self.state(lane))
         else:
-            self._swap_in(lane)
+            torch.set_rng_state(self._cpu[lane].get_state())
+            if self._device.type != "cpu":
+                global_generator(self._device).set_state(self.generators[lane].get_state())
         try:
             yield
         finally:
-            self._swap_out(lane)
+            self._cpu[lane].set_state(torch.get_rng_state())
+            if self._device.type != "cpu":
+                self.generators[lane].set_state(global_generator(self._device).get_state())
             if before is not None:
                 self._watched -= 1
-                self._host_random = not _same(before, _host_state())
+                self._host_random = before != host_random()
             if whole:
                 self._rest[lane] = capture_rng()
 
@@ -85,10 +88,8 @@ class LaneRng:
         if self._single:
             return capture_rng()
         own = {"torch": self._cpu[lane].get_state()}
-        if self._device.type == "cuda":
-            own[f"cuda/{self._device.index or 0}"] = self.generators[lane].get_state()
-        elif self._device.type == "mps":
-            own["mps"] = self.generators[lane].get_state()
+        if self._key is not None:
+            own[self._key] = self.generators[lane].get_state()
         return self._rest[lane] | own
 
     def load(self, lane: int, state: Mapping[str, Tensor]) -> None:
@@ -98,9 +99,8 @@ class LaneRng:
             return
         self._rest[lane] = dict(state)
         self._cpu[lane].set_state(state["torch"])
-        key = {"cuda": f"cuda/{self._device.index or 0}", "mps": "mps"}.get(self._device.type)
-        if key is not None and key in state:
-            self.generators[lane].set_state(state[key])
+        if self._key is not None and self._key in state:
+            self.generators[lane].set_state(state[self._key])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all lanes but these."""
@@ -108,18 +108,9 @@ class LaneRng:
         self.generators = [self.generators[row] for row in rows]
         self._rest = [self._rest[row] for row in rows]
 
-    def _swap_in(self, lane: int) -> None:
-        torch.set_rng_state(self._cpu[lane].get_state())
-        if self._device.type != "cpu":
-            _global_generator(self._device).set_state(self.generators[lane].get_state())
 
-    def _swap_out(self, lane: int) -> None:
-        self._cpu[lane].set_state(torch.get_rng_state())
-        if self._device.type != "cpu":
-            self.generators[lane].set_state(_global_generator(self._device).get_state())
-
-
-def _global_generator(device: torch.device) -> torch.Generator:
+def global_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that operations on `device` draw from when they are given none."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     if device.type == "mps":
@@ -127,13 +118,10 @@ def _global_generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-def _host_state() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state(legacy=True)  # noqa: NPY002
-
-
-def _same(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
-    (python, (_, keys, *rest)), (python_now, (_, keys_now, *rest_now)) = before, after
-    return bool(python == python_now and rest == rest_now and (keys == keys_now).all())
+def host_random() -> tuple[Any, ...]:
+    """Return the state of Python's and NumPy's global generators, to compare."""
+    _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return random.getstate(), np.asarray(keys).tobytes(), rest
 
 
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:

@@ -40,11 +40,11 @@ from workbench.train.distributed.process_group import ALONE, HostGroup
 from workbench.train.diverged_errors import fault_of_weights, is_own_config
 from workbench.train.evaluation import Evaluation, check_first, evaluation_columns
 from workbench.train.forward import MicroBatches
-from workbench.train.gradient_backend import Chosen
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, LaneLog, padded_lrs
 from workbench.train.lane_stack import LaneStack
+from workbench.train.lanes.backend import Chosen
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
 from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress

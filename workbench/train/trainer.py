@@ -23,13 +23,20 @@ from workbench.train.batches import resolve_device
 from workbench.train.distributed.data_parallel import begin_together, check_shares, finished, open_together
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.train.fingerprint import fingerprint
-from workbench.train.gradient_backend import choose_gradients
 from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
-from workbench.train.lane_groups import check_lanes, group_lanes
-from workbench.train.lane_memory import FREE_SHARE, STATE_SHARE, available_bytes, lane_bytes, lanes_that_fit
 from workbench.train.lane_stack import LaneStack
-from workbench.train.lane_stacks import train_stacks
+from workbench.train.lanes.backend import choose_gradients
+from workbench.train.lanes.memory import (
+    FREE_SHARE,
+    STATE_SHARE,
+    available_bytes,
+    check_lanes,
+    group_lanes,
+    lane_bytes,
+    lanes_that_fit,
+    train_stacks,
+)
 from workbench.train.loop import TrainingLoop
 from workbench.train.predictions import TrackedExamples, check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar

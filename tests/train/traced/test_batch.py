@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.train.traced.batch import split_batch, stack_batches
-from workbench.train.traced.cannot_batch import CannotBatch
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.step import split_batch, stack_batches
 
 Pair = namedtuple("Pair", ["x", "y"])
 X, Y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])

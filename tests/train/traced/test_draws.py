@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from tests.helpers.lane_models import CLASSES, FEATURES, lane_workload
 from tests.helpers.lane_stacks import CPU, assert_same, lane_stack, loop, run, updates
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients
 from workbench.train.rng import isolated_rng, restore_rng
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.vmap_gradients import VmapGradients
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda h: F.dropout(torch.ones_like(h), 0.4),

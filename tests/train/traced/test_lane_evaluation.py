@@ -9,8 +9,8 @@ from tests.helpers.lane_models import MODELS, REFUSED, lane_workload
 from tests.helpers.lane_stacks import CPU, lane_stack, run, updates
 from workbench.train.evaluation import Evaluation, evaluate
 from workbench.train.lane_stack import LaneStack
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.vmap_gradients import VmapGradients
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients
 from workbench.workloads.base import Workload
 
 EVALUATED = [name for name in MODELS if name not in ("lstm", "gru", "spectral_norm")]

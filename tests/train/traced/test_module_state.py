@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.module_state import changed, check_alike, copy_model, module_state
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.step import _changed as changed
+from workbench.train.lanes.step import _copied as copy_model
+from workbench.train.lanes.step import check_alike, module_state
 
 
 class Holder(nn.Module):

@@ -13,9 +13,8 @@ from tests.helpers.lane_models import MODELS, Caching, lane_workload, mlp
 from tests.helpers.lane_stacks import lane_stack, updates
 from workbench.train.gradients import LaneLoss, LoopGradients, MicroBatches
 from workbench.train.lane_stack import LaneStack
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.verify import verify
-from workbench.train.traced.vmap_gradients import VmapGradients
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients, verify
 
 
 class Wrong:

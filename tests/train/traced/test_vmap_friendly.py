@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.train.traced.trace import VmapFriendly
+from workbench.train.lanes.step import ClassLosses
 
 G = torch.Generator().manual_seed(6)
 TARGETS = torch.tensor([0, 3, -100, 2, 1])
@@ -31,7 +31,7 @@ def both(function: Any, x: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Tens
     for friendly in (False, True):
         leaf = x.clone().requires_grad_()
         if friendly:
-            with VmapFriendly():
+            with ClassLosses():
                 out = function(leaf, *args, **kwargs)
         else:
             out = function(leaf, *args, **kwargs)
@@ -59,13 +59,13 @@ def test_probabilities_and_single_examples_pass_through() -> None:
 
 
 def test_a_class_that_is_not_there_is_still_an_error() -> None:
-    with VmapFriendly(), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+    with ClassLosses(), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         F.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 3]))
 
 
 def test_other_functions_pass_through() -> None:
     x = torch.randn(5, 4, generator=G)
-    with VmapFriendly():
+    with ClassLosses():
         assert torch.equal(F.gelu(x), F.gelu(x).clone())
         assert torch.equal(x.exp() + 1, torch.exp(x).add(1))
 
@@ -75,8 +75,8 @@ def test_vmap_needs_no_symbolic_algebra() -> None:
     code = (
         "import sys, torch\n"
         "from torch.nn import functional as F\n"
-        "from workbench.train.traced.trace import VmapFriendly\n"
-        "with VmapFriendly():\n"
+        "from workbench.train.lanes.step import ClassLosses\n"
+        "with ClassLosses():\n"
         "    torch.func.vmap(lambda x: F.cross_entropy(x, torch.tensor([0, 1]), reduction='none'))(torch.zeros(3, 2, 4))\n"
         "assert 'sympy' not in sys.modules, 'sympy was imported'\n"
     )

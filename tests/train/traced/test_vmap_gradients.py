@@ -7,8 +7,8 @@ import torch
 
 from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.vmap_gradients import VmapGradients
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients
 
 ALONE = ("lstm", "gru", "spectral_norm")  # torch.func.vmap knows no rule for what these call
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -13,10 +13,10 @@ from tests.helpers.lane_models import CLASSES, MODELS, REFUSED, Dicts, lane_work
 from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
 from workbench.errors import ConfigError, WorkloadError
 from workbench.train.gradients import LoopGradients
-from workbench.train.traced import cache as lane_cache
-from workbench.train.traced.call import LaneCall
-from workbench.train.traced.cannot_batch import CannotBatch
-from workbench.train.traced.vmap_gradients import VmapGradients
+from workbench.train.lanes import program as lane_cache
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients
+from workbench.train.lanes.run import _Call as LaneCall
 from workbench.workloads.base import Workload
 
 PER_CALL = (1, 2, 5)

@@ -21,7 +21,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.fingerprint import fingerprint
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane
-from workbench.train.lane_groups import check_lanes
+from workbench.train.lanes.memory import check_lanes
 from workbench.train.predictions import check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng

@@ -17,8 +17,8 @@ from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
-from workbench.train.lane_groups import check_lanes
 from workbench.train.lane_stack import build_model
+from workbench.train.lanes.memory import check_lanes
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of

@@ -1,0 +1,1 @@
+"""Many trials of one model trained as one program on a leading lane axis."""

@@ -1,0 +1,343 @@
+"""Which gradient backend a stack of lanes takes: measured on this model, batch, device and number of lanes, and remembered."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError
+from workbench.train.batches import DataStream
+from workbench.train.diverged_errors import Excuse, is_out_of_memory
+from workbench.train.evaluation import Evaluation
+from workbench.train.forward import MicroBatches
+from workbench.train.gradients import Gradients, LaneLoss, LoopGradients
+from workbench.train.lane_stack import LaneStack
+from workbench.train.lanes.memory import room_for_calls
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients, verify
+from workbench.train.predictions import TrackedExamples
+from workbench.train.rng import isolated_rng
+from workbench.workloads.base import Workload
+
+__all__ = ["Arrangement", "Chosen", "Verdict", "arrangements", "choose_gradients", "forget_choices", "recall", "remember"]  # fmt: skip
+
+WORTH_SECONDS = (
+    1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training does not give back
+)
+MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
+TIMED_SECONDS = 0.1  # rule of thumb: a backend is timed for this long, or for one step
+ALL = 2**31  # lanes in a call: however many there are
+REMEMBERED = 32  # rule of thumb: kinds of stacks whose choices are kept
+
+Update = Sequence[MicroBatches]
+Vmap = Callable[["Arrangement"], VmapGradients]
+
+
+class Arrangement(NamedTuple):
+    """How the lanes of a stack go through one traced program.
+
+    Attributes:
+        lanes_per_call: lanes in one call of the program.
+        threads: calls at a time, each on one core; with 1 the single call has all cores.
+    """
+
+    lanes_per_call: int
+    threads: int
+
+    def __str__(self) -> str:
+        """Return it as words."""
+        return f"vmap, {self.lanes_per_call} a call, {self.threads} at a time"
+
+
+class Verdict(NamedTuple):
+    """What was decided for a stack.
+
+    Attributes:
+        arrangement: of the traced program's calls; None is plain autograd.
+        reason: why.
+        measured_ms: milliseconds of a step of all lanes by each backend, where that was measured.
+        lanes: it was measured on.
+        lasting: whether it holds for later stacks of the same kind.
+    """
+
+    arrangement: Arrangement | None
+    reason: str
+    measured_ms: Mapping[str, float] = {}
+    lanes: int = 0
+    lasting: bool = True
+
+
+def arrangements(lanes: int, device: torch.device, threads: int) -> list[Arrangement]:
+    """Return what is worth trying: all lanes in one call, and on a CPU calls of fewer lanes spread over the cores."""
+    spread = device.type == "cpu" and threads > 1 and lanes > 1
+    return [
+        Arrangement(lanes, 1),
+        *(Arrangement(n, threads) for n in sorted({1, math.ceil(lanes / threads)}) if spread),
+    ]
+
+
+class Chosen:
+    """The backend taken, and why; where a traced program fails later on, plain autograd takes over.
+
+    Attributes:
+        gradients: the backend taken now.
+        fell_back: whether it is another one than in the beginning.
+        evaluated_alone: why lanes are evaluated one after the other by a backend that computes them together; None where
+            they are not.
+    """
+
+    def __init__(self, loop: LoopGradients, verdict: Verdict, gradients: Gradients | None = None) -> None:
+        self._loop = loop
+        self.gradients: Gradients = gradients or loop
+        self._why: dict[str, Any] = {"reason": verdict.reason}
+        if verdict.measured_ms:
+            self._why |= {"measured_ms": dict(verdict.measured_ms), "measured_lanes": verdict.lanes}
+        self.fell_back = False
+        self.evaluated_alone: str | None = None
+
+    @property
+    def lane(self) -> int | None:
+        """The lane in progress, where lanes are taken one after the other."""
+        return self._loop.lane if self.gradients is self._loop else None
+
+    def __call__(self, batches: Update) -> LaneLoss:
+        """Return the losses of one update; the gradients are left in the stack."""
+        try:
+            return self.gradients(batches)
+        except CannotBatch as error:
+            self.gradients.close()
+            self.gradients, self.fell_back, self._why = self._loop, True, {"reason": str(error)}
+            return self._loop(batches)
+
+    def evaluate(
+        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
+    ) -> list[list[Evaluation]]:
+        """Return the evaluations of the lanes in `rows`."""
+        if self.evaluated_alone is None:
+            try:
+                return self.gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
+            except CannotBatch as error:
+                self.evaluated_alone = str(error)
+        return self._loop.evaluate(split, batch_size, rows=rows, tracked=tracked)
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it is done, and why, as JSON values."""
+        return self.gradients.describe() | self._why
+
+    def close(self) -> None:
+        """Let go of threads and settings."""
+        self.gradients.close()
+
+
+def choose_gradients(
+    workload: Workload,
+    configs: Sequence[TrainConfig],
+    stack: LaneStack,
+    streams: Sequence[DataStream],
+    *,
+    wanted: str,
+    steps: int,
+    watched: str | None,
+    memory: int | None = None,
+    before: Mapping[str, Any] | None = None,
+    share: bool = False,
+    excused: Excuse | None = None,
+) -> Chosen:
+    """Return the gradient backend for a stack that is about to train; the stack is left as it was.
+
+    Args:
+        workload: what is trained.
+        configs: of the lanes.
+        stack: the lanes.
+        streams: where batches to measure on are taken from, without being used up.
+        wanted: "loop", "vmap", or "auto": the faster of the two where measuring pays, plain autograd where it does not.
+        steps: that are left to train.
+        watched: name of a hook that watches the forward pass of the modules, which a traced program does not have.
+        memory: bytes that the stack may take in all; None is a share of what is free now.
+        before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same backend
+            gives the same digits (P4.2).
+        share: batches are this host's share of those of many.
+        excused: see `LoopGradients`.
+
+    Raises:
+        ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
+    """
+    loop = LoopGradients(workload, stack, share=share, excused=excused)
+    if not steps or wanted == "loop":
+        return Chosen(loop, Verdict(None, "asked for" if steps else "no step is left"))
+    room = room_for_calls(stack, bound=memory)
+    updates: list[Update] = [[stream.peek(2)[i] for stream in streams] for i in range(2)]  # without using them up
+
+    def vmap(arrangement: Arrangement) -> VmapGradients:
+        lanes = min(len(stack), arrangement.lanes_per_call)
+        return VmapGradients(workload, stack, lanes_per_call=lanes, threads=arrangement.threads, room=room)
+
+    if watched is not None:
+        verdict = Verdict(None, f"the hook {watched} watches the forward pass")
+    elif before is not None and wanted in ("auto", before["gradients"]):
+        calls = None if before["gradients"] == "loop" else Arrangement(before["lanes_per_call"], before["threads"])
+        measured = before.get("measured_ms", {}), before.get("measured_lanes", 0)
+        verdict = _checked(loop, stack, vmap, updates, Verdict(calls, str(before["reason"]), *measured))
+    else:
+        key = (id(workload), wanted, *_stack_kind(stack, configs[0]))
+        known = recall(key, lanes=len(stack))
+        if known is not None:
+            verdict = _checked(loop, stack, vmap, updates, known)
+        else:
+            verdict = _measured(workload, configs[0], stack, vmap, updates, wanted=wanted, steps=steps)
+            if verdict.lasting:
+                remember(key, workload, verdict, lanes=len(stack))
+    if verdict.arrangement is None:
+        if wanted == "vmap":
+            raise ConfigError(
+                f"gradients='vmap' cannot train {workload.name!r}: {verdict.reason}. Use gradients='auto', which then trains "
+                "one lane after the other by plain autograd, or gradients='loop'."
+            )
+        return Chosen(loop, verdict)
+    gradients = vmap(verdict.arrangement)
+    gradients.prepare(updates[0])  # what the record says of the calls has to be so from the first step on
+    return Chosen(loop, verdict, gradients)
+
+
+def _measured(
+    workload: Workload,
+    config: TrainConfig,
+    stack: LaneStack,
+    vmap: Vmap,
+    updates: Sequence[Update],
+    *,
+    wanted: str,
+    steps: int,
+) -> Verdict:
+    """Time plain autograd and each arrangement on the first batches, and return the fastest that is right."""
+    lanes, auto = len(stack), wanted == "auto"
+    enough_ms = 1e3 * WORTH_SECONDS / (steps * lanes) if auto else 0.0  # a step that takes less leaves nothing to gain
+    try:
+        with isolated_rng():  # on a lane that is not of the stack, so that no module of the stack notices
+            alone = LaneStack(workload, [config], stack.device)
+            alone.models[0].train()
+            loop_ms = _ms(LoopGradients(workload, alone), updates, stack.device, enough_ms=enough_ms) * lanes
+    except Exception as error:  # training itself says at which step, and what to look at
+        if not auto or is_out_of_memory(error):
+            raise
+        return Verdict(None, f"a step failed while it was timed ({type(error).__name__})", lasting=False)
+    left_s = loop_ms * steps / 1e3
+    lasting = left_s >= WORTH_SECONDS
+    if auto and not lasting:
+        return Verdict(None, f"too short to measure: about {left_s:.1f} s one after the other", lasting=False)
+    reason, began = "", time.perf_counter()
+    timed: list[tuple[float, Arrangement]] = []
+    with stack.untouched():
+        for arrangement in arrangements(lanes, stack.device, torch.get_num_threads())[: None if lasting else 1]:
+            if len(timed) > 1 and time.perf_counter() - began > MEASURING_FRAC * left_s:
+                break
+            try:
+                gradients = vmap(arrangement)
+                try:
+                    timed.append((_ms(gradients, updates, stack.device), arrangement))
+                finally:
+                    gradients.close()
+            except CannotBatch as error:
+                reason = reason or str(error)
+    why = "the fastest here" if auto else "asked for"
+    measured = {"loop": loop_ms} | {str(arrangement): ms for ms, arrangement in timed}
+    rounded = {name: float(f"{ms:.3g}") for name, ms in measured.items()}
+    reason = "" if timed else reason
+    for ms, arrangement in sorted(timed):
+        if auto and ms >= loop_ms:
+            break
+        found = Verdict(arrangement, why, rounded, lanes, lasting)
+        verdict = _checked(LoopGradients(workload, stack), stack, vmap, updates, found)
+        if verdict.arrangement is not None:
+            return verdict
+        reason = verdict.reason
+    if reason:  # it may belong to these lanes alone
+        return Verdict(None, reason, lasting=False)
+    return Verdict(None, why, rounded, lanes, lasting)
+
+
+def _checked(loop: LoopGradients, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], known: Verdict) -> Verdict:
+    """Return a verdict that was found on other lanes, if the traced program is right for these too."""
+    if known.arrangement is None:
+        return known
+    try:
+        gradients = vmap(known.arrangement)
+        try:
+            verify(stack, loop, gradients, updates)
+        finally:
+            gradients.close()
+    except CannotBatch as error:
+        return Verdict(None, str(error))
+    return known
+
+
+def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device, *, enough_ms: float = 0.0) -> float:
+    """Return the milliseconds of one step, the shortest of those that fit into `TIMED_SECONDS`, or the first below enough."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    gradients(updates[0])
+    began, best = now(), math.inf
+    while True:
+        start = now()
+        gradients(updates[1])
+        end = now()
+        best = min(best, end - start)
+        if end - began > TIMED_SECONDS or best * 1e3 < enough_ms:
+            return best * 1e3
+
+
+_known: OrderedDict[Hashable, tuple[Workload, dict[int, Verdict]]] = OrderedDict()
+
+
+def _stack_kind(stack: LaneStack, config: TrainConfig) -> tuple[Hashable, ...]:
+    """Return what a choice depends on, the model and the number of lanes aside."""
+    shared = (config.batch_size, config.accumulate_steps, config.precision, config.bn_stat_examples)
+    batches = (*shared, len(set(stack.streams)))
+    return tuple(stack.shapes), stack.values.dtype, str(stack.device), batches, torch.get_num_threads()
+
+
+def recall(key: Hashable, *, lanes: int) -> Verdict | None:
+    """Return what was found for stacks like this one of about as many lanes, or what follows from it.
+
+    Where a call for each lane was the fastest, it is so for fewer lanes too, for which sharing a call gains less.
+    """
+    if key not in _known:
+        return None
+    _known.move_to_end(key)
+    found = _known[key][1]
+    if _size(lanes) in found:
+        return found[_size(lanes)]
+    for size, verdict in sorted(found.items()):
+        single = verdict.arrangement is not None and verdict.arrangement.lanes_per_call == 1
+        if single and size > _size(lanes) > 1:
+            return verdict
+    return None
+
+
+def remember(key: Hashable, workload: Workload, verdict: Verdict, *, lanes: int) -> None:
+    """Keep a choice; the workload is held, so that an id in the key stays its own."""
+    if verdict.arrangement is not None and 1 < verdict.arrangement.lanes_per_call == lanes:
+        verdict = verdict._replace(arrangement=verdict.arrangement._replace(lanes_per_call=ALL))
+    _known.setdefault(key, (workload, {}))[1][_size(lanes)] = verdict
+    while len(_known) > REMEMBERED:
+        _known.popitem(last=False)
+
+
+def forget_choices() -> None:
+    """Let go of every choice."""
+    _known.clear()
+
+
+def _size(lanes: int) -> int:
+    """Return the power of two that the number of lanes is counted as."""
+    return int(2 ** math.ceil(math.log2(lanes)))

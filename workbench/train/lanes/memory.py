@@ -1,0 +1,140 @@
+"""Which trials train together as lanes of one stack, how many of them fit in memory, and what happens where they do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+
+import torch
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, UsageError, WorkbenchError
+from workbench.schedules import lr_values
+from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.lane import Lane
+from workbench.train.lane_stack import LaneStack
+from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_data, check_selection
+
+__all__ = ["FREE_SHARE", "SHARED", "STATE_SHARE", "available_bytes", "check_lanes", "group_lanes", "lane_bytes", "lanes_that_fit", "room_for_calls", "train_stacks"]  # fmt: skip
+
+SHARED = ("batch_size", "accumulate_steps", "precision", "evaluation_batch", "bn_stat_examples")
+"""What the lanes of a stack have in common; everything else may differ."""
+STATE_SHARE = (
+    0.5  # rule of thumb: of the bound that weights, gradients and optimizers may take; activations get the rest
+)
+FREE_SHARE = 0.8  # rule of thumb: of what is free now; the rest is for what nobody counted
+OPTIMIZER_COPIES = (
+    4  # two moments, the update and what it is made from: the most that a built-in rule keeps per parameter
+)
+
+
+def check_lanes(workload: Workload, configs: Sequence[TrainConfig]) -> dict[str, int]:
+    """Check every config against the workload before anything is written; return the sizes of the splits.
+
+    Raises:
+        UsageError: there is none.
+        ConfigError: one is no `TrainConfig`, or two are the same.
+        WorkbenchError: one does not fit the workload; it is named.
+    """
+    if not configs:
+        raise UsageError("configs is empty: give at least one TrainConfig to train.")
+    seen: dict[TrainConfig, int] = {}
+    sizes: dict[str, int] = {}
+    for number, config in enumerate(configs):
+        if not isinstance(config, TrainConfig):
+            raise ConfigError(f"configs[{number}] must be a TrainConfig, not {type(config).__name__}.")
+        if config in seen:
+            raise ConfigError(
+                f"configs[{seen[config]}] and configs[{number}] are the same (peak_lr={config.peak_lr:g}, "
+                f"shared_seed={config.shared_seed}): a trial is trained once. Leave one out, or give it another seed."
+            )
+        seen[config] = number
+        try:
+            sizes = check_data(workload, config)
+            check_selection(workload, config)
+            lr_values(config)
+        except WorkbenchError as error:
+            if len(configs) > 1:
+                raise type(error)(f"configs[{number}] (peak_lr={config.peak_lr:g}): {error}") from error
+            raise
+    return sizes
+
+
+def group_lanes(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Return the lanes stack by stack, in the order of their first lanes.
+
+    A stack shares the size and precision of its batches and the step it begins with; lanes of the same update rule lie
+    together in it, so that each rule works on a slice.
+    """
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        key = (lane.start_step, *(getattr(lane.config, name) for name in SHARED))
+        groups.setdefault(key, []).append(lane)
+    return [
+        sorted(group, key=lambda lane: (str(lane.config.optimizer), lane.config.rules)) for group in groups.values()
+    ]
+
+
+def train_stacks(lanes: Sequence[Lane], train: Callable[[Sequence[Lane]], None], *, fit: int) -> None:
+    """Train all lanes, at most `fit` at a time in stacks of about equal size; one that does not fit after all is halved.
+
+    Args:
+        lanes: equal in what a stack shares.
+        train: trains one stack; what it has checkpointed is kept when it raises.
+        fit: lanes that fit in memory together, as far as that can be known before.
+
+    Raises:
+        Exception: what `train` raised; out of memory only where a single lane does not fit.
+    """
+    count = -(-len(lanes) // max(1, fit))
+    for piece in range(count):
+        stack = lanes[piece * len(lanes) // count : (piece + 1) * len(lanes) // count]
+        try:
+            train(stack)
+            continue
+        except Exception as error:
+            if len(stack) == 1 or not is_out_of_memory(error):
+                raise
+        if torch.cuda.is_available():  # outside the handler, whose traceback holds the stack that failed
+            torch.cuda.empty_cache()
+        left = [lane.again() for lane in stack if not lane.writer.finished]
+        for group in group_lanes(left):  # their newest checkpoints need not be of the same step
+            train_stacks(group, train, fit=(len(stack) + 1) // 2)
+
+
+def lane_bytes(stack: LaneStack) -> int:
+    """Return the bytes that one more lane adds to a stack: parameters, gradient, optimizer, frozen ones, buffers."""
+    trained = stack.values[0].nbytes * (2 + OPTIMIZER_COPIES)
+    return trained + sum(t[0].nbytes for t in (*stack.frozen.values(), *stack.buffers.values()))
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device now; what torch holds without using it counts as free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + unused)
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux: half of what the machine has is a guess that leaves room
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def lanes_that_fit(available: int, *, lane: int, share: float = 1.0) -> int:
+    """Return how many lanes of so many bytes fit into a share of the available ones, at least 1."""
+    return max(1, int(available * share) // max(1, lane))
+
+
+def room_for_calls(stack: LaneStack, *, bound: int | None) -> int:
+    """Return the bytes that the activations of a stack may take, beside what `lane_bytes` counts.
+
+    Args:
+        stack: allocated already, its optimizer aside.
+        bound: bytes that it may take in all; None is a share of what is free.
+    """
+    if bound is not None:
+        return max(0, bound - lane_bytes(stack) * len(stack))
+    return int(available_bytes(stack.device) * FREE_SHARE)

@@ -1,0 +1,387 @@
+"""`LaneProgram`: one training step, or one evaluation batch, of some lanes as a plain list of tensor operations.
+
+It is recorded once for each shape of batch. A call of it pays neither for autograd nor for vmap, and calls on different
+lanes can run in different threads.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.lane_stack import LaneStack
+from workbench.train.lanes.draws import GENERATORS, draw_per_lane
+from workbench.train.lanes.memory import lanes_that_fit
+from workbench.train.lanes.passes import clean_up, dead_code
+from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, is_random, meta, written, written_by
+from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
+from workbench.workloads.base import Workload
+
+__all__ = ["LaneProgram", "LanePrograms", "build_program", "differing_rows", "forget_programs"]
+
+aten = torch.ops.aten
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Rule of thumb: norm of the difference that is allowed, as a share of the norm of what is expected."""
+SHORT = 0.1  # rule of thumb: the same for types of fewer digits, and for forward passes in them
+KINK = 0.05  # rule of thumb: the same for a gradient in which rounding switched one unit of a ReLU on or off
+KEPT_PROGRAMS = 32  # rule of thumb: a program is small, but holds on to its workload
+MAX_LAYOUTS = 8  # rule of thumb: batches of more shapes than this cost more in tracing than a traced step saves
+
+Function = Callable[..., Any]
+
+
+class LaneProgram:
+    """A recorded step as a function.
+
+    Args:
+        recorded: the step; its graph is changed in place.
+        single: the same for one lane.
+        lanes: in one call.
+        device: of the model.
+        clean: whether to clean up; otherwise the step runs as it was recorded.
+
+    Attributes:
+        lanes: in one call.
+        draws: whether it draws random numbers.
+        changes: places of the buffers that it changes.
+        loss_dtype: of the losses.
+        peak_bytes: that a call needs at its peak beside the stack and the batch.
+
+    Raises:
+        CannotBatch: it gives other numbers than the step did while it was recorded.
+    """
+
+    def __init__(
+        self, recorded: Recorded, single: Recorded, *, lanes: int, device: torch.device, clean: bool = True
+    ) -> None:
+        graph, example = recorded.graph, recorded.example
+        dead_code(graph)
+        self.lanes, self.clean = lanes, clean
+        self.draws = draw_per_lane(graph, single.graph, lanes=lanes, device=device)
+        generators = [torch.Generator(device) for _ in range(lanes)]
+        example |= {n: generators for n in graph.nodes if n.op == "placeholder" and n.name == GENERATORS}
+        with torch.no_grad():
+            if clean:
+                clean_up(graph, lambda: _refresh(graph, example), lanes=lanes, device=device)
+            generators[0].set_state(recorded.random_state)
+            self._call, result, self.peak_bytes = _lower(graph, example)
+        if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
+            _check(recorded.result, result)
+        self.loss_dtype = result.losses.dtype
+        self.changes = [place for place, buffer in enumerate(result.buffers) if buffer is not None]
+
+    def __call__(
+        self, lane: Sequence[Tensor], batch: Sequence[Tensor], generators: Sequence[torch.Generator]
+    ) -> StepResult:
+        """Run the step; nothing that it is given is written into, but the generators, one per lane, advance."""
+        return StepResult(*self._call(*lane, *batch, *((generators,) if self.draws else ())))
+
+
+def build_program(
+    workload: Workload,
+    stack: LaneStack,
+    layout: BatchLayout,
+    batch: Sequence[Tensor],
+    *,
+    lanes: int,
+    stacked: bool,
+    objective: Objective,
+) -> LaneProgram:
+    """Record, clean up and check a program; the arguments are those of `record`, and the stack is left as it is.
+
+    Raises:
+        CannotBatch: lanes cannot be computed together.
+    """
+    for clean in (True, False):  # the clean-up may not get every graph right
+        recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
+        try:
+            return LaneProgram(recorded, single, lanes=lanes, device=stack.device, clean=clean)
+        except Exception as error:
+            if not clean or is_out_of_memory(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
+    """Return a graph as a function of its inputs, what it returns for the example, and the bytes that it needs.
+
+    What depends on no input is computed once, here.
+    """
+    once = _constants(graph)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    nodes = [node for node in calls if node not in once]
+    output: Any = graph.output_node().args[0]
+    results = set(graph.output_node().all_input_nodes)
+    values = dict(example)
+    callables = _run([*(node for node in calls if node in once), *nodes], values, kept={*once, *results})
+    known = {n: values[n] for n in once if n in results or any(user not in once for user in n.users)}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    function = _write_function(nodes, inputs=inputs, output=output, constants=known, callables=callables)
+    return function, fx.node.map_arg(output, lambda n: values[n]), _peak_bytes(nodes, results)
+
+
+def _constants(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that depend on no input, in memory that nobody writes into: they are computed once."""
+    touched = written(graph)
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        still = node.op == "call_function" and not is_random(node) and not written_by(node)
+        still = still and base_of(node) not in touched and found.issuperset(node.all_input_nodes)
+        if still or node.op == "get_attr":
+            found.add(node)
+    return found
+
+
+def _refresh(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> None:
+    """Run a graph on its example and note again what its tensors look like."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    _run(calls, dict(example), kept=set())
+
+
+def _run(nodes: Sequence[fx.Node], values: dict[fx.Node, Any], *, kept: set[fx.Node]) -> dict[fx.Node, Function]:
+    """Run nodes in order, put the values of those in `kept` into `values`, and return what each can be called by."""
+    callables: dict[fx.Node, Function] = {}
+    dying = _last_uses(nodes, kept)
+    for node in nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+        callables[node], values[node] = _first_that_works(node, args, kwargs)
+        if isinstance(values[node], Tensor):
+            node.meta["tensor"] = TensorMeta.of(values[node])
+        for each in dying.get(node, ()):
+            del values[each]
+    return callables
+
+
+def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, Any]:
+    """Return the fastest callable for an operation, and what it gives.
+
+    Torch's own Python binding reads its arguments in half the time that the operation takes; both end in the same kernel.
+    """
+    target: Any = node.target
+    if target in (aten.view.default, aten._unsafe_view.default):
+        try:
+            return torch.Tensor.view, args[0].view(args[1])
+        except RuntimeError:  # what was a view before the graph was changed may need a copy now
+            return torch.reshape, torch.reshape(*args)
+    if not isinstance(target, torch._ops.OpOverload):
+        return target, target(*args, **kwargs)
+    if target.namespace == "aten":
+        for place in (torch, torch.Tensor, torch._C._nn):
+            binding: Any = getattr(place, target.overloadpacket.__name__, None)
+            if isinstance(binding, (BuiltinFunctionType, MethodDescriptorType)):
+                try:
+                    return binding, binding(*args, **kwargs)
+                except Exception:  # it takes the arguments in another order, or not at all
+                    break
+    return target._op, target._op(*args, **kwargs)
+
+
+def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Return node -> what nobody needs once it has run, `kept` aside."""
+    last = {each: node for node in nodes for each in (node, *node.all_input_nodes)}
+    dying: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    for each, node in last.items():
+        if each not in kept:
+            dying[node].append(each)
+    return dying
+
+
+def _peak_bytes(nodes: Sequence[fx.Node], results: set[fx.Node]) -> int:
+    """Return the most bytes that the tensors made by `nodes` take at a time; what an operation needs inside is left out."""
+    last = {base_of(each): number for number, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
+    size = {n: meta(n).numel * meta(n).dtype.itemsize for n in nodes if base_of(n) is n and "tensor" in n.meta}
+    kept = {base_of(node) for node in results}
+    freed: dict[int, int] = defaultdict(int)
+    for base, number in last.items():
+        if base not in kept:
+            freed[number] += size.get(base, 0)
+    now = peak = 0
+    for number, node in enumerate(nodes):
+        now += size.get(node, 0)
+        peak = max(peak, now)
+        now -= freed[number]
+    return peak
+
+
+def _write_function(
+    nodes: Sequence[fx.Node],
+    *,
+    inputs: Sequence[fx.Node],
+    output: Any,
+    constants: Mapping[fx.Node, Any],
+    callables: Mapping[fx.Node, Function],
+) -> Function:
+    """Return a function that runs `nodes` in order and lets go of each tensor after its last use.
+
+    Args:
+        nodes: calls, in the order they run in.
+        inputs: what the function is called with.
+        output: what it returns: nodes and None in nested tuples and lists.
+        constants: value of each node that is neither computed nor an input.
+        callables: what each node calls.
+    """
+    names = {node: f"v{number}" for number, node in enumerate((*inputs, *constants, *nodes))}
+    world: dict[str, Any] = {names[node]: value for node, value in constants.items()}
+    known: dict[int, str] = {}
+
+    def text(value: Any) -> str:
+        """Return the source of a value; what has none is put into the world that the function runs in."""
+        if isinstance(value, fx.Node):
+            return names[value]
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(map(text, value)) + "]"
+        if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+            return repr(value)
+        name = known.setdefault(id(value), f"w{len(known)}")
+        world[name] = value
+        return name
+
+    returned = {leaf for leaf in tree_leaves(output) if isinstance(leaf, fx.Node)}
+    dying = _last_uses(nodes, {*constants, *returned})
+    lines = []
+    for node in nodes:
+        if node.target is operator.getitem:
+            call = f"{text(node.args[0])}[{node.args[1]}]"
+        else:
+            given = [*map(text, node.args), *(f"{name}={text(value)}" for name, value in node.kwargs.items())]
+            call = f"{text(callables[node])}({', '.join(given)})"
+        lines.append(f"{names[node]} = {call}")
+        if node in dying:
+            lines.append("del " + ", ".join(names[n] for n in dying[node]))
+    body = "\n ".join([*lines, f"return {text(output)}"])
+    exec(f"def run({', '.join(names[n] for n in inputs)}):\n {body}", world)
+    run: Function = world["run"]
+    return run
+
+
+def _check(expected: StepResult, found: StepResult) -> None:
+    """Check that a program returns what the step returned while it was recorded; the prediction aside.
+
+    Rounding decides between two equal logits, so predictions may differ.
+    """
+    pairs = [(expected.losses, found.losses), (expected.weights, found.weights)]
+    pairs += [*zip(expected.metrics, found.metrics, strict=True), *zip(expected.buffers, found.buffers, strict=True)]
+    wrong = [
+        a.shape != b.shape or differing_rows(a[None], b[None], TOLERANCES.get(a.dtype, SHORT))
+        for a, b in pairs
+        if a is not None and b is not None
+    ]
+    grads = [(a, b) for a, b in zip(expected.grads, found.grads, strict=True) if a is not None]
+    if any(a.shape != b.shape for a, b in grads):
+        wrong.append(True)
+    elif grads:  # together: some are zero but for rounding
+        ours, plain = (torch.cat([pair[k].reshape(-1) for pair in grads])[None] for k in (1, 0))
+        wrong.append(differing_rows(plain, ours, KINK))
+    if any(wrong):
+        raise CannotBatch("the recorded step gives other numbers than the step itself")
+
+
+def differing_rows(expected: Tensor, found: Tensor, tolerance: float) -> list[int]:
+    """Return the rows in which two tensors (rows, ...) differ by more than a share of the norm; where both are not finite they agree."""
+    expected, found = (value.reshape(len(value), -1) for value in (expected, found))
+    if expected.is_floating_point():
+        finite = expected.isfinite()
+        difference = torch.where(finite, expected - found, 0).norm(dim=1)
+        allowed = tolerance * torch.where(finite, expected, 0).norm(dim=1)
+        wrong = ~(difference <= allowed) | (~finite & found.isfinite()).any(1)
+    else:
+        wrong = (expected != found).any(1)
+    rows: list[int] = wrong.nonzero().flatten().tolist()
+    return rows
+
+
+_built: OrderedDict[Hashable, tuple[Workload, LaneProgram | CannotBatch]] = OrderedDict()
+
+
+def forget_programs() -> None:
+    """Let go of every program that was built."""
+    _built.clear()
+
+
+class LanePrograms:
+    """The programs of one stack, shared with other stacks of the same workload and model in this process."""
+
+    def __init__(self, workload: Workload, stack: LaneStack) -> None:
+        self._workload, self._stack = workload, stack
+        tensors = {"trained": stack.values} | stack.frozen | stack.buffers
+        self._model = (
+            stack.device,
+            stack.precision,
+            tuple(zip(stack.names, stack.shapes, strict=True)),
+            tuple((name, t.shape[1:], t.dtype) for name, t in tensors.items()),
+            tuple((name, type(module)) for name, module in stack.models[0].named_modules()),
+            tuple(
+                (name, value)
+                for name, value in module_state(stack.models[0], by_value=True).items()
+                if not f".{name}".endswith(".training")
+            ),
+        )
+        self._layouts: dict[Objective, set[BatchLayout]] = defaultdict(set)
+        self._recent: dict[Hashable, LaneProgram] = {}
+
+    def get(
+        self, layout: BatchLayout, batch: Sequence[Tensor], *, lanes: int, stacked: bool, objective: Objective
+    ) -> LaneProgram:
+        """Return the program for such a batch, built now where there is none.
+
+        Raises:
+            CannotBatch: lanes cannot be computed together, or no two batches look alike.
+        """
+        key = (layout, lanes, stacked, objective)
+        if key not in self._recent:
+            self._layouts[objective].add(layout)
+            if len(self._layouts[objective]) > MAX_LAYOUTS:
+                raise CannotBatch(
+                    f"batches come in more than {MAX_LAYOUTS} shapes or with changing constants, and each would be traced anew"
+                )
+            full = (id(self._workload), self._model, *key)
+            if full not in _built:
+                found: LaneProgram | CannotBatch
+                try:
+                    how: dict[str, Any] = {"lanes": lanes, "stacked": stacked, "objective": objective}
+                    found = build_program(self._workload, self._stack, layout, batch, **how)
+                except CannotBatch as reason:
+                    found = reason.with_traceback(None)
+                _built[full] = (self._workload, found)
+                while len(_built) > KEPT_PROGRAMS:
+                    _built.popitem(last=False)
+            _built.move_to_end(full)
+            found = _built[full][1]
+            if isinstance(found, CannotBatch):
+                raise CannotBatch(str(found))
+            self._recent[key] = found
+        return self._recent[key]
+
+    def lanes_that_fit(
+        self,
+        batch: Sequence[Tensor],
+        layout: BatchLayout,
+        *,
+        lanes: int,
+        threads: int,
+        objective: Objective,
+        room: int | None,
+    ) -> int:
+        """Return how many of the wanted lanes a call may take, measured on the program of a single lane.
+
+        Args:
+            batch: tensors of a batch.
+            layout: of that batch.
+            lanes: wanted in a call.
+            threads: calls at a time.
+            objective: of the program.
+            room: bytes that all calls in progress may take; None is no bound.
+        """
+        if room is None or lanes == 1:
+            return lanes
+        single = self.get(layout, batch, lanes=1, stacked=False, objective=objective)
+        return min(lanes, lanes_that_fit(room, lane=single.peak_bytes * threads))
