@@ -55,30 +55,20 @@ def test_a_wrong_value_is_named_with_what_is_allowed(changes: dict[str, object],
 def test_an_unknown_name_suggests_the_nearest(changes: dict[str, object], suggestion: str) -> None:
     with pytest.raises(UnknownNameError, match=suggestion):
         TrainConfig.from_dict(REQUIRED | changes)
-
-
-def test_missing_fields_are_listed() -> None:
-    with pytest.raises(ConfigError, match="needs total_steps, batch_size"):
-        TrainConfig.from_dict({"peak_lr": 0.1})
-
-
-def test_replace_names_the_nearest_field() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'momentum'"):
-        TrainConfig(**REQUIRED).replace(momentun=0.5)
+    with pytest.raises(UnknownNameError, match=suggestion):
+        TrainConfig(**REQUIRED).replace(**changes)
 
 
 def test_round_trip_through_plain_values() -> None:
     config = TrainConfig(**REQUIRED, optimizer="nadam", max_grad_norm=1.0, schedule="linear")
     assert TrainConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ConfigError, match="needs total_steps, batch_size"):
+        TrainConfig.from_dict({"peak_lr": 0.1})
 
 
 def test_paste_builds_the_same_config() -> None:
     config = TrainConfig(**REQUIRED, optimizer="adamw", weight_decay=0.1, schedule="cosine", eval_every_steps=7)
     assert eval(config.paste(), {"TrainConfig": TrainConfig}) == config
-
-
-def test_callables_are_recorded_by_name() -> None:
-    assert TrainConfig(**REQUIRED, schedule=math.cos).to_dict()["schedule"].startswith("math:cos#")
 
 
 def _power(exponent: float) -> Any:
@@ -105,6 +95,8 @@ def test_paste_with_a_callable_changes_the_workloads_own_config() -> None:
 def test_defaults_are_resolved() -> None:
     config = TrainConfig(**REQUIRED)
     assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (10, 10, 32)
+    config = config.replace(total_steps=101, eval_batch_size=8, checkpoint_every_steps=3)
+    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (11, 3, 8)
     assert set(OPTIMIZERS) == {"sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"}
     assert set(SCHEDULES) == {"constant", "linear", "cosine"}
 

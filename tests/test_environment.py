@@ -73,15 +73,6 @@ def test_what_a_person_needs_is_installed(name: str) -> None:
     assert name in reachable(PROJECT, {"dev"})
 
 
-def test_reachable_follows_extras_and_only_those() -> None:
-    project = {
-        "name": "w",
-        "dependencies": ["a>=1"],
-        "optional-dependencies": {"x": ["w[y]", "b"], "y": ["w[x]", "c"], "z": ["d"]},
-    }
-    assert set(reachable(project, {"x"})) == {"a", "b", "c"}
-
-
 def test_tested_set_fits_every_requirement() -> None:
     tested = constraints()
     everything = reachable(PROJECT, set(PROJECT["optional-dependencies"]))

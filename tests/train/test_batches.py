@@ -91,6 +91,7 @@ def test_a_stream_can_begin_at_any_step_and_is_the_same_for_items(first: int, ac
         how: Any = {"batch_size": 6, "accumulate_steps": accumulate_steps}
         assert stream(kind, **how) == whole, "micro-batches are the batch in pieces"
         assert stream(kind, first=first, steps=12 - first, **how) == whole[first:]
+    assert read(Items(), first=first, steps=12 - first, num_workers=2, batch_size=6) == whole[first:]
     order = train_order(20, small_workload(config={"batch_size": 6}).config, start_step=first)
     assert list(itertools.islice(order, 12 - first)) == whole[first:]
 

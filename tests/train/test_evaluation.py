@@ -14,9 +14,12 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError
-from workbench.train.evaluation import evaluate
+from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
+from workbench.train.coupled_losses import Dependence, batch_dependence, evaluation_batch
+from workbench.train.coupled_losses import Items as ReadItems
+from workbench.train.evaluation import evaluate, example_values, float_tensors
 from workbench.workloads.base import Workload
+from workbench.workloads.losses import classification
 
 EXAMPLES = 103
 
@@ -71,20 +74,6 @@ def test_103_examples_give_the_same_metric_for_every_batch_size(kind: Any, batch
     assert [e.num_examples for e in evaluate(workload, model, batch_size=batch_size)] == [EXAMPLES] * 2
 
 
-@pytest.mark.parametrize("kind", [Items, Stream])
-def test_the_number_of_workers_moves_nothing(kind: Any) -> None:
-    model = small_net().double()
-    found = [values(workload_of(kind, num_workers=workers), model, 10) for workers in (0, 1, 2)]
-    assert found[0] == found[1] == found[2]
-    assert found[0]["loss"] == pytest.approx(exact(workload_of(kind), model).mean(), rel=1e-13)
-
-
-def test_float32_agrees_to_float_tolerance() -> None:
-    workload, model = workload_of(dtype=torch.float32), small_net()
-    found = [values(workload, model, size)["loss"] for size in (1, 10, 103, 128)]
-    np.testing.assert_allclose(found, found[2], rtol=1e-6)
-
-
 def test_a_mean_of_batch_means_would_differ_by_the_exact_bias() -> None:
     workload, model = workload_of(), small_net().double()
     batches = np.split(exact(workload, model), range(10, EXAMPLES, 10))
@@ -108,15 +97,8 @@ def test_every_mean_is_weighted_and_weight_zero_is_as_good_as_absent(batch_size:
     assert evaluations[0].value == pytest.approx(np.average(losses, weights=weights), rel=1e-13)
     assert evaluations[0].num_examples == int((weights > 0).sum())
     close = (np.sqrt(losses) < 0.5)[weights.numpy() > 0]
-    assert evaluations[1].num_correct == close.sum()
-
-
-def test_correct_predictions_are_counted_for_zeros_and_ones_only() -> None:
-    metrics = {"close": small_workload().metrics["close"], "error": lambda o, b: (o.squeeze(-1) - b[1]).abs()}
-    found = {e.metric: e for e in evaluate(workload_of(metrics=metrics), small_net().double(), batch_size=10)}
-    assert found["loss"].num_correct is None
-    assert found["error"].num_correct is None
-    assert found["close"].num_correct == round(found["close"].value * EXAMPLES)
+    assert evaluations[1].num_correct == close.sum(), "counted for a metric of zeros and ones"
+    assert evaluations[0].num_correct is None
 
 
 class Sensitive(nn.Module):
@@ -129,6 +111,10 @@ class Sensitive(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(self.frozen_norm(x))
+
+
+def raises(outputs: Tensor, batch: Any) -> Tensor:
+    raise RuntimeError("planted")
 
 
 def test_model_mode_buffers_and_random_state_are_bitwise_unchanged() -> None:
@@ -149,73 +135,11 @@ def test_model_mode_buffers_and_random_state_are_bitwise_unchanged() -> None:
     assert torch.equal(rng[0], torch.get_rng_state())
     assert rng[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_the_model_is_put_back_also_when_the_loss_raises() -> None:
-    def raises(outputs: Tensor, batch: Any) -> Tensor:
-        raise RuntimeError("planted")
-
-    model = Sensitive().double().train()
-    state = torch.get_rng_state()
     with pytest.raises(WorkloadError, match="planted"):
-        evaluate(workload_of(loss=raises), model, batch_size=10)
-    assert model.training
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_evaluation_uses_running_statistics_and_no_dropout() -> None:
-    model = Sensitive().double()
-    workload = workload_of()
-    assert values(workload, model, 1) == pytest.approx(values(workload, model, 103), rel=1e-12)
-
-
-def test_a_reduced_metric_is_refused() -> None:
-    workload = workload_of(metrics={"mse": lambda o, b: squared(o, b).mean()})
-    with pytest.raises(WorkloadError, match=r"shape \(\)"):
-        evaluate(workload, small_net().double(), batch_size=10)
-
-
-def test_an_unknown_split_is_named() -> None:
-    with pytest.raises(UnknownNameError, match=r"no split 'valid'\. Did you mean 'validation'"):
-        evaluate(workload_of(), small_net().double(), split="valid", batch_size=10)
-
-
-def test_an_evaluation_batch_below_the_training_batch_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"eval_batch_size=16 must be at least batch_size=32.*P2\.7"):
-        TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32, eval_batch_size=16)
-    assert TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32, eval_batch_size=32).evaluation_batch == 32
-    assert TrainConfig(peak_lr=0.1, total_steps=10, batch_size=32).evaluation_batch == 128
-
-
-def test_a_reduced_metric_is_called_by_its_name_and_place() -> None:
-    workload = workload_of(metrics={"acc": lambda outputs, batch: (outputs.squeeze(-1) == batch[1]).double().mean()})
-    with pytest.raises(
-        WorkloadError,
-        match=r"^workload 'small', in the batch of the validation split that begins with example 0: metric 'acc' has shape \(\)",
-    ):
-        evaluate(workload, small_net().double(), batch_size=8)
-
-
-def test_a_metric_that_raises_is_explained_with_its_place() -> None:
-    def metric(outputs: Tensor, batch: Any) -> Tensor:
-        return outputs[:, 0] if len(outputs) == 100 else {}["mask"]
-
-    workload = workload_of(metrics={"m": metric})
-    with pytest.raises(WorkloadError, match=r"begins with example 100: forward or loss raised KeyError: 'mask'"):
-        evaluate(workload, small_net().double(), batch_size=100)
-
-
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        (lambda batch: torch.ones(len(batch[1]), 1), r"weights\(batch\) has shape \(8, 1\).*squeeze"),
-        (lambda batch: 0 * batch[1], "gives 0 to all 103 examples of the validation split"),
-        (lambda batch: batch[1], "finite and at least 0"),
-    ],
-)
-def test_weights_that_give_no_mean_are_refused(weights: Any, said: str) -> None:
-    with pytest.raises(WorkloadError, match=said):
-        evaluate(workload_of(weights=weights), small_net().double(), batch_size=8)
+        evaluate(workload.replace(loss=raises), model, batch_size=10)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(rng[0], torch.get_rng_state())
+    assert values(workload_of(), model, 1) == pytest.approx(values(workload_of(), model, 103), rel=1e-12)
 
 
 def test_values_reach_the_host_before_they_become_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,14 +152,98 @@ def test_values_reach_the_host_before_they_become_float64(monkeypatch: pytest.Mo
     assert order == ["cpu", "double"] * 2
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, True, "32", 2.0, None])
-def test_a_batch_size_that_is_none_is_refused(batch_size: Any) -> None:
-    with pytest.raises(UsageError, match=f"batch_size={batch_size!r} must be an integer of at least 1"):
-        evaluate(small_workload(), small_net(), batch_size=batch_size)
+PLACE = "^workload 'small', in the batch of the validation split that begins with example "
+NOTHING = TensorDataset(torch.empty(0, 3), torch.empty(0))
 
 
-def test_an_empty_split_is_refused_by_its_name() -> None:
-    nothing = TensorDataset(torch.empty(0, 3), torch.empty(0))
-    workload = small_workload(validation_data=nothing)
-    with pytest.raises(DataError, match="the validation split has no examples"):
-        evaluate(workload, small_net(), batch_size=4)
+@pytest.mark.parametrize(("fields", "error", "said"), [
+    ({"metrics": {"acc": lambda o, b: squared(o, b).mean()}}, WorkloadError, PLACE + r"0: metric 'acc' has shape \(\)"),
+    ({"metrics": {"m": lambda o, b: o[:, 0] if len(o) == 100 else {}["mask"]}}, WorkloadError, PLACE + "100: forward or loss raised KeyError: 'mask'"),
+    ({"weights": lambda batch: torch.ones(len(batch[1]), 1)}, WorkloadError, r"weights\(batch\) has shape \(100, 1\).*squeeze"),
+    ({"weights": lambda batch: 0 * batch[1]}, WorkloadError, "gives 0 to all 103 examples of the validation split"),
+    ({"weights": lambda batch: batch[1]}, WorkloadError, "finite and at least 0"),
+    ({"validation_data": NOTHING}, DataError, "the validation split has no examples"),
+])  # fmt: skip
+def test_what_gives_no_mean_is_refused_with_its_place(
+    fields: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        evaluate(workload_of().replace(**fields), small_net().double(), batch_size=100)
+
+
+@pytest.mark.parametrize(("how", "error", "said"), [
+    *(({"batch_size": n}, UsageError, f"batch_size={n!r} must be an integer of at least 1") for n in (0, True, "32", 2.0)),
+    ({"batch_size": 4, "split": "valid"}, UnknownNameError, r"no split 'valid'\. Did you mean 'validation'"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(how: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        evaluate(small_workload(), small_net(), **how)
+
+
+# Example by example
+
+X, Y = torch.randn(23, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(23) % 3
+CLASSES = classification(
+    name="c", build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), train_data=TensorDataset(X, Y),
+    validation_data=TensorDataset(X, Y), config=TrainConfig(peak_lr=0.1, total_steps=5, batch_size=4),
+)  # fmt: skip
+HOW: dict[str, Any] = {"device": torch.device("cpu"), "precision": None}
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_means_of_the_examples_are_those_of_an_evaluation(batch_size: int) -> None:
+    workload = small_workload(weights=lambda batch: batch[1].abs(), build_model=lambda: small_net(0.5))
+    model, before = small_net(0.5).double(), torch.get_rng_state()
+    how = HOW | {"precision": "float64"}
+    found = example_values(workload, model, split="validation", batch_size=batch_size, **how)
+    for row in evaluate(workload, model, batch_size=13, precision="float64"):
+        assert np.average(found.columns[row.metric], weights=found.weights) == pytest.approx(row.value, rel=1e-12)
+    assert model.training
+    assert (found.labels, found.classes, found.features) == (None, None, None)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_classes_and_inputs_come_in_the_order_of_the_data_and_nan_passes_through() -> None:
+    bad = X.clone()
+    bad[3, 0, 0] = math.nan
+    workload = CLASSES.replace(validation_data=TensorDataset(bad, Y))
+    model, before = CLASSES.build_model(), torch.get_rng_state()
+    found = example_values(workload, model, split="validation", batch_size=7, max_features=100, **HOW)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (found.labels.tolist(), found.classes) == (Y.tolist(), 3)
+    np.testing.assert_allclose(found.features, bad.flatten(1))
+    assert np.flatnonzero(~np.isfinite(found.columns["loss"])).tolist() == [3]
+    few = example_values(CLASSES, model, split="train", batch_size=7, max_features=2, **HOW)
+    np.testing.assert_allclose(few.features, X.flatten(1)[:, [0, 3]])
+    part = few.only(np.arange(23) < 5)
+    assert [len(v) for v in (part.weights, part.columns["loss"], part.labels, part.features)] == [5, 5, 5, 5]
+    batch = {"a": X, "b": [Y, (X[0], "text")], "c": 3}
+    assert [t.shape for t in float_tensors(batch)] == [X.shape, X[0].shape]
+
+
+# Losses that couple the examples of a batch
+
+
+@pytest.mark.parametrize(
+    ("outputs", "losses", "coupled"), [(0.0, 0.9e-3, False), (0.0, 1.1e-3, True), (0.9e-3, 0.5, True), (1.1e-3, 0.5, False)]
+)  # fmt: skip
+def test_a_thousandth_is_rounding_of_what_the_loss_says_and_of_what_the_model_does(
+    outputs: float, losses: float, coupled: bool
+) -> None:
+    """In batches of two either is larger by this share than in one of all 16; one that is coupled is evaluated as it is trained."""
+
+    def forward(model: nn.Module, batch: Any) -> Tensor:
+        out: Tensor = model(batch[0]) * (1 + outputs * (len(batch[0]) < 9))
+        return out
+
+    def loss(_: Tensor, batch: Any) -> Tensor:
+        return torch.ones(len(batch[0]), dtype=torch.float64) * (1 + losses * (len(batch[0]) < 9))
+
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = TensorDataset(x, x[:, 0])
+    workload = small_workload(forward=forward, loss=loss, train_data=data, validation_data=data)
+    found = batch_dependence(workload, nn.Linear(3, 1).double(), ReadItems([data[i] for i in range(16)]))
+    assert found == Dependence(0.0, pytest.approx(losses), coupled)
+    config = workload.config.replace(batch_size=8, accumulate_steps=2)
+    assert evaluation_batch(workload, config, torch.device("cpu")) == (4 if coupled else 32)
+    assert evaluation_batch(workload, config.replace(eval_batch_size=9), torch.device("cpu")) == 9

@@ -45,14 +45,8 @@ def trial(trained: TrialRecord, tmp_path: Path) -> TrialRecord:
     return TrialRecord(tmp_path / "study", 0)
 
 
-def test_periodic_rows_name_their_subset(trained: TrialRecord) -> None:
-    evals = trained.evals
-    assert evals["subset"].str.fullmatch("chosen-[0-9a-f]{8}").all()
-    assert set(evals["setting"]) == {"periodic"}
-    assert set(evals["num_examples"]) == {4}
-
-
 def test_every_checkpoint_is_evaluated_on_the_whole_split_once(trial: TrialRecord, workload: Workload) -> None:
+    before, best = len(trial.evals), trial.best()
     record = evaluate_offline(workload, trial)
     assert isinstance(record, TrialRecord)
     offline = record.evals[record.evals["setting"] == "offline"]
@@ -65,16 +59,13 @@ def test_every_checkpoint_is_evaluated_on_the_whole_split_once(trial: TrialRecor
         (loss, _) = evaluate(workload, model, batch_size=4, precision="float64")
         row = offline[(offline["step"] == int(path.name[-8:])) & (offline["metric"] == "loss")]
         assert row["value"].item() == pytest.approx(loss.value, rel=1e-12)
-    again = evaluate_offline(workload, record.path)
-    assert len(again.evals) == len(record.evals)
-
-
-def test_selection_and_resume_look_at_periodic_rows_alone(trial: TrialRecord, workload: Workload) -> None:
-    best = trial.best()
-    record = evaluate_offline(workload, trial, batch_size=3)
-    assert record.best() == best  # type: ignore[union-attr]
-    assert len(periodic_rows(record.evals)) == len(trial.evals)
-    assert set(periodic_rows(record.evals)["setting"]) == {"periodic"}
+    assert record.best() == best, "selection looks at periodic rows alone"
+    periodic = periodic_rows(record.evals)
+    assert len(periodic) == before
+    assert periodic["subset"].str.fullmatch("chosen-[0-9a-f]{8}").all()
+    again = evaluate_offline(workload.replace(test_data=workload.train_data), record.path)
+    counted = again.evals.query("setting == 'offline'")["split"].value_counts().to_dict()
+    assert counted == {"validation": 10, "test": 10}, "each split once"
 
 
 def test_what_cannot_be_evaluated_offline_says_why(trial: TrialRecord, workload: Workload) -> None:
@@ -148,19 +139,11 @@ def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workl
     assert online[online["metric"] == "loss"]["value"].item() == pytest.approx(exact.mean(), rel=1e-12)
 
 
-@pytest.mark.parametrize(("max_batch", "max_wait_s"), [(1, 0.0), (7, 1.0), (4, 0.001)])
-def test_how_requests_are_batched_does_not_move_the_metric(
-    trial: TrialRecord, workload: Workload, max_batch: int, max_wait_s: float
-) -> None:
-    served = serve_requests(workload, trial, REQUESTS, step=10, max_batch=max_batch, max_wait_s=max_wait_s)
-    online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss' and step == 10")
-    assert online["value"].item() == pytest.approx(served["loss"].mean(), rel=1e-12)
-
-
 def test_a_label_that_comes_later_does_not_count_yet(trial: TrialRecord, workload: Workload) -> None:
-    served = serve_requests(workload, trial, REQUESTS, label_delay_s=1.0, until_s=1.01)
+    how = {"max_batch": 4, "max_wait_s": 0.001}
+    served = serve_requests(workload, trial, REQUESTS, step=10, label_delay_s=1.0, until_s=1.01, **how)
     online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss'")
-    assert online["num_examples"].item() == 3
+    assert (online["num_examples"].item(), online["step"].item()) == (3, 10)
     assert online["value"].item() == pytest.approx(served["loss"][:3].mean(), rel=1e-12)
     with pytest.raises(UsageError, match="no label came until 0.5 s"):
         serve_requests(workload, trial, REQUESTS, label_delay_s=1.0, until_s=0.5)
@@ -215,9 +198,3 @@ def test_a_metric_that_is_nan_before_training_is_refused(tmp_path: Path) -> None
     for gradients in ("loop", "vmap"):
         with pytest.raises(WorkloadError, match="metric 'ratio' is NaN on the validation split before training"):
             Trainer(gradients=gradients).run(broken, out=tmp_path / gradients)
-
-
-def test_a_metric_of_one_value_per_batch_is_refused(tmp_path: Path) -> None:
-    broken = small_workload(metrics={"mean": lambda outputs, batch: (outputs.squeeze(-1) - batch[1]).abs().mean()})
-    with pytest.raises(WorkloadError, match=r"metric 'mean' has shape \(\).*averaged already"):
-        Trainer().run(broken, out=tmp_path / "study")

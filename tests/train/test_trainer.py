@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -9,8 +10,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.errors import (
@@ -35,51 +35,45 @@ from workbench.record.parts import read_parts
 from workbench.record.read import TrialRecord, open_record
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_checkpoint, load_model
-from workbench.train.hooks import Activations, Hook, Norms, Run, Step, Timing, UpdateRatios
+from workbench.train.hooks import Activations, Hook, Norms, Pause, Run, Step, Timing, UpdateRatios
 from workbench.train.lane_stack import build_model
 from workbench.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 
 
-def bare_loop(workload: Any, config: Any) -> tuple[list[float], list[float], nn.Module]:
+def bare_loop(workload: Any, config: Any) -> tuple[list[float], list[float], np.ndarray]:
     """The same training written the ordinary way, with torch's own optimizer, norm and clipping."""
     model = build_model(workload, config, CPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.peak_lr, momentum=config.momentum)
-    losses, norms = [], []
+    losses, norms, first = [], [], None
     batches = train_batches(workload, config, CPU)
     for _ in range(config.total_steps):
         ((batch, _),) = next(batches)
         optimizer.zero_grad()
-        loss = squared(model(batch[0]), batch).mean()
+        each = squared(model(batch[0]), batch)
+        first = each.detach().numpy() if first is None else first
+        loss = each.mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or math.inf)
         losses.append(loss.item())
         norms.append(norm.item())
         optimizer.step()
-    return losses, norms, model
+    return losses, norms, first
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_equals_a_bare_loop(tmp_path: Path, max_grad_norm: float | None) -> None:
     workload = small_workload(config={"max_grad_norm": max_grad_norm})
     record = Trainer().run(workload, out=tmp_path / "run")
-    losses, norms, _ = bare_loop(workload, workload.config)
+    losses, norms, first = bare_loop(workload, workload.config)
     np.testing.assert_allclose(record.steps["loss"], losses, rtol=1e-5)
     np.testing.assert_allclose(record.steps["grad_norm"], norms, rtol=1e-5)
+    assert record.steps["loss_se"][0] == pytest.approx(first.std(ddof=1) / math.sqrt(len(first)), rel=1e-9)
     if max_grad_norm is not None:
         assert record.steps["clipped"].tolist() == [n > max_grad_norm for n in norms]
         assert 0 < record.steps["clipped"].mean() < 1, "both cases must occur for this test to mean anything"
         assert (record.steps["grad_norm"] > max_grad_norm).any(), "the unclipped norm is what is recorded"
-
-
-def test_loss_se_is_that_of_the_batch_mean(tmp_path: Path) -> None:
-    workload = small_workload()
-    record = Trainer().run(workload, out=tmp_path / "run")
-    model = build_model(workload, workload.config, CPU)
-    ((batch, _),) = next(train_batches(workload, workload.config, CPU))
-    losses = squared(model(batch[0]), batch).detach().numpy()
-    assert record.steps["loss_se"][0] == pytest.approx(losses.std(ddof=1) / math.sqrt(len(losses)), rel=1e-9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -166,32 +160,15 @@ def test_activations_detach_also_after_an_error_and_attach_once(tmp_path: Path) 
         models.append(small_net())
         return models[-1]
 
-    class Breaks(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 5:
-                raise RuntimeError("planted")
-
     watcher = Activations()
     with pytest.raises(RuntimeError, match="planted"):
-        Trainer(hooks=[watcher, Breaks()]).run(small_workload(build_model=build), out=tmp_path / "run")
+        Trainer(hooks=[watcher, At(5, fail)]).run(small_workload(build_model=build), out=tmp_path / "run")
     assert all(not module._forward_hooks for model in models for module in model.modules())
     workload = small_workload()
     run = Run([models[0]], workload, [workload.config], CPU, {})
     watcher.on_start(run)
     watcher.on_start(run)
     assert sum(len(m._forward_hooks) for m in models[0].modules()) == 4
-
-
-def test_evaluation_steps_are_fixed_in_steps_whatever_the_clock_does(tmp_path: Path) -> None:
-    class Slow(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 3:
-                time.sleep(0.2)
-
-    workload = small_workload(config={"eval_every_steps": 7})
-    usual, slow = (Trainer(hooks=h).run(workload, out=tmp_path / n) for h, n in (([], "a"), ([Slow()], "b")))
-    assert usual.evals["step"].unique().tolist() == [0, 7, 14, 21, 28, 35, 40]
-    assert slow.evals["step"].tolist() == usual.evals["step"].tolist()
 
 
 def test_resume_after_kill_gives_bitwise_the_same_trace(tmp_path: Path) -> None:
@@ -240,46 +217,42 @@ Trainer(hooks=[Dies()]).run(w, out=sys.argv[2])
     assert killed.best()[:2] == whole.best()[:2]
 
 
-def test_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path) -> None:
-    class Interrupts(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 13:
-                os.kill(os.getpid(), signal.SIGINT)
+class At(Hook):
+    """Does something at one step."""
 
+    def __init__(self, step: int, do: Callable[[Step], object]) -> None:
+        self.step, self.do = step, do
+
+    def on_step(self, step: Step) -> None:
+        if step.index == self.step:
+            self.do(step)
+
+
+def interrupt(_: Step) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail(_: Step) -> None:
+    raise RuntimeError("planted")
+
+
+def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload = small_workload(build_model=lambda: small_net(0.3))
     whole = Trainer().run(workload, out=tmp_path / "whole")
     with pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*goes on from there"):
-        Trainer(hooks=[Interrupts()]).run(workload, out=tmp_path / "stopped")
+        Trainer(hooks=[At(13, interrupt)]).run(workload, out=tmp_path / "stopped")
     stopped = open_record(tmp_path / "stopped")
-    assert stopped.state == "stopped"
-    assert len(stopped.steps) == 14
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    resumed = Trainer().run(workload, out=tmp_path / "stopped")
-    assert resumed.state == "complete"
-    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
-
-
-def test_an_interrupt_at_the_very_last_step_still_stops_whoever_would_go_on(tmp_path: Path) -> None:
-    class Interrupts(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 39:
-                os.kill(os.getpid(), signal.SIGINT)
-
+    assert (stopped.state, len(stopped.steps)) == ("stopped", 14)
     with pytest.raises(StudyInterrupted, match=r"stopped after step 40 of 40"):
-        Trainer(hooks=[Interrupts()]).run(small_workload(), out=tmp_path / "run")
-    assert open_record(tmp_path / "run").state == "complete"
-
-
-def test_a_finished_trial_is_not_trained_again_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    nosy = Nosy()
-    first = Trainer().run(small_workload(), out=tmp_path / "run")
+        Trainer(hooks=[At(39, interrupt)]).run(workload, out=tmp_path / "stopped")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed, nosy = Trainer().run(workload, out=tmp_path / "stopped"), Nosy()
+    assert resumed.state == "complete"
     assert "already finished" not in caplog.text
-    again = Trainer(hooks=[nosy]).run(small_workload(), out=tmp_path / "run")
+    again = Trainer(hooks=[nosy]).run(workload, out=tmp_path / "stopped")
+    assert f"{tmp_path / 'stopped'}: already finished, nothing was trained" in caplog.text
     assert nosy.calls == []
-    assert again.steps.equals(first.steps)
-    assert f"{tmp_path / 'run'}: already finished, nothing was trained" in caplog.text
+    assert again.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
 def test_divergence_is_a_result_and_keeps_its_non_finite_row(tmp_path: Path) -> None:
@@ -291,17 +264,46 @@ def test_divergence_is_a_result_and_keeps_its_non_finite_row(tmp_path: Path) -> 
     assert record.best().step == 0
 
 
-def test_best_checkpoint_reloads_to_the_logged_metric(tmp_path: Path) -> None:
-    workload = small_workload(config={"eval_every_steps": 4})
-    record = Trainer().run(workload, out=tmp_path / "run")
-    best = record.best()
-    assert best.value == record.evals.query("metric == 'loss'")["value"].min()
+CONFIG = {"total_steps": 20, "eval_every_steps": 6, "keep_best": 9}
+
+
+def test_blocks_of_training_and_evaluation_alternate_and_a_pause_moves_nothing(tmp_path: Path) -> None:
+    """Evaluated every so many steps, whatever the clock does (P2.5, P2.8); the curve and its checkpoints are kept (P2.6)."""
+    log = Nosy()
+    calm = Trainer(hooks=[log]).run(small_workload(config=CONFIG), out=tmp_path / "calm")
+    blocks = [(kind, len(list(group))) for kind, group in itertools.groupby(call[:4] for call in log.calls)]
+    evaluations = [("step", 6), ("eval", 2)]
+    assert blocks == [("star", 1), ("eval", 2), *(evaluations * 3), ("step", 2), ("eval", 2), ("end ", 1)]
+    held_up = Trainer(hooks=[Pause(7, 0.05)]).run(small_workload(config=CONFIG), out=tmp_path / "held up")
+    assert held_up.steps["step_time_s"].max() >= 0.05
+    assert calm.evals.drop(columns="seconds").equals(held_up.evals.drop(columns="seconds"))
+    curve = calm.evals[calm.evals["metric"] == "loss"].set_index("step")["value"]
+    assert [int(path.name[-8:]) for path in calm.checkpoints] == curve.index.tolist() == [0, 6, 12, 18, 20]
+    best = calm.best()
+    assert best.value == curve.min()
     assert best.checkpoint is not None
-    model = load_model(build_model(workload, workload.config, CPU), best.checkpoint)
+    workload = small_workload()
+    model = load_model(build_model(workload, workload.config, CPU), best.checkpoint).eval()
     x, y = workload.validation_data.tensors
     with torch.no_grad():
-        assert float(((model.eval()(x.double()).squeeze(-1) - y) ** 2).mean()) == pytest.approx(best.value, rel=1e-6)
-    assert len(record.checkpoints) <= workload.config.keep_best + 1
+        assert float(((model(x.double()).squeeze(-1) - y) ** 2).mean()) == pytest.approx(best.value, rel=1e-6)
+
+
+def test_a_reader_sees_the_curve_grow_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a live picture is made of: the folder, read again; here its rows are written at every step, not every five seconds."""
+    monkeypatch.setattr("workbench.train.loop.FLUSH_SECONDS", -1.0)
+    seen: list[tuple[list[int], int]] = []
+
+    class Reader(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index % 6 == 1:
+                record = open_record(tmp_path / "study")
+                seen.append((sorted(set(record.evals["step"])), len(record.steps)))
+
+    Trainer(hooks=[Reader()]).run(small_workload(config=CONFIG), out=tmp_path / "study")
+    assert seen == [([0], 1), ([0], 6), ([0, 6], 12), ([0, 6, 12], 18)], (
+        "an evaluation is written with the rows after it"
+    )
 
 
 def test_the_callers_random_state_is_untouched(tmp_path: Path) -> None:
@@ -310,54 +312,6 @@ def test_the_callers_random_state_is_untouched(tmp_path: Path) -> None:
     Trainer().run(small_workload(build_model=lambda: small_net(0.5)), out=tmp_path / "run")
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-
-
-def test_shared_seed_decides_the_model_and_per_host_seed_the_order() -> None:
-    config = small_workload().config
-    models = [
-        build_model(small_workload(), config.replace(shared_seed=s, per_host_seed=h), CPU)[0].weight
-        for s, h in ((0, 0), (0, 1), (1, 0))
-    ]
-    assert torch.equal(models[0], models[1])
-    assert not torch.equal(models[0], models[2])
-    orders = [
-        next(train_batches(small_workload(), config.replace(shared_seed=s, per_host_seed=h), CPU))[0][0][1].tolist()
-        for s, h in ((0, 0), (1, 0), (0, 1))
-    ]
-    assert orders[0] == orders[1] != orders[2]
-
-
-@pytest.mark.parametrize("kind", ["tensors", "items", "workers", "iterable"])
-def test_every_kind_of_dataset_gives_whole_batches(kind: str) -> None:
-    class Items(Dataset[Any]):
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.tensor([index])
-
-    class Stream(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 20
-
-        def __iter__(self) -> Any:
-            return (torch.tensor([i]) for i in range(20))
-
-    data = {"tensors": TensorDataset(torch.arange(20)), "iterable": Stream()}.get(kind, Items())
-    workload = small_workload(train_data=data, num_workers=2 if kind == "workers" else 0, config={"batch_size": 6})
-    batches = train_batches(workload, workload.config, CPU)
-    epochs = [[int(v) for _ in range(3) for v in torch.as_tensor(_first(next(batches))).flatten()] for _ in range(3)]
-    for epoch in epochs:
-        assert len(set(epoch)) == 18, "an epoch repeats nothing and drops the incomplete batch"
-    if kind != "iterable":
-        assert epochs[0] != epochs[1]
-    later = train_batches(workload, workload.config, CPU, start_step=4)
-    assert [int(v) for v in torch.as_tensor(_first(next(later))).flatten()] == epochs[1][6:12]
-
-
-def _first(micro_batches: Any) -> Any:
-    batch = micro_batches[0][0]
-    return batch[0] if isinstance(batch, (list, tuple)) else batch
 
 
 def test_bfloat16_runs_the_forward_pass_in_it_and_keeps_the_parameters(tmp_path: Path) -> None:
@@ -378,13 +332,6 @@ def test_bfloat16_runs_the_forward_pass_in_it_and_keeps_the_parameters(tmp_path:
 def test_cuda_follows_the_cpu(tmp_path: Path) -> None:
     runs = [Trainer(device=d).run(small_workload(), out=tmp_path / d) for d in ("cpu", "cuda")]
     np.testing.assert_allclose(runs[0].steps["loss"], runs[1].steps["loss"], rtol=1e-6)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_cuda_asked_for_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"device='cuda' was asked for.*Use device='cpu'"):
-        Trainer(device="cuda").run(small_workload(), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 class _Item5Breaks(Dataset[Any]):
@@ -419,108 +366,71 @@ def test_bad_workloads_say_what_is_wrong(
         Trainer().run(small_workload(**fields), out=tmp_path / "run")
 
 
-def test_what_was_saved_before_a_failure_is_kept(tmp_path: Path) -> None:
-    class FailsLate(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 30:
-                raise RuntimeError("planted")
-
-    with pytest.raises(RuntimeError, match="planted"):
-        Trainer(hooks=[FailsLate()]).run(small_workload(), out=tmp_path / "run")
-    record = open_record(tmp_path / "run")
-    assert record.state == "failed"
-    assert len(record.steps) == 30
-    assert len(read_parts(tmp_path / "run" / "evals")["step"].unique()) == 8
-
-
-def test_hooks_and_cadences_are_checked() -> None:
-    with pytest.raises(ConfigError, match="hooks must hold workbench.Hook"):
-        Trainer(hooks=[print])
-    with pytest.raises(ConfigError, match="every=0"):
-        Norms(every=0)
-    with pytest.raises(ConfigError, match="gradients='fast'"):
-        Trainer(gradients="fast")
-
-
 class Ends(Hook):
     """Writes down that it ended, and raises where it is told to."""
 
-    def __init__(self, log: list[str], name: str, *, on_end: str = "", on_step: str = "") -> None:
-        self.log, self.name, self.end, self.step = log, name, on_end, on_step
-
-    def on_step(self, step: Step) -> None:
-        if self.step and step.index == 3:
-            raise RuntimeError(self.step)
+    def __init__(self, log: list[str], name: str, error: str = "") -> None:
+        self.log, self.name, self.error = log, name, error
 
     def on_end(self, record: TrialRecord) -> None:
         self.log.append(f"{self.name} {record.state} {len(record.steps)}")
-        if self.end:
-            raise ValueError(self.end)
+        if self.error:
+            raise ValueError(self.error)
 
 
-def test_every_hook_ends_when_another_one_fails_to(tmp_path: Path) -> None:
+def fill_the_disk(_: Step) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    os.fsync = full
+
+
+def unlisted(step: Step) -> None:
+    step.record("grad_nrom", 1.0)
+
+
+@pytest.mark.parametrize(("do", "error", "said", "state"), [
+    (None, ValueError, "first", "complete 40"),
+    (fail, RuntimeError, "planted", "failed 3"),
+    (unlisted, UnknownNameError, r"Did you mean 'grad_norm'.*user/grad_nrom", "failed 3"),
+    (fill_the_disk, RecordError, "No space left", None),
+])  # fmt: skip
+def test_every_hook_ends_whatever_was_raised_and_what_was_saved_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: Any, error: type[Exception], said: str, state: str | None
+) -> None:
+    monkeypatch.setattr(os, "fsync", os.fsync)
     log: list[str] = []
-    hooks = [Ends(log, "a", on_end="first"), Ends(log, "b", on_end="second"), Ends(log, "c")]
-    with pytest.raises(ValueError, match="first"):
-        Trainer(hooks=hooks).run(small_workload(), out=tmp_path / "run")
-    assert log == ["a complete 40", "b complete 40", "c complete 40"]
-    assert open_record(tmp_path / "run").state == "complete"
-
-
-def test_what_stopped_training_is_reported_before_what_a_hook_raised_at_the_end(tmp_path: Path) -> None:
-    log: list[str] = []
-    hooks = [Ends(log, "a", on_end="late"), Ends(log, "b", on_step="planted"), Ends(log, "c")]
-    with pytest.raises(RuntimeError, match="planted") as caught:
-        Trainer(hooks=hooks).run(small_workload(), out=tmp_path / "run")
-    assert caught.value.__notes__ == ["Then a hook's on_end raised ValueError: late"]
-    assert log == ["a failed 3", "b failed 3", "c failed 3"]
-
-
-def test_every_hook_ends_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-
-    class Fills(Hook):
-        def on_step(self, step: Step) -> None:
-            def full(*_: Any) -> None:
-                raise OSError(28, "No space left on device")
-
-            if step.index == 3:
-                monkeypatch.setattr(os, "fsync", full)
-
-    with pytest.raises(RecordError, match="No space left"):
-        Trainer(hooks=[Ends(log, "a"), Fills(), Ends(log, "b")]).run(small_workload(), out=tmp_path / "run")
+    hooks = [Ends(log, "a", "first"), *([At(3, do)] if do else []), Ends(log, "b", "second"), Ends(log, "c")]
+    with pytest.raises(error, match=said) as caught:
+        Trainer(hooks=hooks).run(small_workload(config={"eval_every_steps": 2}), out=tmp_path / "run")
     monkeypatch.undo()
-    assert [line[0] for line in log] == ["a", "b"]
+    assert [line[0] for line in log] == ["a", "b", "c"]
+    if do and state:
+        notes = [f"Then a hook's on_end raised ValueError: {name}" for name in ("first", "second")]
+        assert caught.value.__notes__ == notes
+    if state:
+        assert [line[2:] for line in log] == [state] * 3
+        record = open_record(tmp_path / "run")
+        assert record.state == state.split()[0]
+        assert read_parts(tmp_path / "run" / "evals")["step"].max() == (2 if do else 40)
 
 
-def test_a_hook_cannot_change_a_row_that_is_stored(tmp_path: Path) -> None:
-    class Forges(Hook):
-        def on_evaluation(self, row: Any) -> None:
-            row["value"] = -1.0
-
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        Trainer(hooks=[Forges()]).run(small_workload(), out=tmp_path / "run")
+class Forges(Hook):
+    def on_evaluation(self, row: Any) -> None:
+        row["value"] = -1.0
 
 
-@pytest.mark.parametrize("given", [{"peak_lr": 0.1}, {}, 3])
-def test_a_config_of_another_type_is_refused(tmp_path: Path, given: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"must be a TrainConfig, not {type(given).__name__}.*TrainConfig\(peak_lr"):
-        Trainer().run(small_workload(), given, out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r"workload must be a Workload, not str \(digits_mlp\)"):
-        Trainer().run("digits_mlp", out=tmp_path / "run")  # type: ignore[arg-type]
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.skipif(torch.backends.mps.is_available(), reason="an MPS device is here")
-def test_mps_asked_for_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"device='mps' was asked for.*Use 'cpu' or 'auto'"):
-        Trainer(device="mps").run(small_workload(), out=tmp_path / "run")
-
-
-def test_a_metric_nobody_listed_is_refused(tmp_path: Path) -> None:
-    class Unlisted(Hook):
-        def on_step(self, step: Step) -> None:
-            step.record("grad_nrom", 1.0)
-
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'grad_norm'.*user/grad_nrom"):
-        Trainer(hooks=[Unlisted()]).run(small_workload(), out=tmp_path / "run")
+@pytest.mark.parametrize(("call", "error", "said"), [
+    (lambda out: Trainer(hooks=[Forges()]).run(small_workload(), out=out), TypeError, "does not support item assignment"),
+    (lambda out: Trainer(hooks=[print]), ConfigError, "hooks must hold workbench.Hook"),
+    (lambda out: Norms(every=0), ConfigError, "every=0 must be an integer of at least 1: measure"),
+    (lambda out: Trainer(gradients="fast"), ConfigError, "gradients='fast'"),
+    (lambda out: Trainer(memory_gb=0), ConfigError, "memory_gb=0 must be above 0"),
+    (lambda out: Trainer(evaluate_also=["test"]).run(small_workload(), out=out), ConfigError, "'small' has no split 'test'"),
+    (lambda out: Trainer().run(small_workload(), {"peak_lr": 0.1}, out=out), ConfigError, r"must be a TrainConfig, not dict.*TrainConfig\(peak_lr"),
+    (lambda out: Trainer().run("digits_mlp", out=out), UsageError, r"workload must be a Workload, not str \(digits_mlp\)"),
+    (lambda out: Trainer(device="cuda:99").run(small_workload(), out=out), DeviceError, "Use device='cpu' or 'auto'"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(tmp_path: Path, call: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        call(tmp_path / "run")
