@@ -342,9 +342,9 @@ def test_evaluation_keeps_no_activations_however_deep_the_network(width: int) ->
         layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
         workload = small_workload(
             build_model=lambda: nn.Sequential(nn.Linear(3, width), *layers, nn.Linear(width, 1)),
-            validation_data=TensorDataset(torch.randn(512, 3), torch.randn(512)), config={"precision": None},
+            validation_data=TensorDataset(torch.randn(512, 3), torch.randn(512)), config={"precision": None, "batch_size": 512},
         )  # fmt: skip
-        return memory_per_example(workload, workload.config, CPU, examples=512)
+        return memory_per_example(workload, workload.config, CPU)
 
     shallow, deep = bytes_of(2), bytes_of(12)
     assert deep["evaluation_bytes_per_example"] == shallow["evaluation_bytes_per_example"]

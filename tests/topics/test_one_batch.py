@@ -246,6 +246,8 @@ def test_nothing_that_is_asked_of_one_batch_changes_it() -> None:
     one = first_batch(workload, workload.config, CPU)
     before = [t.clone() for t in one.model.state_dict().values()]
     seen = [t.clone() for t in one.batch]
+    assert (coupling := find_coupling(one))["ratio"] == pytest.approx(0.0, abs=1e-6), "an example is its own affair"
+    assert coupling["own"] > 1e-3
     for look in (find_loss, find_layers, find_spread, find_modes, find_coupling, find_unused):
         look(one)
         assert all(map(torch.equal, before, one.model.state_dict().values())), look.__name__
@@ -300,8 +302,12 @@ def test_a_run_that_blows_up_has_fitted_nothing() -> None:
         nn.init.constant_(next(m for m in model if isinstance(m, nn.Linear)).bias, -8.0)  # type: ignore[union-attr]
         return model
 
-    found = alarms(classes(off, optimizer="momentum", peak_lr=0.05))
+    workload = classes(off, optimizer="momentum", peak_lr=0.05)
+    found = alarms(workload)
     assert [found.get(code) for code in ("units.dead", "loop.overfit_one_batch")] == ["fail", "fail"]
+    runs = collect_one_batch(workload, workload.config, CPU)["fit"]["runs"]
+    blown = [run["progress"] for run in runs if not run["loss"][-1] <= 1.05 * run["loss"][0]]
+    assert blown == [0.0] * len(blown) != []
 
 
 class Language(nn.Module):

@@ -318,3 +318,18 @@ def test_values_that_no_loss_sees_are_no_fault(masked: bool) -> None:
     assert facts["train"]["nonfinite_values"] == 10
     assert spoilt_splits(facts) == ({} if masked else {"train": 10})
     assert (facts["train"]["loss"] is None, facts["tensors"] == 0) == (not masked, not masked)
+
+
+def test_examples_of_weight_zero_have_no_part_in_the_initial_loss() -> None:
+    def silent() -> nn.Module:
+        model = nn.Linear(3, 1)
+        for p in model.parameters():
+            nn.init.zeros_(p)
+        return model
+
+    targets = torch.sin(X.sum(1))
+    workload = small_workload(
+        build_model=silent, train_data=TensorDataset(X, targets), weights=lambda batch: (batch[1] > 0).double(),
+        loss=lambda outputs, batch: (outputs.squeeze(-1) - batch[1]) ** 2,
+    )  # fmt: skip
+    assert collected(workload)["train"]["loss"] == pytest.approx(float((targets[targets > 0] ** 2).mean()))

@@ -99,9 +99,6 @@ def early_stopping(record: RecordLike) -> pd.DataFrame:
     A rule keeps the best checkpoint up to where it stops, so on the split that is watched it can lose and never win. What it loses
     on the test split is worth more: there the full budget has no such advantage.
 
-    Args:
-        record: a study with finished runs, each evaluated at least a few times.
-
     Returns:
         One row a rule: rule, source, runs, stopped (how many it cut short), steps_saved (mean share of the budget), lost (mean, in
         units of the metric, positive is worse), lost_frac and worst_lost_frac (of what the run had learned), test_lost (mean;
@@ -207,10 +204,7 @@ class Patience:
 def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[SelectedRun] | None = None) -> Patience:
     """Replay a rule on the recorded runs: stop when so many evaluations in a row have brought no new best.
 
-    Args:
-        record: a study with finished runs, each evaluated at least a few times.
-        evaluations: how many.
-        runs: as `read_runs` returns them, for whoever asks again and again; None reads them.
+    `runs` are those of `read_runs`, for whoever asks again and again; None reads them.
     """
     sign = -1.0 if record.config.get("select_mode") == "max" else 1.0
     judged = [run for run in (read_runs(record) if runs is None else runs) if run.judged]

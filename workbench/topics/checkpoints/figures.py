@@ -40,11 +40,6 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
     to the left and high, the last checkpoint is worse than one that was there before; triangles far below their circles, or below 0,
     say that most of the gain holds only where the checkpoint was chosen.
 
-    Args:
-        record: a study with finished runs.
-        diagnosis: its `checkpoints.best_not_last` holds the runs; made from the record without it.
-        ax: where to draw; a new figure by default.
-
     Returns:
         The axes. Circles: the split that chose; triangles: the test split, where it was evaluated.
 
@@ -82,11 +77,7 @@ def plot_early_stopping(
     Healthy: bars at 0 with many steps saved, as where the curve has turned for good. Sick: long bars, the rule stopped before the
     best; a dash far beyond the bar is the run that it hurt most.
 
-    Args:
-        record: a study with finished runs.
-        diagnosis: its `checkpoints.best_not_last` holds the rules; made from the record without it.
-        stopped: one more rule, as `stop_with_patience` returns it, at the top.
-        ax: where to draw; a new figure by default.
+    `stopped` is one more rule, as `stop_with_patience` returns it, at the top.
 
     Returns:
         The axes: one bar a rule; the tick of the one that was asked for stays while its patience changes.
@@ -144,14 +135,7 @@ def plot_patience(
     Healthy: the star, the best of the full budget, lies before the line: nothing is lost. Sick: it lies behind the line, in the
     part of the run that would not have been made.
 
-    Args:
-        stopped: as `stop_with_patience` returns it.
-        trial: which one; None is the first that can be judged.
-        step: of a checkpoint to point out.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes.
+    `trial` None is the first that can be judged; `step` is that of a checkpoint to point out.
 
     Source: P4.5 (retrospective selection), P4.6 (early stopping is not needed where the budget is set beforehand).
     """

@@ -24,11 +24,7 @@ def checkpoints_panel(
 ) -> Any:
     """Return a run below sliders for patience and for the step of a checkpoint: what is kept, and what stopping early costs.
 
-    Args:
-        record: a study with finished runs, each evaluated at least a few times.
-        diagnosis: of `diagnose_checkpoints`; made from the record without it.
-        patience: where the slider starts: evaluations in a row without a new best (rule of thumb).
-        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
+    `patience` is where the slider starts: evaluations in a row without a new best (rule of thumb).
 
     Returns:
         See `controls_panel`.

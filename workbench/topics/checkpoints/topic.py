@@ -8,30 +8,20 @@ from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_st
 
 __all__ = ["TOPIC"]
 
-
 TOPIC = Topic(
     name="checkpoints",
     figures=(
         Figure(
-            name="checkpoints",
+            name="checkpoints", kind="checkpoints", codes=("checkpoints.best_not_last",), draw=plot_checkpoints,
             shows="Where in each run the best checkpoint lies, and what it is better by than the last.",
             caption="Points far to the left and high are runs whose last checkpoint was worse than an earlier one; triangles far below their "
             "circles are gains that do not carry over.",
-            codes=("checkpoints.best_not_last",),
-            draw=plot_checkpoints,
-            kind="checkpoints",
         ),
         Figure(
-            name="early-stopping",
+            name="early-stopping", kind="checkpoints", codes=("checkpoints.selection",), draw=plot_early_stopping, size=(6.4, 3.9),
             shows="What each early-stopping rule would have lost, and the steps that it would have saved.",
             caption="Long bars are rules that stopped too soon.",
-            codes=("checkpoints.selection",),
-            draw=plot_early_stopping,
-            kind="checkpoints",
-            size=(6.4, 3.9),
         ),
     ),
-    studies={
-        "checkpoints": StudyKind(diagnose=diagnose_checkpoints, pictures=("checkpoints",)),
-    },
-)
+    studies={"checkpoints": StudyKind(diagnose=diagnose_checkpoints, pictures=("checkpoints",))},
+)  # fmt: skip

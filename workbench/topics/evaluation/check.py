@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,18 +124,16 @@ def collect_cases(
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
         with eval_mode(model):
-            chosen = _examples(workload, model, metric, split, count=examples, batch_sizes=batch_sizes)
-            names = _ExampleNames(workload, model, chosen.items)
+            items, facts, others = _examples(workload, model, metric, split, count=examples, batch_sizes=batch_sizes)
+            names = _ExampleNames(workload, model, items)
             cases = []
             for size in batch_sizes:
                 for count in hosts or (1,):
                     arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
-                    case = _call(evaluate, model, chosen.items, names, arguments, metric=metric)
+                    case = _call(evaluate, model, items, names, arguments, metric=metric)
                     cases.append({"batch_size": size, "hosts": count, **case})
-    _check_metric([case["observed"] for case in cases], chosen, metric)
-    return {
-        "metric": metric, "examples": chosen.places, "values": chosen.values.tolist(), "weights": chosen.weights.tolist(),
-        "batch_dependence": chosen.dependence, "random": chosen.probe.random, "coupled": chosen.probe.coupled,
+    _check_metric([case["observed"] for case in cases], facts, others)
+    return facts | {
         "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
         "observed_batches": any(case["batches"] or case["error"] for case in cases), "cases": cases,
     }  # fmt: skip
@@ -165,28 +163,6 @@ def _check_arguments(evaluate: Any, workload: Any, metric: str, numbers: dict[st
         )
 
 
-class _Chosen(NamedTuple):
-    """The examples that the function is called on.
-
-    Attributes:
-        places: in the split.
-        items: themselves.
-        values: of the metric, falling, shape (examples,).
-        weights: of them, same shape.
-        dependence: how far the value of an example differs between batch sizes.
-        probe: what a few of them say of randomness and of the other examples of the batch.
-        others: mean of every other metric of the workload.
-    """
-
-    places: list[int]
-    items: _ChosenItems
-    values: np.ndarray
-    weights: np.ndarray
-    dependence: float
-    probe: Dependence
-    others: dict[str, float]
-
-
 class _ChosenItems(Dataset[Any]):
     """Some items of a dataset, read once; a `TensorDataset` keeps its `tensors`."""
 
@@ -206,8 +182,12 @@ class _ChosenItems(Dataset[Any]):
 
 def _examples(
     workload: Workload, model: nn.Module, metric: str, split: str, *, count: int, batch_sizes: Sequence[int]
-) -> _Chosen:
-    """Return examples whose values fall."""
+) -> tuple[_ChosenItems, dict[str, Any], dict[str, float]]:
+    """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric.
+
+    The facts are the metric, "examples" (places in the split), "values", "weights", "batch_dependence" (how far the value of an example
+    differs between batch sizes), "random" and "coupled" (what a few of them say of randomness and of the others of the batch).
+    """
     data = workload.data(split)
     if not len(data):
         raise DataError(
@@ -249,15 +229,18 @@ def _examples(
     others = {
         name: float(np.average(column[kept], weights=weights[kept])) for name, column in columns.items() if name != metric
     }  # fmt: skip
-    chosen = _ChosenItems(items, kept.tolist())
-    return _Chosen([places[i] for i in kept], chosen, values[kept], weights[kept], dependence, probe, others)
+    facts = {
+        "metric": metric, "examples": [places[i] for i in kept], "values": values[kept].tolist(), "weights": weights[kept].tolist(),
+        "batch_dependence": dependence, "random": probe.random, "coupled": probe.coupled,
+    }  # fmt: skip
+    return _ChosenItems(items, kept.tolist()), facts, others
 
 
-def _check_metric(observed: Sequence[float | None], chosen: _Chosen, metric: str) -> None:
+def _check_metric(observed: Sequence[float | None], facts: dict[str, Any], others: dict[str, float]) -> None:
     """Raise where every value that came back is another metric of the workload, exactly."""
-    found = np.array([value for value in observed if value is not None])
-    own = float(np.average(chosen.values, weights=chosen.weights)) if found.size else 0.0
-    for name, value in chosen.others.items():
+    found, metric = np.array([value for value in observed if value is not None]), facts["metric"]
+    own = float(np.average(facts["values"], weights=facts["weights"])) if found.size else 0.0
+    for name, value in others.items():
         meant = found.size and np.allclose(found, value, rtol=1e-6, atol=1e-9)
         if meant and not np.isclose(own, value, rtol=1e-4, atol=1e-6):
             raise UsageError(

@@ -46,7 +46,7 @@ __all__ = [
     "pair_facts", "peak_bytes", "sample_facts", "selected_model",
 ]  # fmt: skip
 
-LEAST_EXAMPLES = 2000
+LEAST_EXAMPLES, ROUNDS, BATCHES = 2000, 5, 4
 MAX_FEATURES = 256
 """Columns of the inputs that a part is held against the whole by (rule of thumb)."""
 RUN_FRAC = 0.06
@@ -173,13 +173,7 @@ def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, m
 
 
 def class_facts(workload: Workload, model: ExampleValues, other: ExampleValues | None) -> dict[str, Any]:
-    """Return classes and classes_before, correct predictions class by class, or no_classes with the reason.
-
-    Args:
-        workload: that was evaluated.
-        model: values of one model on every example.
-        other: of another one on the same examples; then the first one is what was before.
-    """
+    """Return classes and classes_before, correct predictions class by class, or no_classes with the reason."""
     if model.labels is None or model.classes is None:
         reason = "it is unknown which classes the examples have: the loss is not that of classification(...)"
         return {"no_classes": reason, "classless": isinstance(workload.loss, (SquaredError, TokenCrossEntropy))}
@@ -267,17 +261,14 @@ def measure_evaluation(
     workload: Workload,
     model: nn.Module,
     *,
-    split: str = "validation",
     batch_size: int,
     device: torch.device,
     precision: str | None = None,
-    rounds: int = 5,
-    batches: int = 4,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Return what an evaluation of a sample costs: loading, moving and computing (P3.1).
+    """Return what an evaluation of a sample of the validation split costs: loading, moving and computing (P3.1).
 
-    Each of the `rounds` evaluates the same few `batches`, drawn at random, because a sample is read item by item even where the full
+    Each of five rounds evaluates the same four batches, drawn at random, because a sample is read item by item even where the full
     set is one tensor. One round before warms up and is left out. `clock` tells the time in seconds.
 
     Returns:
@@ -287,15 +278,15 @@ def measure_evaluation(
     Raises:
         DataError: the split has no index to draw by.
     """
-    data = workload.data(split)
-    part = workload.replace(**{f"{split}_data": draw_sample(data, min(len(data), batches * batch_size), seed=0).data})
+    data = workload.validation_data
+    part = workload.replace(validation_data=draw_sample(data, min(len(data), BATCHES * batch_size), seed=0).data)
     timed: list[list[tuple[float, int]]] = []
     with torch.no_grad(), isolated_rng(), eval_mode(model):
-        for _ in range(rounds + 1):
+        for _ in range(ROUNDS + 1):
             timed.append([])
             last = clock()
-            for batch, examples in eval_batches(part, split, batch_size, device, precision):
-                with explained(workload, f"in a batch of the {split} split"), autocast(device, precision):
+            for batch, examples in eval_batches(part, "validation", batch_size, device, precision):
+                with explained(workload, "in a batch of the validation split"), autocast(device, precision):
                     outputs, losses, _ = per_example(part, model, batch, examples)
                     found = [losses, *(metric(outputs, batch) for metric in workload.metrics.values())]
                 for value in found:
@@ -309,27 +300,19 @@ def measure_evaluation(
     each = statistics.median(later or [seconds / examples for seconds in first])
     start = max(0.0, statistics.median(first) - each * examples) if later else 0.0
     count = sum(len(row) for row in rows)
-    return {"seconds_per_example": each, "start_s": start, "batch_size": batch_size, "batches": count, "rounds": rounds}
+    return {"seconds_per_example": each, "start_s": start, "batch_size": batch_size, "batches": count, "rounds": ROUNDS}
 
 
-def memory_per_example(
-    workload: Workload, config: TrainConfig, device: torch.device, *, examples: int | None = None
-) -> dict[str, float]:
+def memory_per_example(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, float]:
     """Return bytes per example at the peak of a training step and of an evaluation batch: why the latter may be larger (P2.7).
 
-    The difference between two batch sizes, divided by that of their examples: weights and gradients, which do not grow with the
-    batch, drop out. Random state and caller are left as they were.
-
-    Args:
-        workload: what is run, on examples of the validation split.
-        config: its precision counts.
-        device: where.
-        examples: of the larger batch, the smaller has half of them; None is the config's batch size. In a batch so small that
-            gradients are the larger part of the peak, what an example adds is hidden behind them.
+    The difference between a batch of the config's size and half of it, divided by that of their examples: weights and gradients, which
+    do not grow with the batch, drop out. In a batch so small that gradients are the larger part of the peak, what an example adds is
+    hidden behind them. Random state and caller are left as they were.
     """
     with isolated_rng():
         model = build_model(workload, config, device)
-        small = max(1, min(examples or config.batch_size, len(workload.validation_data)) // 2)
+        small = max(1, min(config.batch_size, len(workload.validation_data)) // 2)
 
         def step(batch: Any, count: int, *, train: bool) -> None:
             with autocast(device, config.precision):

@@ -241,12 +241,7 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
 def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: float | None) -> dict[str, Any]:
     """Return one case with the fault that explains it, and its counts.
 
-    Args:
-        case: what was called, what came back, and which examples were in which batch.
-        values: of the examples.
-        weights: of the examples.
-        allowed: difference between equal values.
-        pad: what a row that is no example adds, as another case tells; None where none does.
+    `pad` is what a row that is no example adds, as another case tells; None where none does.
     """
     batches = case["batches"]
     predicted = predicted_values(values, weights, batches)

@@ -54,12 +54,6 @@ def plot_evaluation(
     Healthy: the points rise together, and the checkpoint that the periodic metric picks is the best one offline or close to it.
     Sick: the points form a cloud, or fall; what is picked then lies far from the best.
 
-    Args:
-        record: a study whose checkpoints were evaluated offline.
-        diagnosis: its `evaluation.bad_proxy` gives the correlation; made from the record without it.
-        offline_split: whose offline rows; None is the split that selection compares.
-        ax: where to draw; a new figure by default.
-
     Source: P2.4 (rank correlation over all checkpoints), P4.5 (what is picked).
     """
     with drawing(ax, size=(5.4, 4.2)) as axes:
@@ -96,10 +90,6 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
     Healthy: by steps both rows of marks are the same, so curves can be compared point by point.
     Sick: by seconds the marks after the pause are shifted, and no two runs have theirs at the same steps.
 
-    Args:
-        record: a study of `EvaluationStudy(pause_s=...)`.
-        ax: where to draw; a new figure by default.
-
     Source: P2.8 (steps, never seconds). By seconds is computed from the recorded time of every step, for an interval that
     gives the run without the pause as many evaluations as it has by steps.
     """
@@ -135,11 +125,6 @@ def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *
     Healthy: a shaded band, the sizes that show the smallest difference of interest within the time budget, with the taken
     size in it. Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget
     allows or the set holds.
-
-    Args:
-        record: a study with "evaluation_sample" in its facts.
-        diagnosis: its `evaluation.too_small` says which bounds there are; without it only the curves are drawn.
-        ax: where to draw; a new figure by default.
 
     Returns:
         The axes; the seconds stand along the top.
@@ -204,10 +189,7 @@ def plot_class_recall(
     Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain
     that looks large is one of them.
 
-    Args:
-        counts: of `class_counts`, or a study whose facts hold them.
-        diagnosis: not needed; every figure takes one.
-        ax: where to draw; a new figure by default.
+    `counts` are those of `class_counts`, or a study whose facts hold them.
 
     Returns:
         The axes. A diamond is the recall before, where there was an evaluation before, and the words beside the bar say what

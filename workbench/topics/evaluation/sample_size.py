@@ -182,16 +182,6 @@ def simulate_selection(
 
     Every model is right or wrong on every example; nothing of the closed form is used.
 
-    Args:
-        n: examples of the validation set.
-        trials: models, of which the one that is best on them is chosen.
-        accuracy: their mean true accuracy.
-        disagreement: share of the examples on which exactly one of two models is right.
-        spread: standard deviation of their true accuracies.
-        held_out: examples that no choice sees.
-        repeats: simulations.
-        seed: of the random numbers.
-
     Raises:
         ConfigError: models of this accuracy cannot disagree that often.
     """
@@ -266,14 +256,8 @@ def selection_gaps(
 ) -> pd.DataFrame:
     """Simulate what choosing on a validation set does to its honesty, against the closed forms (P3.5).
 
-    Args:
-        sizes: examples of the validation set.
-        rounds: models of which the best is taken, and rounds that build on each other, each redrawing the answers to
-            `disagreement` of the examples.
-        accuracy: true accuracy of all of them.
-        disagreement: share of the examples on which exactly one of two models is right.
-        repeats: simulations of each.
-        seed: of the random numbers.
+    `rounds` are models of which the best is taken, and rounds that build on each other, each redrawing the answers to `disagreement` of
+    the examples: the share on which exactly one of two models is right.
 
     Returns:
         Columns how, rounds, examples, gap (validation minus held-out accuracy of what was chosen), se, expected (closed form).

@@ -13,25 +13,18 @@ TOPIC = Topic(
     name="evaluation",
     figures=(
         Figure(
-            name="evaluation",
+            name="evaluation", kind="evaluation", codes=("evaluation.bad_proxy",), draw=plot_evaluation,
             shows="Offline metric against the periodic one, a point for each checkpoint.",
             caption="Points that rise together are healthy; a cloud says that the proxy ranks checkpoints otherwise than whole splits do.",
-            codes=("evaluation.bad_proxy",),
-            draw=plot_evaluation,
-            kind="evaluation",
         ),
         Figure(
-            name="evaluation-sample",
+            name="evaluation-sample", kind="evaluation_sample", codes=("evaluation.too_small",), draw=plot_evaluation_sample, size=(6.4, 3.9),
             shows="Smallest difference that shows, and the time of an evaluation, against the number of examples.",
             caption="In the shaded band a sample keeps both bounds; without a band no size does.",
-            codes=("evaluation.too_small",),
-            draw=plot_evaluation_sample,
-            kind="evaluation_sample",
-            size=(6.4, 3.9),
         ),
     ),
     studies={
         "evaluation": StudyKind(diagnose=diagnose_evaluation, pictures=("evaluation",)),
         "evaluation_sample": StudyKind(diagnose=diagnose_evaluation_sample, pictures=("evaluation-sample",)),
     },
-)
+)  # fmt: skip

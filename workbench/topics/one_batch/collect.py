@@ -51,11 +51,7 @@ def collect_one_batch(
     A fresh model of its own is looked at, fitted to the batch, and looked at again. Where a part could not be looked at, its
     "reason" says why.
 
-    Args:
-        workload: what to look at.
-        config: how it would be trained.
-        device: where.
-        seconds: after which a large model is let go, a third of them before it is fitted, while, and after; a small one takes less than one.
+    A large model is let go after `seconds`, a third of them before it is fitted, while, and after; a small one takes less than one.
 
     Raises:
         WorkbenchError: the model cannot be built, or the batch not loaded.

@@ -38,11 +38,7 @@ def collect_preflight(
 ) -> dict[str, Any]:
     """Return JSON facts for `diagnose_preflight`; the caller's random state is left bit for bit as it was.
 
-    Args:
-        workload: what to look at.
-        config: how it would be trained.
-        device: where.
-        max_examples: how many examples of a split are read at most.
+    At most `max_examples` of a split are read.
 
     Raises:
         WorkloadError: nothing can be trained: the data, the model or the loss are broken.
