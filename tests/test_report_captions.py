@@ -12,7 +12,7 @@ from tests.helpers.records import diagnosis, empty, falling, one_trial, study
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.findings.topic import Figure
 from workbench.report.figures import shown_here
-from workbench.topics.lr_sweep.captions import few_runs, trained_lrs
+from workbench.topics.lr_sweep.topic import few_runs, trained_lrs
 from workbench.topics.registry import FIGURES
 
 NOTHING = Diagnosis(findings=())

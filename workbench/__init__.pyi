@@ -120,8 +120,8 @@ from workbench.topics.checkpoints.resume import audit_resume as audit_resume
 from workbench.topics.checkpoints.study import CheckpointStudy as CheckpointStudy
 from workbench.topics.clipping.diagnose import diagnose_clipping as diagnose_clipping
 from workbench.topics.clipping.figures import plot_clipping as plot_clipping
-from workbench.topics.clipping.grad_norm_figures import plot_grad_norm as plot_grad_norm
-from workbench.topics.clipping.grad_norm_figures import plot_grad_norm_histogram as plot_grad_norm_histogram
+from workbench.topics.clipping.figures import plot_grad_norm as plot_grad_norm
+from workbench.topics.clipping.figures import plot_grad_norm_histogram as plot_grad_norm_histogram
 from workbench.topics.clipping.panel import clipping_panel as clipping_panel
 from workbench.topics.clipping.study import ClippingStudy as ClippingStudy
 from workbench.topics.comparison.diagnose import diagnose_comparison as diagnose_comparison

@@ -12,7 +12,7 @@ import pytest
 import workbench as wb
 from tests.helpers.clipped_records import BLOWN, FALLING, LIMIT, STEPS, clipped, descended, descent, plain
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.clip_threshold import arrival, choose_threshold, steady_stretch
+from workbench.curves.clip_threshold import choose_threshold, steady_stretch
 from workbench.curves.clipped_runs import alternation, clipped_runs, fixed_step, reference_norms
 
 
@@ -90,18 +90,6 @@ def test_the_steady_stretch_lies_behind_the_start_and_between_the_rises(
     assert steady_stretch(100, **settings) == expected  # type: ignore[arg-type]
 
 
-def test_a_run_has_arrived_where_its_norms_are_rounding() -> None:
-    """Norms 0.5^k with rounding noise at 1e-17: a millionth of the median of the first tenth is reached by arithmetic."""
-    k = np.arange(200)
-    norms = 0.5**k + 1e-17
-    limit = 1e-6 * np.median(norms[:20])
-    expected = math.floor(math.log(limit) / math.log(0.5)) + 1
-    assert arrival(norms) == expected
-    assert 20 < expected < 60
-    found = choose_threshold(norms)
-    assert (found.first_step, found.last_step) == (math.ceil(expected / 10), expected - 1)
-
-
 CLIP_REFERENCE_STEPS = 200
 
 
@@ -119,13 +107,6 @@ def run(loss=CLIP_REFERENCE_FALLING, lr=0.1, *, scale=1.0, **more):
 def chosen(trials, **more) -> int | None:
     found = reference_norms(record(trials, **more))
     return None if found is None else found.item.curve.trial
-
-
-def test_the_baselines_lr_comes_first_and_a_study_may_ask_for_another() -> None:
-    trials = [run(lr=0.2), run(lr=0.1), run(lr=0.05)]
-    assert chosen(trials, peak_lr=0.1) == 1
-    assert chosen(trials, peak_lr=0.1, facts={"clipping_reference_lr": 0.05}) == 2
-    assert chosen(trials, peak_lr=0.1, facts={"clipping_reference_lr": 7.0}) == 1
 
 
 def test_stable_comes_before_the_wanted_lr_and_unclipped_before_clipped() -> None:

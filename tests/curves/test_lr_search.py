@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import noisy_sweep, record, trial
 from workbench.curves.judged import judged
-from workbench.curves.lr_search import lr_best, refine_next, refine_round, unstable_bracket
+from workbench.curves.lr_search import lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import (
     bisect_next,
     climb_round,
@@ -44,36 +42,6 @@ def test_standard_error_of_correlated_noise_is_honest():
         means.append(mean)
         errors.append(se)
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.2)
-
-
-def test_table_of_a_noisy_sweep():
-    table = judged(noisy_sweep({0.01: 0.9, 0.02: 0.5, 0.04: 0.5001, 0.08: 0.8}, seed_sd=0.2)).sweep()
-    assert [p.lr for p in table.points] == [0.01, 0.02, 0.04, 0.08]
-    assert table.points[table.best].lr in (0.02, 0.04)
-    assert table.points[0].above_best == pytest.approx(0.4, abs=0.02)  # the seeds' offsets cancel
-    assert table.points[0].above_best_se < 0.02
-    assert table.points[0].loss_se > 0.03  # but not in the loss itself
-    assert table.points[0].seeds == (0, 1, 2)
-
-
-def on_the_floor(seeds):
-    """Runs that start where the smallest lr would keep them: nothing can be learned at any lr."""
-    lam = np.geomspace(0.01, 1, 20)
-    trials = []
-    for seed in seeds:
-        for lr in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
-            rng = np.random.default_rng(seed)
-            theta, loss = rng.standard_normal(20) * np.sqrt(0.01 * 0.01 / 2 / lam), []
-            for _ in range(300):
-                loss.append(0.5 * np.sum(lam * theta**2) * (1 + 0.2 * rng.standard_normal()))
-                theta = theta - lr * (lam * theta + 0.1 * rng.standard_normal(20))
-            trials.append(trial(loss, lr, seed=seed, columns={"loss_se": 0.2 * np.abs(loss)}))
-    return record(trials, full_batch=False, total_steps=300)
-
-
-def test_a_start_on_the_noise_floor_shows_nothing():
-    found = [judged(on_the_floor([3 * k, 3 * k + 1, 3 * k + 2])).sweep().best for k in range(5)]
-    assert found == [None] * 5
 
 
 TOTAL = 100
@@ -160,29 +128,6 @@ def test_noisy_lr_star_is_the_middle_of_the_ties_and_its_interval_holds_them(lev
     assert best.high == pytest.approx(best.tied[-1] * np.sqrt(2))
 
 
-def blown_up(*, level):
-    """A loss that is 0 at most steps and huge in between, as of a net that gets one example wrong; a spike every 20 steps."""
-    at = np.arange(400)
-    return np.where(at < 40, 2.3, level * (1 + at / 400) * (at % 20 == 0))
-
-
-def test_the_error_of_a_run_that_blew_up_makes_no_tie_and_lr_star_keeps_away_from_the_edge():
-    flat = noisy_sweep({0.05: 0.4502, 0.1: 0.4501, 0.2: 0.45}, seeds=1)
-    trials = [
-        trial(g["loss"], lr, columns={"loss_se": g["loss_se"]})
-        for lr, (_, g) in zip((0.05, 0.1, 0.2), flat.steps.groupby("trial"), strict=True)
-    ]
-    trials += [trial(blown_up(level=1e6), lr, columns={"loss_se": np.full(400, 3e4)}) for lr in (0.22, 0.3)]
-    table = judged(record(trials, total_steps=400, full_batch=False)).sweep()
-    last = table.points[-1]
-    assert last.above_best <= 2 * last.above_best_se, "within its own noise, for this test to mean anything"
-    assert [p.unstable for p in table.points] == [False] * 3 + [True] * 2, "an end above the start is no training"
-    best = lr_best(table)
-    assert best.tied == (0.05, 0.1, 0.2)
-    assert best.lr * 1.5 <= unstable_bracket(table).middle
-    assert best.high <= 0.2
-
-
 def run(lr, level, *, wild=0.0, blown=False):
     """400 minibatch steps from 2.3 to a level; the noise of the batches is that of any other lr but for `wild`."""
     own = np.random.default_rng(int(1e4 * lr)).standard_normal(400)
@@ -205,26 +150,6 @@ def test_a_run_that_trains_well_beyond_the_edge_is_no_tie(beyond, own):
     assert best.tied == (0.05, 0.1, 0.2181)
     assert best.low < best.lr <= best.high == 0.2181
     assert best.measured_lr < 0.2278
-
-
-def bowl(ratio, *, rise, memory=0.0):
-    """Full-batch runs at three lrs, `ratio` apart, whose end losses rise by `rise` on both sides of the middle."""
-    steps = np.arange(TOTAL)
-    levels = {1 / ratio: 1 + rise, 1.0: 1.0, ratio: 1 + rise}
-    trials = [trial(level + 9 * np.exp(-steps / 4), lr) for lr, level in levels.items()]
-    rule = "momentum" if memory else "sgd"
-    return judged(record(trials, total_steps=TOTAL, optimizer=rule, momentum=memory, peak_lr=1.0)).sweep()
-
-
-@pytest.mark.parametrize(("ratio", "dense"), [(1.11, True), (1.13, False), (1.3, False)])
-def test_a_grid_is_dense_when_two_steps_of_it_make_a_quarter(ratio, dense):
-    """Neighbours up to 1.118 apart bracket lr* to a factor of 1.25: only then is the search over."""
-    assert (ratio**2 <= 1.25) is dense
-    table = bowl(ratio, rise=0.01)  # 1 %: no lr between can be better by 4 %
-    following = refine_next(table)
-    assert (following is None) is dense
-    assert dense or following in (pytest.approx(np.sqrt(ratio)), pytest.approx(1 / np.sqrt(ratio)))
-    assert lr_best(table).needs_refinement is not dense
 
 
 def test_outcomes_that_are_not_monotone_are_listed():
@@ -252,32 +177,6 @@ def edge_table(stable, unstable):
     """Full-batch runs: the first of the stable lrs is the best one, the others end a little higher."""
     trials = [trial(FALLING + 0.1 * (k > 0), lr) for k, lr in enumerate(stable)]
     return judged(record(trials + [trial(BLOWN, lr) for lr in unstable], total_steps=50)).sweep()
-
-
-def rounds_to_close(low, high, *, tolerance, lanes, edge):
-    """Play the search on a threshold that is known: (rounds, lrs) it takes."""
-    rounds = count = 0
-    while asked := spread(low, high, tolerance=tolerance, lanes=lanes):
-        assert len(asked) <= lanes
-        assert list(asked) == sorted(asked)
-        assert low < asked[0]
-        assert asked[-1] < high
-        low = max([low, *(lr for lr in asked if lr < edge)])
-        high = min([high, *(lr for lr in asked if lr >= edge)])
-        rounds, count = rounds + 1, count + len(asked)
-    assert high / low <= (1 + tolerance) * (1 + 1e-6)
-    assert low < edge <= high
-    return rounds, count
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 8, 32])
-@pytest.mark.parametrize("ratio", [1.06, 1.5, 2.0, 4.0, 1000.0])
-@pytest.mark.parametrize("place", [0.01, 0.37, 0.99])
-def test_a_gap_closes_in_the_fewest_rounds(lanes, ratio, place):
-    gaps = math.ceil(math.log(ratio) / math.log(1.05))
-    rounds, count = rounds_to_close(1.0, ratio, tolerance=0.05, lanes=lanes, edge=ratio**place)
-    assert rounds <= math.ceil(math.log(gaps) / math.log(lanes + 1) - 1e-9)
-    assert count <= rounds * lanes
 
 
 def test_beside_a_hint_that_was_wrong_the_search_goes_on_by_factors_of_2():
@@ -321,26 +220,6 @@ def test_where_nothing_was_learned_lower_lrs_come_first_and_then_higher_ones():
 ])  # fmt: skip
 def test_gaps_beside_the_best_are_filled_where_they_are_wide_and_the_bowl_is_not_flat(levels, asked):
     assert fill_round(judged(noisy_sweep(levels)).sweep(), base=0.01) == pytest.approx(asked)
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 7])
-def test_a_round_of_refinement_cuts_both_gaps(lanes):
-    asked = refine_round(edge_bowl(), lanes=lanes)
-    assert len(asked) == lanes
-    assert len(set(asked)) == lanes
-    points = sorted([0.5, 1.0, 2.5, *asked])
-    assert (points[0], points[-1]) == (0.5, 2.5)
-    assert sum(lr > 1.0 for lr in asked) == (lanes + 1) // 2, "the wider gap gets what is left over"
-    for low, high in ((0.5, 1.0), (1.0, 2.5)):
-        inside = [lr for lr in points if low <= lr <= high]
-        steps = np.diff(np.log(inside))
-        assert steps == pytest.approx(steps[0]), "in equal factors"
-
-
-def edge_bowl():
-    steps = np.arange(100)
-    trials = [trial(level + 9 * np.exp(-steps / 4), lr) for lr, level in {0.5: 1.5, 1.0: 1.0, 2.5: 1.5}.items()]
-    return judged(record(trials, total_steps=100, optimizer="sgd", peak_lr=1.0)).sweep()
 
 
 @pytest.mark.parametrize(("rule", "memory"), [("sgd", 0.0), ("momentum", 0.5), ("momentum", 0.9), ("nesterov", 0.9), ("adam", 0.9)])  # fmt: skip

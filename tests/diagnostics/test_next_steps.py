@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.simulated_records import record, trial
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.recommendation.next_steps import next_steps
+from workbench.topics.recommendation.diagnose import next_steps
 
 WARMUP, CLIPPING, LOWER = (str(ADVICE[name]) for name in ("warmup", "clipping", "lower_lr"))
 FALLING = np.linspace(2, 1, 20)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from tests.helpers.records import MemoryRecord, diagnosis, one_trial, study
 from workbench.plots.style import log_scale, short
-from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.clipping.figures import plot_grad_norm, plot_grad_norm_histogram
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.topics.stability.figures import plot_confirm, plot_probe
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
-from workbench.topics.lr_sweep.rounds import measure_chance
+from workbench.topics.lr_sweep.collect import measure_chance
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -14,16 +13,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import workbench as wb
-from tests.helpers.simulated_batches import CHOOSING, OWN_LR, STEPS, batches, level
-from tests.helpers.simulated_records import record, trial
+from tests.helpers.simulated_batches import OWN_LR, STEPS, batches, level
+from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
-from workbench.record.json_values import dumps
 from workbench.topics.batch_size.arms import next_points, read_arms
+from workbench.topics.batch_size.collect import NoiseScale, measure_noise_scale
 from workbench.topics.batch_size.diagnose import CODES
-from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale
-from workbench.topics.batch_size.noise_scale import NoiseScale, measure_noise_scale
+from workbench.topics.batch_size.diagnose_size import diagnose_noise_scale
 
-TUNED, RETUNE, EQUAL, NOISE, REGULARISE = CODES
+TUNED, RETUNE, EQUAL, NOISE, REGULARISE = tuple(CODES)
 
 
 def test_a_difference_that_tuning_takes_away():
@@ -98,12 +96,6 @@ def test_a_difference_that_stays():
     assert found[EQUAL].advice
 
 
-def test_noisy_seeds_leave_it_undecided():
-    found = wb.diagnose_batch_size(batches({16: 0.1, 64: 0.1}, spread=0.3))[EQUAL]
-    assert found.status == "not_measured"
-    assert "More seeds" in found.advice[0]
-
-
 def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
     """F6.1: nothing else was tuned."""
     found = wb.diagnose_batch_size(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
@@ -111,13 +103,6 @@ def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
     assert found[TUNED].clause == "F6.1"
     assert "not which one is better" in found[TUNED].summary
     assert found[RETUNE].status == "not_measured"
-
-
-def test_the_seeds_that_choose_play_no_part_in_the_comparison():
-    r = batches({16: 0.05, 64: 0.1})
-    for arm in read_arms(r):
-        assert sorted(arm.tuned) == list(range(CHOOSING, CHOOSING + 5))
-        assert arm.best.seeds == CHOOSING
 
 
 def test_a_decay_that_helps_the_large_batch_only():
@@ -132,26 +117,6 @@ def test_a_decay_that_helps_the_large_batch_only():
         {16: 0.016, 64: 0.064, 256: 0.256}
     )
     assert "weight_decay=0.001" in found.advice[0]
-
-
-EMPTY = record([])
-
-
-DIVERGED = record(
-    [trial([2.3, math.nan], 0.1, seed=s, batch_size=b) for s in range(8) for b in (16, 64)], batch_size=64, total_steps=2, full_batch=False
-)  # fmt: skip
-
-
-ONE = batches({64: 0.1})
-
-
-@pytest.mark.parametrize("r", [EMPTY, DIVERGED, ONE], ids=["empty", "diverged", "one size"])
-def test_every_code_once_valid_json_and_nothing_claimed(r):
-    found = wb.diagnose_batch_size(r)
-    assert tuple(f.code for f in found) == CODES
-    assert found[EQUAL].status == found[REGULARISE].status == found[NOISE].status == "not_measured"
-    assert all(f.clause for f in found)
-    json.loads(dumps(found.to_dict()), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def moment(step, value, low=1.0, high=1e9):
@@ -181,19 +146,6 @@ def test_the_search_ends_with_a_worse_neighbour_on_both_sides(best):
     assert min(tried, key=tried.get) == pytest.approx(best)
     assert min(tried) < best < max(tried)
     assert len(tried) <= 3 + 8
-
-
-def test_the_search_goes_down_where_nothing_trains_and_ends_at_its_reach():
-    tried = {}
-    while asked := next_points(tried, 0.1, ratio=2.0, reach=4):
-        assert not set(asked) & set(tried)
-        tried |= dict.fromkeys(asked, math.inf)
-    assert min(tried) == pytest.approx(0.1 / 16)
-    assert max(tried) == pytest.approx(0.2)
-    falling = {}
-    while asked := next_points(falling, 0.1, ratio=2.0, reach=4):
-        falling |= {lr: 1 / lr for lr in asked}
-    assert max(falling) == pytest.approx(1.6)
 
 
 FAST = {"finalists": 1, "choosing_seeds": 2, "seeds": 2, "reach": 2, "memories": (0.5,), "weight_decays": (1e-2,)}
@@ -227,22 +179,6 @@ def test_lr_and_momentum_are_tuned_for_each(study_record: wb.StudyRecord) -> Non
         assert sorted(arm.fixed) == sorted(arm.tuned) == [2, 3]
         assert arm.best is not None
         assert arm.best.seeds == 2
-
-
-@pytest.mark.parametrize(("wrong", "match"), [
-    ({"batch_sizes": [0]}, r"batch_sizes\[0\]=0"), ({"equal": "steps"}, "equal='steps'"), ({"equal": ("time",)}, "time"),
-    ({"memories": [1.0]}, r"memories\[0\]"), ({"lr_ratio": 1.0}, "lr_ratio"), ({"seeds": 0}, "seeds=0"),
-    ({"finalists": True}, "finalists"), ({"weight_decays": (0.0,)}, r"weight_decays\[0\]"),
-])  # fmt: skip
-def test_arguments_out_of_range(wrong: dict[str, Any], match: str) -> None:
-    with pytest.raises(wb.ConfigError, match=match):
-        wb.BatchSizeStudy(**wrong)
-
-
-@pytest.mark.parametrize("sizes", [[100_000], [16], []])
-def test_batch_sizes_that_leave_nothing_to_compare(tmp_path: Path, sizes: list[int]) -> None:
-    with pytest.raises(wb.UsageError, match="batch size"):
-        run(tmp_path / "s", batch_sizes=sizes, **FAST)
 
 
 DIM, ERROR, NOISE_NOISE = 20, 0.5, 1.0
@@ -340,23 +276,9 @@ def test_at_a_checkpoint_and_nothing_of_the_caller_moves(tmp_path: Any) -> None:
 BEST = {16: 0.0125, 64: 0.1, 256: 0.4}
 
 
-FIGURE_NOISE = {
-    "noise_scale": [{"step": 0, "value": 100.0, "low": 50.0, "high": 200.0, "examples": 1024, "micro_batch": 16}]
-}
-
-
 def heights(ax, label):
     line = next(line for line in ax.get_lines() if line.get_label() == label)
     return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-
-
-def test_settings_that_fit_one_batch_size_lie_apart_and_tuned_ones_together():
-    ax = wb.plot_batch_size(batches(BEST, facts=FIGURE_NOISE))
-    fixed, tuned = (heights(ax, f"{name}, equal steps") for name in ("settings of the baseline", "tuned for each"))
-    assert len(fixed) == len(tuned) == 3
-    assert max(fixed.values()) / min(fixed.values()) > 2
-    assert max(tuned.values()) / min(tuned.values()) < 1.05
-    assert [line.get_xdata()[0] for line in ax.get_lines() if "noise scale" in str(line.get_label())] == [100.0]
 
 
 def test_the_tuned_lrs_and_the_two_rules():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -27,9 +26,7 @@ from tests.helpers.clipped_records import (
 from tests.helpers.records import diagnosis as said
 from tests.helpers.records import one_trial
 from tests.helpers.simulated_records import record, trial
-from workbench.topics.clipping.clipped_steps import clipped_steps
-from workbench.topics.clipping.diagnose import CODES
-from workbench.topics.clipping.ladder import is_cured, leading, masks, read_ladder
+from workbench.topics.clipping.thresholds import clipped_steps, is_cured, leading, masks
 
 
 def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **changes: Any) -> dict[str, Any]:
@@ -81,19 +78,6 @@ def test_clipping_hides_an_lr_that_is_stable_only_while_clipped(
     assert masks(row(**changes), edge) is expected
 
 
-def test_the_loosest_threshold_that_passes_leads() -> None:
-    sick = {"lasting": True, "outcome": "lasting"}
-    rows = [row(4.0, **sick), row(2.0), row(1.0)]
-    rung, why = leading(record([]), rows)
-    assert rung is not None
-    assert (rung.max_grad_norm, why, rung.cured, rung.lasting) == (2.0, "passes", 1, 0)
-    assert [r.max_grad_norm for r in read_ladder(record([]), rows)] == [4.0, 2.0, 1.0]
-    rung, why = leading(record([]), [row(4.0, **sick), row(2.0, **sick)])
-    assert rung is not None
-    assert (rung.max_grad_norm, why) == (2.0, "tightest")
-    assert leading(record([]), []) == (None, "tightest")
-
-
 def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much() -> None:
     rows = [row(4.0, parked=True, late_clip_frac=1.0), row(3.0, clip_frac=0.5), row(2.0, clip_frac=0.49), row(1.0)]
     rung, why = leading(record([]), rows)
@@ -123,18 +107,6 @@ def test_the_steps_are_those_above_numpys_percentile(percentile: float) -> None:
     limit = np.percentile(NORMS[30:], percentile)
     assert found.steps.tolist() == [k + 7 for k in range(300) if NORMS[k] > limit]
     assert found.chosen.clip_frac == pytest.approx(len(found.steps) / 300)
-
-
-def test_the_stretch_of_the_diagnosis_is_used_for_its_own_trial_alone() -> None:
-    evidence = {"trial": 4, "first_step": 100, "last_step": 199}
-    said = wb.Diagnosis(
-        findings=(wb.Finding(code="clipping.threshold", status="ok", summary="s", clause="F4.9", evidence=evidence),),
-        workload="w", command=None,
-    )  # fmt: skip
-    own = clipped_steps(np.arange(300), NORMS, percentile=90.0, diagnosis=said, trial=4)
-    assert own.chosen.threshold == np.percentile(NORMS[100:200], 90.0)
-    other = clipped_steps(np.arange(300), NORMS, percentile=90.0, diagnosis=said, trial=5)
-    assert other.chosen.threshold == np.percentile(NORMS[30:], 90.0)
 
 
 def statuses(diagnosis) -> dict[str, str]:
@@ -241,14 +213,6 @@ def test_the_same_below_the_edge_hides_nothing(lr: float) -> None:
     assert wb.diagnose_clipping(record(healthy, peak_lr=lr))["clipping.masks_lr"].status == "ok"
 
 
-def test_a_run_that_still_learns_when_it_ends_is_not_judged() -> None:
-    """Threshold far too small: all steps are clipped, and the way down is longer than the run."""
-    travelling = [descent(descended(5.1, 100)), descent(descended(5.1, 100, limit=0.01), limit=0.01)]
-    found = wb.diagnose_clipping(record(travelling, peak_lr=2.5))["clipping.masks_lr"]
-    assert found.status == "not_measured"
-    assert "still comes down" in found.summary
-
-
 def nonfinite(loss, lr, count, *, stage="lr_sweep"):
     norms = norms_with(20)[: len(loss)].copy()
     norms[len(loss) - count :] = math.inf
@@ -272,18 +236,6 @@ def test_nonfinite_norms_are_counted_and_weighed_by_where_they_are(trials, statu
     assert (found.status, found.value) == (status, count)
     assert bool(found.advice) is (status != "ok")
     assert sum(row["nonfinite"] for row in found.evidence["trials"]) == count
-
-
-@pytest.mark.parametrize("trials", [[], [plain()], [clipped(20)], [clipped(20, stage="baseline")], [plain(BLOWN)]])
-def test_each_code_is_there_once_and_is_json(trials) -> None:
-    found = wb.diagnose_clipping(
-        record(trials, max_grad_norm=1.0 if trials and "max_grad_norm" in trials[0]["config"] else None)
-    )
-    assert tuple(f.code for f in found) == tuple(CODES)
-    assert all(f.clause for f in found)
-    json.dumps(found.to_dict(), allow_nan=False)
-    if not trials:
-        assert set(statuses(found).values()) == {"not_measured"}
 
 
 LADDER = [plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4), clipped(150, FALLING / 2, lr=0.4, limit=0.5), clipped(20, DIVERGED, lr=0.4, limit=4.0)]  # fmt: skip
@@ -326,17 +278,6 @@ def test_histogram_counts_and_title_account_for_every_step(seed: int) -> None:
     assert ax.get_title(loc="left").endswith("500 steps, 3 at 0, 8 not finite")
 
 
-def test_far_outliers_do_not_squeeze_the_hump_and_are_still_accounted_for() -> None:
-    hump = np.linspace(1.6, 2.0, 400)
-    ax = wb.plot_grad_norm_histogram(one_trial(np.concatenate([[201.0, 150.0], hump])), ax=blank())
-    (bars,) = ax.patches
-    counts = bars.get_data().values
-    assert counts.sum() == 400
-    assert (counts > 0).sum() >= 30, "the hump is more than a few bars"
-    assert ax.get_xlim()[1] < 3
-    assert ax.get_title(loc="left").endswith("402 steps, 2 beyond the axis")
-
-
 @pytest.mark.parametrize("draw", [wb.plot_grad_norm, wb.plot_grad_norm_histogram])
 @pytest.mark.parametrize("percentile", [50.0, 75.0, 90.0])
 def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(draw, percentile: float) -> None:
@@ -347,15 +288,3 @@ def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(dra
     x, y = drawn(ax, f"{percentile:g}th percentile {threshold:.3g}: {(norms > threshold).mean():.0%} of the steps")
     assert (y if draw is wb.plot_grad_norm else x).tolist() == pytest.approx([threshold, threshold])
     assert not [line for line in ax.lines if "proposed" in str(line.get_label())]
-
-
-def test_on_the_trial_of_the_threshold_each_tenth_has_its_percentile() -> None:
-    norms = np.random.default_rng(0).lognormal(size=400) * np.linspace(4, 1, 400)
-    record = one_trial(norms)
-    found = wb.diagnose_clipping(record)
-    (stairs,) = wb.plot_grad_norm(record, found, ax=blank()).patches
-    assert stairs.get_label() == "90th percentile of each tenth of the run"
-    assert stairs.get_data().values == pytest.approx([np.percentile(part, 90) for part in norms.reshape(10, 40)])
-    assert stairs.get_data().edges.tolist() == list(range(0, 401, 40))
-    assert not wb.plot_grad_norm(record, said(), ax=blank()).patches, "measured elsewhere"
-    assert not wb.plot_grad_norm(record, found, percentile=50.0, ax=blank()).patches, "another percentile is asked for"

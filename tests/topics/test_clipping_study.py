@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.curves.clipped_runs import clipped_runs
-from workbench.record.read import open_record
 from workbench.studies.session import open_session
-from workbench.train.hooks import Step
 from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
 
 
@@ -131,12 +128,6 @@ def test_norms_that_shrink_put_the_percentile_over_all_steps_first(tmp_path: Pat
     ]
 
 
-def test_one_after_the_other_it_stops_at_the_first_that_passes(tmp_path: Path) -> None:
-    record, found = run(valley(), tmp_path, peak_lr=0.1, at_once=False)
-    assert stages(record).count("clipping") == 1
-    assert found["clipping.cures"].status == "ok"
-
-
 def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     workload = quadratic(dimension=2, condition=2.0, total_steps=60, peak_lr=0.25)
     with open_session(
@@ -162,51 +153,3 @@ def test_an_unstable_baseline_gives_its_norms_at_a_smaller_lr(tmp_path: Path) ->
     assert record.facts["clipping_reference_lr"] == pytest.approx(0.1 / 16), "stable below 2 / 201: the third try"
     assert found["clipping.threshold"].evidence["lr"] == pytest.approx(0.1 / 16)
     assert found["clipping.cures"].status == "ok"
-
-
-class StopsAt(wb.Hook):
-    """Presses Ctrl-C at the nth update that is made."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def on_step(self, step: Step) -> None:
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize("at", [30, 500])
-def test_stopped_in_its_first_round_or_on_the_ladder_it_goes_on_and_says_the_same(tmp_path: Path, at: int) -> None:
-    whole, said = run(valley(), tmp_path, peak_lr=0.1)
-    study, out = wb.ClippingStudy(peak_lr=0.1), tmp_path / "stopped"
-    with pytest.raises(wb.StudyInterrupted):
-        study.run(valley(), wb.Trainer(device="cpu", hooks=[StopsAt(at)]), out=out)
-    assert ("clipping" in open_record(out).trials["stage"].tolist()) is (at == 500)
-    again = study.run(valley(), wb.Trainer(device="cpu"), out=out)
-    columns = ["trial", "step", "loss", "grad_norm", "clipped"]
-    assert again.steps[columns].equals(whole.steps[columns])
-    assert wb.diagnose_clipping(again).to_dict()["findings"] == said.to_dict()["findings"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"peak_lr": 0.0}, r"peak_lr=0\.0 must be a finite number above 0"),
-        ({"peak_lr": math.inf}, "peak_lr=inf"),
-        ({"reference_lr": "x"}, "reference_lr='x'"),
-        ({"multiple": -1.0}, r"multiple=-1\.0"),
-        ({"seeds": 0}, "seeds=0 must be an integer of at least 1"),
-        ({"tries": True}, "tries=True"),
-        ({"halvings": -1}, "halvings=-1 must be an integer of at least 0"),
-        ({"lower": 1.0}, r"lower=1\.0 must be a finite number above 1"),
-        ({"looser": 0.5}, r"looser=0\.5 must be a finite number above 1"),
-        ({"percentiles": ()}, "must hold at least one number"),
-        ({"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
-        ({"percentiles": (50.0, 90.0)}, "must decrease"),
-        ({"percentiles": (50.0, 50.0)}, "must decrease"),
-    ],
-)
-def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.ConfigError, match=said):
-        wb.ClippingStudy(**changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,8 @@ from matplotlib.figure import Figure
 import workbench as wb
 from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, LRS, diagnosis, falling, losses_of, study
 from tests.helpers.simulated_records import evaluations, noisy_sweep, record, trial
-from workbench.record.json_values import dumps
-from workbench.topics.lr_sweep.diagnose import CODES
-from workbench.topics.lr_sweep.distance import lr_distance
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
+from workbench.topics.lr_sweep.panel import lr_distance
 from workbench.topics.recommendation.diagnose import recommend
 
 TOTAL = 200
@@ -37,13 +34,6 @@ def sweep(*extra, baseline=0.4, levels=None, blown=(12.8,)):
 
 def statuses(diagnosis):
     return {f.code: f.status for f in diagnosis}
-
-
-def test_every_code_once_and_valid_json():
-    for r in (sweep(), record([]), record([trial(run(0.4), 0.1)])):
-        diagnosis = wb.diagnose_lr_sweep(r)
-        assert tuple(f.code for f in diagnosis) == CODES
-        json.loads(dumps(diagnosis.to_dict()))
 
 
 def test_an_interior_best_far_from_the_edge():
@@ -102,20 +92,6 @@ def test_seeds_that_disagree(lr, status):
     assert (finding.value, finding.evidence["disputed"][0]["lasting"]) == (lr, 1)
     agreed = wb.diagnose_lr_sweep(noisy_sweep({0.1: 0.9, 0.2: 0.5, 0.4: 0.6}))
     assert agreed["lr.probabilistic"].status == "ok"
-
-
-@pytest.mark.parametrize(("trials", "reason"), [
-    ([], "at least two"),
-    ([trial(run(0.4), 0.1)], "at least two"),
-    ([trial(BLOWN, lr) for lr in (1.0, 2.0, 4.0)], "non-finite"),
-    ([trial(np.full(TOTAL, 2.3), lr) for lr in (1.0, 2.0, 4.0)], "no learning rate brought"),
-])  # fmt: skip
-def test_what_cannot_be_known_is_not_measured(trials, reason):
-    diagnosis = wb.diagnose_lr_sweep(record(trials, total_steps=TOTAL))
-    learned = statuses(diagnosis).pop("lr.nothing_learns") == "ok"
-    assert {f.status for f in diagnosis if f.code != "lr.nothing_learns"} == {"not_measured"}
-    assert learned is (len(trials) == 1), "one lr that learns says that something can be learned"
-    assert reason in diagnosis["lr.best"].summary
 
 
 OWN_TOTAL, AT = 200, range(0, 201, 20)
@@ -328,19 +304,6 @@ def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate,
     assert (finding.status, "too few" in finding.summary) == (status, status == "not_measured")
 
 
-@pytest.mark.parametrize(("sd", "status"), [(1.5, "not_measured"), (0.5, "fail")])
-def test_a_noise_of_a_twentieth_of_chance_is_too_much(sd, status):
-    """The second half is known to 10 % and to 3 % of chance."""
-    finding = learned([1.05] * 5, sd=sd)
-    assert (finding.status, "too noisy" in finding.summary) == (status, status == "not_measured")
-    assert finding.evidence["second_half_se"] / CHANCE == pytest.approx(sd / 15, rel=0.3)
-
-
-def test_without_chance_or_where_the_model_begins_below_it_nothing_is_said():
-    assert learned([1.1] * 5, facts={}).status == "not_measured"
-    assert learned([0.5] * 5, start=0.5).status == "not_measured", "a model that was trained before"
-
-
 def test_runs_that_end_at_the_frequencies_are_not_stable():
     """Adam far above its lr* comes down from log(V) to the entropy of single tokens, and no further."""
     ends = [2.2, 1.9, 2.91, 2.97, 2.98]
@@ -376,14 +339,6 @@ def test_feasible_points_are_the_tail_means() -> None:
     feasible = [lr for lr in LRS if lr < LASTING]
     assert x.tolist() == feasible
     assert y == pytest.approx([falling(lr)[-12:].mean() for lr in feasible])
-
-
-def test_each_infeasible_lr_is_marked_once_by_its_kind() -> None:
-    ax = wb.plot_lr_sweep(study(), diagnosis(), ax=blank())
-    assert drawn(ax, "diverged (1)")[0].tolist() == [DIVERGED]
-    assert drawn(ax, "unstable to the end (1)")[0].tolist() == [LASTING]
-    markers = {line.get_marker() for line in ax.lines if str(line.get_label()).startswith(("diverged", "unstable to"))}
-    assert len(markers) == 2
 
 
 def test_best_unstable_and_baseline_lines_stand_at_their_lr() -> None:

@@ -7,7 +7,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.record.read import open_record
 from workbench.studies.session import Session, open_session
-from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
-from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.collect import measure_critical_lr
+from workbench.topics.lr_sweep.study import Asked, run_round
 from workbench.train.lane_stack import build_model
 from workbench.workloads.analytic import eigenvalues, quadratic
 
@@ -130,22 +130,6 @@ def exact_best(workload: wb.Workload, scale: float) -> float:
 def simulated_start(workload: wb.Workload, scale: float) -> float:
     theta = build_model(workload, workload.config, CPU).theta.detach().numpy()
     return float(0.5 * (eigenvalues(loss_scale=scale).numpy() * theta**2).sum())
-
-
-def test_given_lrs_are_exactly_the_trials(tmp_path: Path) -> None:
-    lrs = (0.3, 0.01, 2.0, 50.0)
-    workload = quadratic(dimension=5, condition=5.0, total_steps=400)
-    record, diagnosis = sweep(workload, tmp_path / "s", lrs=lrs)
-    assert record.trials["peak_lr"].tolist() == list(lrs)
-    assert set(record.trials["stage"]) == {"lr_sweep"}
-    assert record.trials["total_steps"].tolist() == [400] * 4
-    state = dict(zip(record.trials["peak_lr"], record.trials["state"], strict=True))
-    assert state == {0.3: "complete", 0.01: "complete", 2.0: "complete", 50.0: "diverged"}
-    last = record.steps[record.steps["trial"] == 3].iloc[-1]
-    assert not math.isfinite(last["loss"]), "the diverged trial is kept, with the row that shows it"
-    points = {p["lr"]: p["state"] for p in diagnosis["lr.best"].evidence["points"]}
-    assert points[50.0] == "diverged"
-    assert diagnosis["lr.best"].value is not None
 
 
 def test_seeds_share_their_batches_at_every_lr(tmp_path: Path) -> None:
@@ -279,50 +263,6 @@ def settings_of(study: wb.LRSweep) -> dict[str, Any]:
     return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"lrs": ()}, r"lrs=\[\] holds no learning rate"),
-        ({"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
-        ({"lrs": (0.0,)}, r"wrong: \[0\.0\]"),
-        ({"lrs": (math.nan,)}, r"wrong: \[nan\]"),
-        ({"lrs": (math.inf,)}, r"wrong: \[inf\]"),
-        ({"lrs": ("a",)}, r"wrong: \['a'\]"),
-        ({"seeds": 0}, "seeds=0 must be an integer of at least 1"),
-        ({"seeds": True}, "seeds=True"),
-        ({"tolerance": 0}, "tolerance=0 must be between 0 and 1"),
-        ({"tolerance": 5}, "tolerance=5"),
-        ({"lrs": (0.1, True)}, r"wrong: \[True\]"),
-        ({"lrs": (0.1, 0.2, 0.1, 0.3, 0.2)}, r"holds the same lr more than once: \[0\.1, 0\.2\].*ask for seeds="),
-        ({"lrs": (1, 1.0)}, r"more than once: \[1\.0\]"),
-        ({"lanes": 0}, "lanes=0 must be an integer of at least 1"),
-        ({"lanes": 2.0}, r"lanes=2\.0"),
-        ({"lanes": True}, "lanes=True"),
-        ({"short_frac": 0}, "short_frac=0 must be above 0 and at most 1"),
-        ({"max_short_frac": 1.5}, r"max_short_frac=1\.5"),
-        ({"decades": 0}, "decades=0 must be above 0"),
-    ],
-)
-def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.ConfigError, match=said):
-        wb.LRSweep(**changes)
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda out: wb.LRSweep().run("digits_mlp", out=out), r"workload must be a Workload, not str \(digits_mlp\)"),
-        (lambda out: wb.LRSweep().run(small_workload(), executor="slurm", out=out), "executor='slurm' is not known"),
-        (lambda out: wb.LRSweep(steps=0).run(small_workload(), out=out), "steps=0 must be an integer of at least 1"),
-        (lambda out: wb.LRSweep().run(small_workload(), out=out, note=" "), "note='' is empty"),
-    ],
-)
-def test_wrong_calls_leave_nothing_behind(tmp_path: Path, call: Callable[[Path], Any], said: str) -> None:
-    with pytest.raises(wb.UsageError, match=said):
-        call(tmp_path / "s")
-    assert not (tmp_path / "s").exists()
-
-
 Calls = list[list[float]]
 
 
@@ -422,17 +362,6 @@ def test_random_state_is_put_back_also_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         measure_critical_lr(workload, workload.config, CPU)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_linear_loss_has_no_critical_lr() -> None:
-    def linear(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return outputs.flatten(1).sum(1)
-
-    workload = small_workload(build_model=lambda: torch.nn.Linear(3, 1), loss=linear)
-    found = measure_critical_lr(workload, workload.config, CPU)
-    assert found.value is None
-    assert math.isinf(found.above)
-    assert found.forwards < 40
 
 
 def test_accumulated_micro_batches_give_the_same() -> None:

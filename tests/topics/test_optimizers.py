@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.record.json_values import dumps
-from workbench.topics.optimizers.diagnose import CODES
-from workbench.topics.optimizers.stale_moment import stale_moments, staleness
+from workbench.topics.optimizers.memory_and_decay import stale_moments, staleness
 
 TOTAL = 400
 
@@ -67,20 +60,6 @@ def statuses(diagnosis):
     return {f.code.removeprefix("optimizers."): f.status for f in diagnosis}
 
 
-@pytest.mark.parametrize("r", [
-    record([]), study(*MOMENTUM), study(*MOMENTUM, *ADAM), study(*ADAM), study(*MOMENTUM, *ADAM, weight_decay=0.1),
-    study(*MOMENTUM, *rule("adam", (0.1, 0.2), level=np.nan)), study(*rule("adam", (0.1, 0.2), stage="lr_sweep"), optimizer="adam"),
-    study(*[trial([2.0, 1.9], lr, optimizer=o) for lr in (0.1, 0.2) for o in ("momentum", "adam")]),
-    study(trial(falling(), 0.1), optimizer=print),
-])  # fmt: skip
-def test_every_code_once_and_valid_json(r):
-    diagnosis = wb.diagnose_optimizers(r)
-    assert tuple(f.code for f in diagnosis) == CODES
-    assert all(f.clause for f in diagnosis)
-    assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
-    json.loads(dumps(diagnosis.to_dict()))
-
-
 def test_equal_rules_raise_no_alarm():
     diagnosis = wb.diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
     assert statuses(diagnosis) == {
@@ -116,20 +95,6 @@ def test_a_rule_that_won_by_the_luck_of_one_seed_is_not():
     assert finding.status == "ok"
     assert "chance alone" in finding.summary
     assert finding.evidence["change"] is None
-
-
-def test_one_pair_of_runs_decides_by_its_noise_and_says_so():
-    r = study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [2.0, 0.5, 0.6, 2.0, 2.0, 0.3, 0.4, 2.0]))
-    found = wb.diagnose_optimizers(r)["optimizers.better"]
-    assert (found.status, found.evidence["contest"]["fresh_seeds"]) == ("warn", 0)
-    assert "one run each" in found.summary
-    noisy = [
-        row | {"value": row["value"] + 0.3 * (-1) ** (row["step"] // 100)} for row in checkpoints(range(8), [0.5] * 8)
-    ]
-    close = [row | {"value": row["value"] - 0.05 * (row["trial"] == 5)} for row in noisy]
-    finding = wb.diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=close))["optimizers.better"]
-    assert finding.status == "ok"
-    assert "which one seed cannot tell from chance" in finding.summary
 
 
 def test_a_gain_that_rounding_decides_about_does_not_count():
@@ -228,15 +193,6 @@ def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
     assert "beta2=0.99" in finding.advice[0]
 
 
-@pytest.mark.parametrize(("after", "status", "said"), [
-    (SPIKE, "ok", "the cause is another"), (None, "not_measured", "no run with a shorter memory"),
-])  # fmt: skip
-def test_a_rise_of_another_cause_is_not(after, status, said):
-    finding = wb.diagnose_optimizers(spiked(after))["optimizers.stale_second_moment"]
-    assert finding.status == status
-    assert said in finding.summary
-
-
 def test_a_rise_above_all_that_trains_harms_nobody():
     late = np.r_[falling()[: AT + 1], np.full(TOTAL - AT - 1, 3.0)]
     tried = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), stage="lr_sweep")]
@@ -324,73 +280,3 @@ def test_the_planted_rise_is_found_at_its_smallest_lr():
     assert hit.step == STALE_AT
     assert abs(hit.rise.onset_step - STALE_AT) <= 1
     assert hit.ratio == pytest.approx(staleness(NORMS, 0.999)[STALE_AT])
-
-
-@pytest.mark.parametrize(("loss", "norms", "more"), [
-    (FALLING, NORMS, {}),
-    (STALE_SPIKE, np.full(STALE_TOTAL, 0.1), {}),
-    (STALE_SPIKE, np.roll(NORMS, 100), {}),
-    (STALE_SPIKE, np.roll(NORMS, -50), {}),
-    (STALE_SPIKE, np.full(STALE_TOTAL, np.nan), {}),
-    (STALE_SPIKE, NORMS, {"optimizer": "nesterov"}),
-    (STALE_SPIKE, NORMS, {"optimizer": "rmsprop"}),
-    (np.full(STALE_TOTAL, np.nan), NORMS, {}),
-    (STALE_SPIKE[:5], NORMS[:5], {}),
-], ids=["no rise", "steady", "later", "long before", "no norms", "no second moment", "short memory", "nan", "short"])  # fmt: skip
-def test_it_is_silent_otherwise(loss, norms, more):
-    assert stale_moments(stale_study(loss, norms, **more)) == []
-
-
-FIGURE_T = np.arange(200)
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-def figure_falling(level):
-    return level + (2.0 - level) * np.exp(-FIGURE_T / 5)
-
-
-def figure_study(*more):
-    own = [
-        trial(figure_falling(1.0), 0.01),
-        trial(figure_falling(0.0), 0.1),
-        trial(figure_falling(0.05), 0.3),
-        trial(BLOWN, 1.0),
-    ]
-    other = {"stage": "optimizers", "optimizer": "adam"}
-    adam = [trial(figure_falling(level), lr, **other) for lr, level in ((0.001, 0.0), (0.1, 0.1), (1.0, 0.9))]
-    adam.append(trial(BLOWN, 4.0, **other))
-    return record([*own, *adam, *more], total_steps=200, peak_lr=0.2, optimizer="sgd")
-
-
-def bars(ax: Axes, place: int) -> list[tuple[float, float, str]]:
-    """Ends and colour of the bars of one row, the widest first."""
-    found = [p for p in ax.patches if isinstance(p, Rectangle) and p.get_y() < place < p.get_y() + p.get_height()]
-    found.sort(key=lambda p: -p.get_height())
-    return [(p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in found]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_each_rule_has_a_bar_from_the_smallest_lr_that_trains_to_the_largest(told: bool) -> None:
-    r = figure_study()
-    ax = wb.plot_optimizers(r, wb.diagnose_optimizers(r) if told else None, ax=blank())
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["sgd", "adam"]
-    ((low, high, _),) = bars(ax, 0)
-    assert (low, high) == pytest.approx((0.1, 0.3))
-    wide, thin = bars(ax, 1)
-    assert wide[:2] == pytest.approx((0.001, 0.1))
-    assert thin[:2] == pytest.approx((0.1, 1.0)), "stable, and learns too little"
-
-
-def test_the_lines_are_the_differences() -> None:
-    config = wb.TrainConfig(peak_lr=0.1, total_steps=50, batch_size=1, optimizer="nadam", warmup_steps=5)
-    forms = wb.explain_rule(config)
-    ax = wb.plot_rule_forms(forms, ax=blank())
-    drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in ax.lines}
-    assert drawn["both forms as they are"][1:] == pytest.approx(forms.apart[1:])
-    assert np.isnan(drawn["both forms as they are"][0]), "at lr 0 nothing differs"
-    for cause in forms.causes:
-        shown = np.isfinite(drawn[f"{cause.name} alone"])
-        assert drawn[f"{cause.name} alone"][shown] == pytest.approx(cause.apart[shown])

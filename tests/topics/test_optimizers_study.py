@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import workbench as wb
 from workbench.curves.rules import read_ranges
-from workbench.studies.session import Session
 from workbench.workloads.analytic import quadratic
 
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "adamw": 38.0}
@@ -70,23 +69,6 @@ def test_the_best_other_rule_meets_the_baselines_under_fresh_seeds(tmp_path: Pat
     diagnosis, record = run(swapped, tmp_path / "t", optimizers=("sgd", "momentum"), lrs=lrs, seeds=3)
     assert diagnosis["optimizers.better"].status == "ok"
     assert count(record, seed=1) == 0, "nothing looks better, so nothing is to be proved"
-
-
-def test_a_form_that_matters_is_found_by_training_it(tmp_path: Path) -> None:
-    """RMSProp with gradients of 1e-3: the playbook's form starts with v = 1, a thousand times shorter steps."""
-    workload = quadratic(loss_scale=1e-3, optimizer="rmsprop", peak_lr=0.01, total_steps=100)
-    config = workload.config.replace(rho=0.99)
-    lrs = (0.005, 0.01, 0.02)
-    diagnosis, record = run(workload.replace(config=config), tmp_path / "s", optimizers=("rmsprop",), lrs=lrs, seeds=1)
-    finding = diagnosis["optimizers.rule_mismatch"]
-    assert finding.status == "warn"
-    assert "what does most is the start of v" in finding.summary
-    assert count(record, stage="optimizers_twin", rules="playbook") >= 1
-    swapped = config.replace(optimizer="momentum", peak_lr=1.0)
-    diagnosis, _ = run(
-        workload.replace(config=swapped), tmp_path / "t", optimizers=("momentum",), lrs=(1.0, 10.0), seeds=1
-    )
-    assert diagnosis["optimizers.rule_mismatch"].status == "ok"
 
 
 class Pulled(nn.Module):
@@ -165,47 +147,3 @@ def test_weight_decay_shrinks_by_what_the_formula_says(tmp_path: Path, decay: fl
     assert pair["accumulated_decay"] == pytest.approx(200 * pair["lr"] * decay)
     if status == "warn":
         assert pair["selected_gain"] == pytest.approx(0.5 * 4 * (decay / (1 + decay)) ** 2, rel=0.05)
-
-
-def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = wb.LRSweep(tolerance=0.5, refinements=0, full_batch_refinements=0)
-    workload, settings = (
-        quadratic(dimension=4, total_steps=30),
-        {"optimizers": ("sgd", "momentum"), "seeds": 2, "sweep": sweep},
-    )
-    whole = run(workload, tmp_path / "whole", **settings)[1]
-    real, calls = Session.trials, []
-
-    def stopping(session: Session, configs: Any, *, stage: str) -> Any:
-        calls.append(stage)
-        if len(calls) == 3:
-            raise RuntimeError("stopped")
-        return real(session, configs, stage=stage)
-
-    monkeypatch.setattr(Session, "trials", stopping)
-    with pytest.raises(RuntimeError, match="stopped"):
-        run(workload, tmp_path / "s", **settings)
-    monkeypatch.setattr(Session, "trials", real)
-    again = run(workload, tmp_path / "s", **settings)[1]
-    compared = ["trial", "stage", "state", "optimizer", "rules", "peak_lr", "seed"]
-    assert again.trials[compared].equals(whole.trials[compared])
-    assert again.steps["loss"].equals(whole.steps["loss"])
-    assert again.facts["optimizers"] == whole.facts["optimizers"]
-
-
-@pytest.mark.parametrize(("given", "said"), [
-    ({"optimizers": ()}, "must be a list of rules"),
-    ({"optimizers": "adam"}, "must be a list of rules"),
-    ({"seeds": 0}, "seeds=0 must be an integer of at least 1"),
-    ({"seeds": True}, "seeds=True"),
-    ({"end_ratio": 1.0}, "end_ratio=1.0 must be a finite number above 1"),
-    ({"memory_factor": math.inf}, "memory_factor=inf"),
-    ({"sweep": wb.LRSweep(steps=10)}, "give lrs=... and steps=... to the study"),
-    ({"lrs": (0.1, -1.0)}, "finite and above 0"),
-    ({"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
-    ({"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "lrs has no learning rates for sgd"),
-    ({"lrs": {"adam": (0.1,), "sgd": (1.0,)}, "optimizers": ("adam",)}, "'sgd', which is not one of"),
-])  # fmt: skip
-def test_what_makes_no_sense_is_refused_early(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.ConfigError, match=said):
-        wb.OptimizersStudy(**given)

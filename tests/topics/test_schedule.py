@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.simulated_records import record, trial
@@ -76,13 +74,6 @@ def test_a_jump_is_told_at_its_real_step() -> None:
     assert (found.status, found.step) == ("warn", 202)
 
 
-def test_a_spike_of_one_step_is_two_jumps() -> None:
-    lr = COSINE.copy()
-    lr[200] = 0.7
-    steps = [jump["step"] for jump in diagnose(lr)["schedule.discontinuity"].evidence["jumps"]]
-    assert steps == [200, 201]
-
-
 def test_a_restart_warns_unless_it_was_planned() -> None:
     lr = 0.5 * (1 + np.cos(np.pi * (T % 100) / 100))
     finding = diagnose(lr)["schedule.restarts"]
@@ -116,14 +107,6 @@ def test_a_plan_is_read_at_the_recorded_steps() -> None:
     assert diagnose(lr, every=4)["schedule.discontinuity"].step == 200
     assert statuses(diagnose(lr, every=4, planned=lr)) == ["ok"] * 3
     assert diagnose(lr, every=4, planned=np.roll(lr, 40))["schedule.discontinuity"].step == 200
-
-
-def test_restarts_of_a_schedule_of_ones_own_are_planned_but_its_jumps_are_told() -> None:
-    lr = 0.5 * (1 + np.cos(np.pi * (T % 100) / 100))
-    lr[50:100] *= 0.3
-    found = diagnose(lr, restarts_planned=True)
-    assert found["schedule.restarts"].status == "ok"
-    assert (found["schedule.discontinuity"].status, found["schedule.discontinuity"].step) == ("warn", 50)
 
 
 def test_a_cycle_of_ones_own_that_training_ends_high_on_is_told() -> None:
@@ -170,23 +153,3 @@ def test_nan_and_too_short_are_not_measured(lr: np.ndarray) -> None:
 def test_a_run_that_is_mostly_without_a_learning_rate(lr: np.ndarray, status: str) -> None:
     """It does not end early, and learns for a small part of its steps."""
     assert diagnose(lr)["schedule.collapse"].status == status
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-def drawn(ax: Axes, label: str) -> np.ndarray:
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return np.asarray(line.get_data(), dtype=float)
-
-
-def test_warmup_then_constant_at_the_steps_that_matter() -> None:
-    """F3.5, F3.13: 10,000 steps with 1,000 of warmup are 11,000."""
-    baseline = wb.TrainConfig(peak_lr=0.1, total_steps=10_000, batch_size=8)
-    ax = wb.plot_schedule(baseline.replace(warmup_steps=1000, total_steps=11_000), baseline=baseline, ax=blank())
-    x, y = drawn(ax, "peak 0.1, 11,000 steps")
-    lr = dict(zip(x.tolist(), y.tolist(), strict=True))
-    assert (lr[0], lr[999], lr[1000], lr[10_999]) == pytest.approx((0.0, 0.0999, 0.1, 0.1))
-    assert set(drawn(ax, "warmup ends at step 1,000")[0].tolist()) == {1000}
-    assert drawn(ax, "baseline, 10,000 steps")[0][[0, -1]].tolist() == [0, 9999]

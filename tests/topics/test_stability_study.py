@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.record.read import open_record
-from workbench.studies.session import Session
 from workbench.workloads.analytic import Quadratic, catapult, eigenvalues, half_squared_length, quadratic
 
 SEEDS = range(5)
@@ -121,23 +119,6 @@ def test_the_probe_and_the_confirmation_runs_are_what_the_playbook_asks_for(tmp_
     assert evals["step"].tolist() == list(range(26)), "the probe is evaluated at every step (F1.11)"
     again = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
     assert again.steps.equals(record.steps), "nothing is trained twice"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
-        ({"best_lr": math.inf}, "best_lr=inf"),
-        ({"probe_multiple": -1}, "probe_multiple=-1"),
-        ({"fix_multiple": "x"}, "fix_multiple='x'"),
-        ({"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
-        ({"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
-        ({"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
-    ],
-)
-def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.ConfigError, match=said):
-        wb.InstabilityStudy(**changes)
 
 
 STEEP, SLOW, SLOW_CURVATURE, STEPS = 4.0, 50.0, 0.01, 200
@@ -261,54 +242,7 @@ def test_away_from_the_edge_no_fix_is_run(tmp_path: Path) -> None:
     assert fixes_of(record) == []
 
 
-def test_a_warmup_is_put_before_one_that_is_there_already(tmp_path: Path) -> None:
-    workload, lrs = valley(False), wb.LRSweep(lrs=(0.5, 1.0, 1.9, 2.6))
-    workload = workload.replace(config=workload.config.replace(warmup_steps=60, total_steps=STEPS + 60))
-    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, fixes=("warmup",), sweep=lrs)
-    (fix,) = fixes_of(study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s"))
-    assert fix["warmup_steps"] >= 60
-    assert fix["total_steps"] - fix["warmup_steps"] == STEPS
-
-
-Calls = list[list[float]]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The lrs asked for, call by call."""
-    seen: Calls = []
-    real = Session.trials
-
-    def noted(session: Session, configs: Sequence[wb.TrainConfig], *, stage: str) -> list[wb.TrialRecord]:
-        seen.append([config.peak_lr for config in configs])
-        return real(session, configs, stage=stage)
-
-    monkeypatch.setattr(Session, "trials", noted)
-    return seen
-
-
 def run(study: Any, workload: wb.Workload, out: Path) -> wb.StudyRecord:
     record = study.run(workload, wb.Trainer(device="cpu"), out=out)
     assert isinstance(record, wb.StudyRecord)
     return record
-
-
-@pytest.mark.parametrize("confirm_all", [False, True])
-def test_probe_confirmation_and_fix_do_not_wait_for_each_other(tmp_path: Path, calls: Calls, confirm_all: bool) -> None:
-    sweep = wb.LRSweep(lrs=(0.5, 1.0, 1.9, 2.1))
-    study = wb.InstabilityStudy(sweep=sweep, probe_steps=20, confirm_all=confirm_all, fixes=("warmup",))
-    record = run(study, quadratic(dimension=4, condition=4.0, total_steps=60), tmp_path / "s")
-    star = record.facts["lr_star"]
-    multiples = [1.0, 2.0, 5.0, 10.0] if confirm_all else [1.0, 2.0, 5.0]
-    assert [lr / star for lr in calls[-1][:-1]] == pytest.approx(multiples), "and the fix comes last"
-    assert len(calls) == 3, "the sweep, lr* which is there already, and all the rest"
-    confirm = ["confirm"] * (1 + confirm_all)
-    assert record.trials["stage"].tolist() == ["lr_sweep"] * 4 + ["probe", *confirm, "fix"]
-
-
-def test_without_a_known_edge_the_first_confirmation_run_decides(tmp_path: Path, calls: Calls) -> None:
-    workload = catapult(curvature=1.0, peak_lr=1.0)
-    study = wb.InstabilityStudy(best_lr=1.0, probe_steps=20, confirm_all=False, fixes=("warmup",))
-    record = run(study, workload, tmp_path / "s")
-    assert calls == [[1.0, 2.0, 5.0]], "5 is divergent, so 10 is not run"
-    assert record.trials["stage"].tolist() == ["lr_sweep", "probe", "confirm"]

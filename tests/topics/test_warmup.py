@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.record.json_values import dumps
-from workbench.topics.warmup.choice import warmup_choice
-from workbench.topics.warmup.diagnose import CODES
+from workbench.topics.warmup.panel import warmup_choice
 from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 UNSTABLE = 0.1
@@ -45,23 +40,7 @@ def study(*tried, total=1000, cap=None, dropped=(), facts=None, **more):
     return record([*without, *tried], total_steps=total, peak_lr=0.02, facts={"warmup": known}, **more)
 
 
-def statuses(diagnosis):
-    return {f.code.removeprefix("warmup."): f.status for f in diagnosis}
-
-
 GOOD = (short(10, passes=False), short(20, passes=True), full(20, passes=True, total=1000))
-
-
-@pytest.mark.parametrize("r", [
-    record([]), record([trial(falling(100), 0.1)]), study(), study(*GOOD), study(short(100, passes=False)),
-    study(facts={"stopped": "neither sign"}), study(trial(np.full(30, np.nan), 1.0, stage="warmup", warmup_steps=10, total_steps=30)),
-])  # fmt: skip
-def test_every_code_once_and_valid_json(r):
-    diagnosis = wb.diagnose_warmup(r)
-    assert tuple(f.code for f in diagnosis) == CODES
-    assert all(f.clause for f in diagnosis)
-    assert all(f.summary.startswith("Not measured") == (f.status == "not_measured") for f in diagnosis)
-    json.loads(dumps(diagnosis.to_dict()))
 
 
 def test_the_shortest_with_its_bracket():
@@ -95,16 +74,6 @@ def test_below_ten_times_there_is_a_warning():
     assert finding.advice
     assert diagnosis["warmup.shortest"].value == 100.0
     assert wb.diagnose_warmup(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
-
-
-def test_where_the_cap_fails_warmup_is_no_cure():
-    diagnosis = wb.diagnose_warmup(study(short(10, passes=False), short(100, passes=False), dropped=[1000, 10_000]))
-    assert statuses(diagnosis) == {
-        "needed": "not_measured", "shortest": "not_measured", "over_cap": "not_measured", "lengthen": "not_measured",
-        "insufficient": "warn",
-    }  # fmt: skip
-    assert "not tried: 1,000, 10,000 steps" in diagnosis["warmup.shortest"].summary
-    assert wb.diagnose_warmup(study(short(10, passes=False)))["warmup.insufficient"].status == "not_measured", "yet"
 
 
 @pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
@@ -284,12 +253,6 @@ def test_what_short_trials_cannot_see_the_full_budget_decides(true: int) -> None
     assert len([q for q in asked if q.kind == "full"]) <= 3 + math.log2(math.log2(400))
 
 
-def test_what_is_shorter_than_a_failing_one_is_not_trusted() -> None:
-    found = searched({10: (True, None), 100: (False, None), 1000: (True, None)})
-    assert found.passing == found[1000]
-    assert searched({10: (True, True), 1000: (False, None)}).confirmed is None
-
-
 @pytest.mark.parametrize(
     ("total", "frac", "cap"), [(99, 0.1, 9), (100, 0.1, 10), (1_000_000, 0.1, 100_000), (30, 0.3, 9)]
 )
@@ -329,49 +292,5 @@ def test_a_long_run_that_never_learns_fails():
     assert search.lengths == (Length(steps=40, full=False, full_trial=2),)
 
 
-LATE = np.r_[FALLING, np.full(40, 9.0)]
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
 def warmup(loss, steps, total, *, lr=1.0, stage="warmup"):
     return trial(loss, lr, stage=stage, warmup_steps=steps, total_steps=total)
-
-
-def figure_study(*tried):
-    facts = {"warmup": {"unstable_lr": 0.1, "cap": 40}}
-    return record([trial(FALLING, 0.05, stage="baseline"), trial(FALLING, 0.02), *tried], total_steps=400, facts=facts)
-
-
-TRIED = (
-    warmup(np.r_[2.3, np.inf], 10, 30),
-    warmup(FALLING[:60], 20, 60),
-    warmup(FALLING[:120], 40, 120),
-    warmup(LATE[20:], 20, 420, stage="warmup_full"),
-    warmup(np.r_[FALLING, np.full(40, FALLING[-1])], 40, 440, stage="warmup_full"),
-    warmup(np.r_[2.3, np.inf], 40, 120, lr=10.0),
-)
-
-
-def drawn(ax: Axes, label: str) -> list[tuple[float, float]]:
-    """Points of the one line whose label starts with `label`."""
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_every_run_is_marked_by_what_it_showed(told: bool) -> None:
-    r = figure_study(*TRIED)
-    ax = wb.plot_warmup(r, wb.diagnose_warmup(r) if told else None, ax=blank())
-    assert drawn(ax, "short trial trains (2)") == [(20, 1), (40, 1)]
-    assert drawn(ax, "short trial does not (2)") == [(10, 1), (40, 10)]
-    assert drawn(ax, "full run trains (1)") == [(40, 1)]
-    assert drawn(ax, "full run does not (1)") == [(20, 1)]
-
-
-def test_the_star_stands_at_the_shortest_and_the_gap_reaches_to_the_next_shorter_one() -> None:
-    ax = wb.plot_warmup(figure_study(*TRIED), ax=blank())
-    assert drawn(ax, "shortest: 40 steps at lr 1") == [(40, 1)]
-    assert drawn(ax, "the answer lies between") == [(20, 1), (40, 1)]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
 import workbench as wb
-from workbench.studies.session import Session
-from workbench.workloads.analytic import Valley, quadratic, valley
+from workbench.workloads.analytic import quadratic, valley
 
 STEEPNESS = 201.0
 
@@ -82,63 +78,6 @@ def test_the_trials_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
     assert diagnosis["warmup.shortest"].evidence["total_steps"] == full["total_steps"]
 
 
-def test_where_the_cap_is_too_short_the_largest_multiple_is_found(tmp_path: Path) -> None:
-    """Ten steps are too few for ten times; the oracle says for how much they are enough."""
-    diagnosis, _ = run(valley(total_steps=100), tmp_path / "s")
-    found = diagnosis["warmup.insufficient"]
-    assert found.status == "warn"
-    assert found.value is not None
-    failing = [r["multiple"] for r in found.evidence["rounds"] if r["next_shorter"] == 10]
-    assert survives(found.value, 10, 110)
-    assert not survives(min(failing), 10, 30)
-    assert min(failing) <= 1.4 * found.value, "halved three times in the logarithm"
-    value = diagnosis["warmup.shortest"].value
-    assert value is not None
-    assert shortest(found.value, 100) <= value <= 10
-
-
-class Moved(nn.Module):
-    """A valley whose wall moves away by 1 with training step `at`; a buffer counts, so that a resumed run agrees."""
-
-    seen: Tensor
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.valley, self.at = Valley(steepness=STEEPNESS, slow=20.0, slow_curvature=0.1), at
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen += 1
-        shift = (self.seen > self.at).double()
-        square = (self.valley.wall + shift).square()
-        steep = 0.5 * square + 0.25 * (STEEPNESS - 1) * square.square()
-        slow: Tensor = 0.05 * self.valley.slow.square().sum()
-        return (steep + slow).expand(len(x))
-
-
-def moved(at: int, total_steps: int) -> wb.Workload:
-    return valley(total_steps=total_steps, peak_lr=0.2 * EDGE).replace(build_model=lambda: Moved(at))
-
-
-def test_a_later_blow_up_is_seen_by_the_full_budget_only(tmp_path: Path) -> None:
-    """At step 32 the wall moves: a short trial of 10 steps of warmup ends at 30, and only a long ramp is still low then."""
-    multiple, total, at = 5.0, 2500, 32
-    diagnosis, record = run(moved(at, total), tmp_path / "s", multiples=(multiple,), full_runs=9)
-    true = shortest(multiple, total, shift_at=at)
-    assert survives(multiple, 10, 30, shift_at=at), "the short trial of 10 must pass for this test to mean anything"
-    assert 10 < true <= 250
-    found = diagnosis["warmup.shortest"]
-    assert found.value is not None
-    assert found.evidence["fails"] < true <= found.value <= 2 * found.evidence["fails"]
-    lengths = {row["steps"]: row for row in found.evidence["rounds"][0]["lengths"]}
-    assert (lengths[10]["short"], lengths[10]["full"]) in {(True, False), (True, None)}
-    assert any(row["short"] and row["full"] is False for row in lengths.values())
-    assert stages(record).count("warmup_full") > 2
-    _, cheap = run(moved(at, total), tmp_path / "cheap", multiples=(multiple,), full_runs=2)
-    assert stages(cheap).count("warmup_full") == 2, "no more runs of the full budget than are allowed"
-
-
 def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
     """Gradient noise makes a small lr the best one, far below the edge at 2, and ten times it still trains."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
@@ -160,48 +99,3 @@ def test_it_finds_the_unstable_lr_by_itself_and_goes_on_at_the_edge(tmp_path: Pa
     found = diagnosis["warmup.shortest"]
     assert found.value is not None
     assert found.evidence["fails"] < shortest(found.evidence["lr"] / EDGE, 400) <= found.value
-
-
-def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(valley(), tmp_path / "whole")[1]
-    real, calls = Session.trials, []
-
-    def stopping(session: Session, configs: Any, *, stage: str) -> Any:
-        calls.append(stage)
-        if len(calls) == 3:
-            raise RuntimeError("stopped")
-        return real(session, configs, stage=stage)
-
-    monkeypatch.setattr(Session, "trials", stopping)
-    with pytest.raises(RuntimeError, match="stopped"):
-        run(valley(), tmp_path / "s")
-    monkeypatch.setattr(Session, "trials", real)
-    again = run(valley(), tmp_path / "s")[1]
-    compared = ["trial", "stage", "state", "peak_lr", "warmup_steps", "total_steps"]
-    assert again.trials[compared].equals(whole.trials[compared])
-    assert again.steps["loss"].equals(whole.steps["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"unstable_base_learning_rate": 0.0}, r"unstable_base_learning_rate=0\.0 must be a finite number above 0"),
-        ({"unstable_base_learning_rate": -1e-3}, "unstable_base_learning_rate=-0.001"),
-        ({"unstable_base_learning_rate": math.nan}, "unstable_base_learning_rate=nan"),
-        ({"multiples": ()}, r"multiples=\(\) must hold at least one"),
-        ({"multiples": (10.0, -5)}, r"multiples\[1\]=-5"),
-        ({"warmup_steps": ()}, r"warmup_steps=\(\)"),
-        ({"warmup_steps": (10, 0)}, r"warmup_steps\[1\]=0 must be an integer of at least 1"),
-        ({"warmup_steps": (10.5,)}, r"warmup_steps\[0\]=10.5"),
-        ({"warmup_steps": (3,)}, r"a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
-        ({"cap_frac": 0.0}, "cap_frac=0.0"),
-        ({"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
-        ({"post_warmup_ratio": math.inf}, "post_warmup_ratio=inf"),
-        ({"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
-        ({"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
-        ({"multiple_trials": -1}, "multiple_trials=-1 must be an integer of at least 0"),
-    ],
-)
-def test_wrong_arguments_are_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.ConfigError, match=said):
-        wb.WarmupStudy(**changes)

@@ -27,8 +27,8 @@ from workbench.topics.architecture.diagnose import diagnose_architecture, excuse
 from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.topics.batch_size.diagnose_noise_scale import diagnose_noise_scale
-from workbench.topics.batch_size.study import collect_noise_scale
+from workbench.topics.batch_size.collect import collect_noise_scale
+from workbench.topics.batch_size.diagnose_size import diagnose_noise_scale
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.study import ClippingStudy
@@ -43,8 +43,7 @@ from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.lr_sweep.study import Asked, LRSweep, run_round
 from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
 from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
@@ -53,9 +52,8 @@ from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity
 from workbench.topics.preflight.collect import collect_preflight
 from workbench.topics.preflight.diagnose import diagnose_preflight, misnumbered
-from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, recommend, screen
-from workbench.topics.recommendation.next_steps import next_steps
-from workbench.topics.recommendation.replaced import collect_replaced
+from workbench.topics.recommendation.collect import collect_replaced
+from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
 from workbench.topics.recommendation.study import Proof
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability

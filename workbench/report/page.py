@@ -21,7 +21,7 @@ from workbench.record.parts import write_atomic
 from workbench.report.figures import draw_figures, write_figures
 from workbench.report.html import STATUS, render
 from workbench.report.summary import summary_rows
-from workbench.topics.recommendation.next_steps import next_steps
+from workbench.topics.recommendation.diagnose import next_steps
 
 __all__ = ["write_report"]
 

@@ -19,8 +19,7 @@ from workbench.studies.base import Study
 from workbench.studies.executors.base import LocalExecutor
 from workbench.studies.session import Session, open_session
 from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import seeded
+from workbench.topics.lr_sweep.study import Asked, run_round, seeded
 from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_norm
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng

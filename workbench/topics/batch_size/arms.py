@@ -26,7 +26,6 @@ class Tuned(NamedTuple):
     """One point of a search: the settings that were tried and the selected metric, under the seeds that choose.
 
     Attributes:
-        lr: peak learning rate.
         memory: momentum, or beta1; 0 for a rule without either.
         value: selected metric, mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite.
         seeds: how many choosing seeds it was trained under.
@@ -43,8 +42,6 @@ class BatchArm:
     """One batch size at one number of steps.
 
     Attributes:
-        batch_size: examples an update.
-        total_steps: updates.
         points: what was tried with it under the seeds that choose, the baseline's own settings among them.
         fixed: fresh seed -> selected metric with the baseline's own settings.
         tuned: fresh seed -> selected metric with the best settings.
@@ -85,13 +82,9 @@ class BatchArm:
 
 
 def read_arms(record: RecordLike) -> list[BatchArm]:
-    """Return every batch size and number of steps that was trained with nothing else but lr and memory changed.
+    """Return every batch size and number of steps that was trained with nothing else but lr and memory changed, in their order.
 
-    Args:
-        record: a study.
-
-    Returns:
-        In the order of batch size and steps. Trials with a weight decay, clipping or anything else of their own are no part of it.
+    Trials with a weight decay, clipping or anything else of their own are no part of it.
     """
     if not len(record.trials):
         return []
@@ -107,13 +100,7 @@ def read_arms(record: RecordLike) -> list[BatchArm]:
 
 
 def comparable(arms: Sequence[BatchArm], own: BatchArm, equal: str) -> list[BatchArm]:
-    """Return the arms of other batch sizes that train for as many updates, or see as many examples, as the baseline's, which is the first.
-
-    Args:
-        arms: of a study.
-        own: the baseline's.
-        equal: "steps" or "examples", these to 5 % because steps are whole.
-    """
+    """Return the arms of other batch sizes with as many "steps" or "examples" as the baseline's, which is the first; to 5 %, as steps are whole."""
     name = {"steps": "total_steps", "examples": "examples"}[equal]
     others = [arm for arm in arms if arm.batch_size != own.batch_size]
     return [own, *(arm for arm in others if math.isclose(getattr(arm, name), getattr(own, name), rel_tol=0.05))]
@@ -143,11 +130,8 @@ def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int,
     settings = {name: own[name] for name in _TUNED}
     best = arm.best
     chosen = settings if best is None else settings | {"peak_lr": best.lr} | ({memory: best.memory} if memory else {})
-    return replace(
-        arm,
-        fixed=_fresh(record, rows, settings, choosing),
-        tuned=_fresh(record, rows, chosen, choosing) if best else {},
-    )
+    tuned = _fresh(record, rows, chosen, choosing) if best else {}
+    return replace(arm, fixed=_fresh(record, rows, settings, choosing), tuned=tuned)
 
 
 def _fresh(
@@ -181,15 +165,11 @@ def next_points(
     missing = [lr for lr in first if not any(math.isclose(lr, known, rel_tol=1e-9) for known in tried)]
     if missing:
         return missing
-    steps = {round(math.log(lr / centre, ratio)): value for lr, value in tried.items() if _on_grid(lr, centre, ratio)}
+    places = {lr: math.log(lr / centre, ratio) for lr in tried}
+    steps = {round(k): tried[lr] for lr, k in places.items() if abs(k - round(k)) < 1e-6}
     finite = {k: sign * v for k, v in steps.items() if math.isfinite(v)}
     if not finite:  # nothing trained: the way out is down
         lowest = min(steps) - 1
         return [centre * ratio**lowest] if lowest >= -reach else []
     best = min(finite, key=lambda k: finite[k])
     return [centre * ratio**k for k in (best - 1, best + 1) if k not in steps and abs(k) <= reach]
-
-
-def _on_grid(lr: float, centre: float, ratio: float) -> bool:
-    k = math.log(lr / centre, ratio)
-    return abs(k - round(k)) < 1e-6

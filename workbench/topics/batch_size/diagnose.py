@@ -12,10 +12,10 @@ from scipy import stats
 from workbench.curves.judged import judged
 from workbench.curves.trials import RecordLike, memory_field
 from workbench.errors import UsageError
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.topics.batch_size.arms import EQUAL, BatchArm, comparable, read_arms
-from workbench.topics.batch_size.decay import regularisation_finding
-from workbench.topics.batch_size.diagnose_noise_scale import noise_scale_finding
+from workbench.topics.batch_size.diagnose_size import SIZE_CODES, noise_scale_finding, regularisation_finding
 
 __all__ = ["CODES", "diagnose_batch_size"]
 
@@ -87,14 +87,9 @@ def equivalence(
     return Equivalence(verdict, math.exp(gap), math.exp(gap - reach), math.exp(gap + reach), chance)
 
 
-CODES = (
-    "batch_size.tuned_directly",
-    "batch_size.retune",
-    "batch_size.equivalence",
-    "batch_size.noise_scale",
-    "batch_size.regularisation",
-)
-_CLAUSE = dict(zip(CODES, ("F6.1", "F6.4", "F6.8", "F6.5", "F6.6"), strict=True))
+CODES = Codes({
+    "batch_size.tuned_directly": "F6.1", "batch_size.retune": "F6.4", "batch_size.equivalence": "F6.8", **SIZE_CODES,
+})  # fmt: skip
 FEW_SEEDS = 2
 
 
@@ -114,67 +109,39 @@ def diagnose_batch_size(
         The codes `batch_size.tuned_directly`, `.retune`, `.equivalence`, `.noise_scale` and `.regularisation`, once each.
     """
     record = judged(record)
-    arms = read_arms(record)
-    own = next((a for a in arms if _is_own(a, record.config)), None)
+    arms, config = read_arms(record), record.config
+    length = (int(config["batch_size"]), int(config["total_steps"]))
+    own = next((arm for arm in arms if (arm.batch_size, arm.total_steps) == length), None)
     if own is None or len({arm.batch_size for arm in arms}) < 2:
         reason = "fewer than two batch sizes were trained; wb.BatchSizeStudy tries others"
-        found = [_unmeasured(code, reason) for code in CODES[:3]]
+        found = [CODES.not_measured(code, reason) for code in CODES if code not in SIZE_CODES]
     else:
         found = [
             _tuned_directly(arms, own),
             _retune(record, arms, own, margin),
             _equivalence(record, arms, own, margin, alpha),
         ]
-    findings = (
-        *found,
-        noise_scale_finding(record),
-        regularisation_finding(record, arms, false_adoption=false_adoption),
-    )
-    return Diagnosis.of(record, findings)
-
-
-def _is_own(arm: BatchArm, config: Mapping[str, Any]) -> bool:
-    return (arm.batch_size, arm.total_steps) == (int(config["batch_size"]), int(config["total_steps"]))
-
-
-def _unmeasured(code: str, reason: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding(
-        code=code,
-        status="not_measured",
-        clause=_CLAUSE[code],
-        summary=f"Not measured: {reason}.",
-        evidence=dict(evidence or {}),
-    )
+    found += [noise_scale_finding(record), regularisation_finding(record, arms, false_adoption=false_adoption)]
+    return Diagnosis.of(record, found)
 
 
 def arm_rows(arms: Sequence[BatchArm]) -> list[dict[str, Any]]:
     """Return the arms as JSON values for a table or a figure."""
     return [
         {
-            "batch_size": arm.batch_size,
-            "total_steps": arm.total_steps,
-            "examples": arm.examples,
+            "batch_size": arm.batch_size, "total_steps": arm.total_steps, "examples": arm.examples,
             "best_lr": None if arm.best is None else arm.best.lr,
-            "best_memory": None if arm.best is None else arm.best.memory,
-            "at_edge": arm.at_edge,
-            "tried": len(arm.points),
-            "fixed": list(arm.fixed.values()),
-            "tuned": list(arm.tuned.values()),
+            "best_memory": None if arm.best is None else arm.best.memory, "at_edge": arm.at_edge, "tried": len(arm.points),
+            "fixed": list(arm.fixed.values()), "tuned": list(arm.tuned.values()),
         }
         for arm in arms
-    ]
-
-
-def _middle(values: Sequence[float]) -> float:
-    """Return the geometric mean, NaN where a value has no logarithm or there is none."""
-    if not len(values) or not np.isfinite(values).all() or min(values) <= 0:
-        return math.nan
-    return math.exp(float(np.mean(np.log(values))))
+    ]  # fmt: skip
 
 
 def _spread(groups: Sequence[Sequence[float]]) -> float:
-    """Return the largest ratio between the means of any two groups, NaN where fewer than two have one."""
-    means = [m for values in groups if math.isfinite(m := _middle(values))]
+    """Return the largest ratio between the geometric means of any two groups, NaN where fewer than two have one."""
+    whole = [values for values in groups if len(values) and np.isfinite(values).all() and min(values) > 0]
+    means = [math.exp(float(np.mean(np.log(values)))) for values in whole]
     return max(means) / min(means) if len(means) > 1 else math.nan
 
 
@@ -190,21 +157,19 @@ def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
     differ = f"differ by a factor of {before}" if before else "cannot be compared"
     with_lost = f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
     common: dict[str, Any] = {
-        "code": code, "value": next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
+        "value": next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
         "evidence": {"arms": arm_rows(arms), "factors": factors, "diverged_fixed": lost},
     }  # fmt: skip
     if all(len(arm.points) < 2 for arm in arms):
-        return Finding(
-            status="warn", clause="F6.1", **common,
-            summary=f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
-            "says how well the other settings fit each batch size, not which one is better.",
+        return CODES.finding(
+            code, "warn", f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
+            "says how well the other settings fit each batch size, not which one is better.", **common,
             advice=["Choose the batch size by what the machine does best, not by validation performance.",
                     "To compare batch sizes, tune learning rate and momentum for each: wb.BatchSizeStudy()."],
         )  # fmt: skip
     tuned = f"; each tuned, by {after}" if after else ""
-    return Finding(
-        status="ok", clause="F6.2", summary=f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}.", **common
-    )  # fmt: skip
+    summary = f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}."
+    return Finding(code=code, status="ok", clause="F6.2", summary=summary, **common)
 
 
 def _by_factor(factors: Sequence[Mapping[str, Any]], kind: str) -> str:
@@ -215,7 +180,7 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
     code, memory = "batch_size.retune", memory_field(record.config["optimizer"])
     best = own.best
     if best is None or all(len(arm.points) < 2 for arm in arms):
-        return _unmeasured(code, "no learning rate was tuned for any batch size")
+        return CODES.not_measured(code, "no learning rate was tuned for any batch size")
     rows: list[dict[str, Any]] = []
     for arm in arms:
         if arm is own or arm.best is None:
@@ -228,7 +193,7 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
             "at_edge": arm.at_edge, "replace": _settings(record, arm, memory),
         })  # fmt: skip
     if not rows:
-        return _unmeasured(code, "no other batch size learned anything")
+        return CODES.not_measured(code, "no other batch size learned anything")
     costly = [r for r in rows if math.isinf(r["cost_of_keeping"]) or r["cost_of_keeping"] > 1 + margin]
     evidence = {"own_lr": best.lr, "own_memory": best.memory, "margin": margin, "rows": rows}
     worst = max(rows, key=lambda r: -math.inf if math.isnan(r["cost_of_keeping"]) else r["cost_of_keeping"])
@@ -240,16 +205,17 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
     )
     head = f"Tuned, batch size {own.batch_size} is best at {at.format(best.lr, best.memory)}; {shown}."
     value = worst["cost_of_keeping"]
-    known = None if math.isnan(value) else value
+    known: dict[str, Any] = {
+        "value": None if math.isnan(value) else value, "threshold": 1 + margin, "evidence": evidence
+    }  # fmt: skip
     if not costly:
-        return Finding(
-            code=code, status="ok", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
-            summary=f"{head} Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}.",
-        )  # fmt: skip
+        summary = (
+            f"{head} Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}."
+        )
+        return CODES.finding(code, "ok", summary, **known)
     price = "the run is lost" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
-    return Finding(
-        code=code, status="warn", clause="F6.4", value=known, threshold=1 + margin, evidence=evidence,
-        summary=f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.",
+    return CODES.finding(
+        code, "warn", f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.", **known,
         advice=["When the batch size changes, tune the learning rate and momentum anew, then what regularises.",
                 *(_begin(r) for r in rows if r["batch_size"] == worst["batch_size"])],
     )  # fmt: skip
@@ -279,7 +245,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     ]
     if not rows:
         reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
-        return _unmeasured(code, reason)
+        return CODES.not_measured(code, reason)
     evidence = {"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows}
     better = "lower" if own.sign > 0 else "higher"
     told = (
@@ -292,21 +258,17 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     sizes = [[row for row in rows if row["batch_size"] == size] for size in sorted({r["batch_size"] for r in rows})]
     alike = [[row for row in size if row["verdict"] == "equivalent"] for size in sizes]
     widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
-    common: dict[str, Any] = {
-        "code": code, "clause": "F6.8", "value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence
-    }  # fmt: skip
+    common: dict[str, Any] = {"value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence}
     if all(alike):
         where = dict.fromkeys(f"{row['batch_size']} at equal {row['equal']}" for size in alike for row in size)
-        return Finding(
-            status="ok", summary=f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}", **common
-        )
+        return CODES.finding(code, "ok", f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}", **common)
     if any(_apart(size) for size in sizes):
-        return Finding(
-            status="warn", summary=f"Not equally good. {told}", **common,
-            advice=["Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."],
-        )  # fmt: skip
-    return Finding(
-        status="not_measured", summary=f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
+        advice = [
+            "Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."
+        ]
+        return CODES.finding(code, "warn", f"Not equally good. {told}", advice=advice, **common)
+    return CODES.finding(
+        code, "not_measured", f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
         advice=["More seeds narrow the intervals: seeds=... of wb.BatchSizeStudy."], **common,
     )  # fmt: skip
 
@@ -320,6 +282,5 @@ def _apart(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _told(row: Mapping[str, Any], sign: float) -> str:
-    found = Equivalence(*(row[name] for name in Equivalence._fields))
-    word = "" if found.verdict != "different" else ", better" if sign * (found.ratio - 1) < 0 else ", worse"
-    return f"{found.ratio:.3g} at {row['batch_size']} ({found.low:.3g} to {found.high:.3g}{word})"
+    word = "" if row["verdict"] != "different" else ", better" if sign * (row["ratio"] - 1) < 0 else ", worse"
+    return f"{row['ratio']:.3g} at {row['batch_size']} ({row['low']:.3g} to {row['high']:.3g}{word})"

@@ -38,10 +38,8 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
 
     Source: F6.2, F6.3, F6.7.
     """
-    found, noise = (
-        _found(record, diagnosis, "batch_size.tuned_directly"),
-        _found(record, diagnosis, "batch_size.noise_scale"),
-    )
+    found = _found(record, diagnosis, "batch_size.tuned_directly")
+    noise = _found(record, diagnosis, "batch_size.noise_scale")
     arms: Sequence[Mapping[str, Any]] = [] if found is None else found.evidence.get("arms", ())
     with drawing(ax) as axes:
         if not any(arm["fixed"] or arm["tuned"] for arm in arms):
@@ -62,9 +60,8 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             _draw(axes, rows, kind, name, style, shift=1 + SHIFT * (place - 1.5), dashed=where == "examples")
         value = math.nan if noise is None or noise.value is None else noise.value
         if math.isfinite(value):
-            axes.axvline(
-                value, color=BASELINE, linestyle=":", linewidth=1.4, label=f"noise scale {value:,.3g}", zorder=1
-            )
+            label = f"noise scale {value:,.3g}"
+            axes.axvline(value, color=BASELINE, linestyle=":", linewidth=1.4, label=label, zorder=1)
         axes.set(
             xlabel="batch size (a small mark is a seed, a large one their mean)",
             ylabel=str(record.config["select"]),
@@ -73,7 +70,9 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
         _batch_axis(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
-        axes.set_ylim(top=_room(axes))
+        low, high = axes.get_ylim()  # a third of the height above the marks is left for the legend
+        log = axes.get_yscale() == "log" and low > 0
+        axes.set_ylim(top=high * (high / low) ** 0.5 if log else high + 0.5 * (high - low))
         legend(axes, loc="upper center", ncols=2, fontsize=8)
     return axes
 
@@ -102,24 +101,20 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             return not_measured(axes, "no learning rate was tuned for any batch size")
         averaged = str(record.config["optimizer"]) in ("momentum", "nesterov")
         rows = [(a, _step_lr(a, averaged=averaged)) for a in arms if a["best_lr"] is not None]
+        looks = (
+            ("equal steps", "total_steps", PALETTE[0], "o", 12),
+            ("equal examples", "examples", PALETTE[1], "s", 6),
+        )
         for (
             name,
             where,
             color,
             marker,
             size,
-        ) in (  # the second lies on the first where both want the same, so it is smaller
-            ("equal steps", "total_steps", PALETTE[0], "o", 12),
-            ("equal examples", "examples", PALETTE[1], "s", 6),
-        ):
+        ) in looks:  # the second lies on the first where both agree, so it is smaller
             line = [(a, lr) for a, lr in rows if math.isclose(number(a[where]), number(own[where]), rel_tol=0.05)]
-            axes.plot(
-                [a["batch_size"] for a, _ in line],
-                [lr for _, lr in line],
-                color=color,
-                linewidth=size / 4,
-                label=f"best at {name}",
-            )
+            x, y = [a["batch_size"] for a, _ in line], [lr for _, lr in line]
+            axes.plot(x, y, color=color, linewidth=size / 4, label=f"best at {name}")
             for a, lr in line:
                 face = "white" if a["at_edge"] else color
                 axes.plot(a["batch_size"], lr, marker, color=color, markerfacecolor=face, markersize=size)
@@ -181,9 +176,3 @@ def _batch_axis(ax: Axes, sizes: Sequence[float]) -> None:
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticklabels([f"{int(size):,}" for size in ticks])
-
-
-def _room(ax: Axes) -> float:
-    """Return the upper limit that leaves a third of the height above the marks for the legend."""
-    low, high = ax.get_ylim()
-    return high * (high / low) ** 0.5 if ax.get_yscale() == "log" and low > 0 else high + 0.5 * (high - low)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch.utils.data import Subset
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.curves.trials import memory_field
-from workbench.errors import ConfigError, UsageError, WorkloadError
+from workbench.errors import ConfigError, UsageError
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds, next_points, read_arms
-from workbench.topics.batch_size.noise_scale import measure_noise_scale
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import seeded
+from workbench.topics.batch_size.collect import collect_noise_scale
+from workbench.topics.lr_sweep.study import Asked, run_round, seeded
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import evaluate
@@ -28,7 +27,7 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["BatchSizeStudy", "collect_noise_scale"]
+__all__ = ["BatchSizeStudy"]
 
 Equal = Literal["steps", "examples"]
 STAGE, FIXED, FRESH, DECAY = Role.BATCH_SIZE, Role.BATCH_SIZE_FIXED, Role.BATCH_SIZE_SEEDS, Role.BATCH_SIZE_DECAY
@@ -76,8 +75,7 @@ class BatchSizeStudy(Study):
     def __post_init__(self) -> None:
         """Check every field."""
         for i, size in enumerate(self.batch_sizes or ()):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"batch_sizes[{i}]={size!r} must be an integer of at least 1.")
+            check_integer(f"batch_sizes[{i}]", size)
         if isinstance(self.equal, str) or not self.equal or not set(self.equal) <= set(get_args(Equal)):
             raise ConfigError(
                 f"equal={self.equal!r} must name 'steps', 'examples' or both, as in ('steps', 'examples')."
@@ -88,12 +86,9 @@ class BatchSizeStudy(Study):
         if not 1 < self.lr_ratio < math.inf:
             raise ConfigError(f"lr_ratio={self.lr_ratio!r} must be a finite number above 1.")
         for name in ("reach", "finalists", "choosing_seeds", "seeds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+            check_integer(name, getattr(self, name))
         for i, decay in enumerate(self.weight_decays):
-            if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay < math.inf:
-                raise ConfigError(f"weight_decays[{i}]={decay!r} must be a finite number above 0.")
+            check_number(f"weight_decays[{i}]", decay)
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
@@ -115,8 +110,12 @@ class BatchSizeStudy(Study):
         Raises:
             UsageError: no other batch size fits the training data.
         """
-        own = session.config
-        examples = _train_examples(session)
+        own, data = session.config, session.workload.train_data
+        if not hasattr(data, "__len__"):
+            raise UsageError(
+                f"workload {session.workload.name!r}: the training data have no length, so batch sizes have no bound."
+            )
+        examples = len(data)
         sizes = self.batch_sizes
         if sizes is None:
             sizes = [size for size in (own.batch_size // 4, 4 * own.batch_size) if 1 <= size <= examples]
@@ -149,11 +148,8 @@ class BatchSizeStudy(Study):
         """Ask for the next point of every arm and memory together, so that those of one batch size train as lanes."""
         while True:
             known = {(a.batch_size, a.total_steps): a for a in read_arms(session.record)}
-            asked = [
-                Asked(STAGE, config)
-                for arm in arms
-                for config in self._next(arm, known.get((arm.batch_size, arm.total_steps)))
-            ]
+            pairs = [(arm, known.get((arm.batch_size, arm.total_steps))) for arm in arms]
+            asked = [Asked(STAGE, config) for arm, found in pairs for config in self._next(arm, found)]
             if not asked:
                 return
             run_round(session, asked)
@@ -242,51 +238,3 @@ def _at(config: TrainConfig, batch_size: int, steps: int) -> TrainConfig:
         if (value := getattr(config, name)) is not None
     }
     return config.replace(batch_size=batch_size, total_steps=steps, eval_batch_size=None, **shares)
-
-
-def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> None:
-    """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5).
-
-    Args:
-        session: the study.
-        checkpoints: only the latest ones, so many; None takes all that were kept.
-    """
-    session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
-
-
-def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, Any]]:
-    """Return a row for each moment that could be measured.
-
-    Raises:
-        WorkloadError: there is none; it says why.
-    """
-    rows: list[dict[str, Any]] = []
-    reasons: dict[int, str] = {}
-    moments = _moments(session)
-    latest = moments[1:] if checkpoints is None else moments[max(1, len(moments) - checkpoints) :]
-    for step, checkpoint in moments[:1] + latest:
-        found = measure_noise_scale(session.workload, session.config, session.device, checkpoint=checkpoint)
-        if isinstance(found, str):
-            reasons[step] = found
-        else:
-            rows.append({"step": step} | found.to_dict())
-    if not rows:
-        raise WorkloadError("; ".join(dict.fromkeys(reasons.values())))
-    return rows
-
-
-def _moments(session: Session) -> list[tuple[int, Path | None]]:
-    """Return the initial model, and the checkpoints that the baseline's run has kept."""
-    trial = session.trial(session.config, stage=Role.BASELINE)
-    kept = sorted((trial.folder / "checkpoints").glob("step-*"))
-    steps = [(int(path.name.partition("-")[2]), path) for path in kept]
-    return [(0, None), *(found for found in steps if found[0] > 0)]
-
-
-def _train_examples(session: Session) -> int:
-    data: Any = session.workload.train_data
-    if not hasattr(data, "__len__"):
-        raise UsageError(
-            f"workload {session.workload.name!r}: the training data have no length, so batch sizes have no bound."
-        )
-    return len(data)

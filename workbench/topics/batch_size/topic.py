@@ -31,7 +31,5 @@ TOPIC = Topic(
             size=(6.4, 3.9),
         ),
     ),
-    studies={
-        "batch_size": StudyKind(diagnose=diagnose_batch_size, pictures=("batch-size",)),
-    },
+    studies={"batch_size": StudyKind(diagnose=diagnose_batch_size, pictures=("batch-size",))},
 )

@@ -20,8 +20,7 @@ from workbench.record.write import StudyWriter
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.checkpoints.resume import Trace, difference
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import seeded
+from workbench.topics.lr_sweep.study import Asked, run_round, seeded
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -1,4 +1,4 @@
-"""Pictures of gradient clipping: what each threshold costs, and how many steps it touches."""
+"""Pictures of gradient clipping: the norm at each step and how often each size occurs (F4.8), and what each threshold costs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
+from workbench.curves.clip_threshold import ordinal
 from workbench.curves.clipped_runs import clipped_runs
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
+from workbench.plots.frames import Record, curve, default_trial, field_of, finding, lr_of
+from workbench.plots.loss import fit_y
 from workbench.plots.style import (
     BAD,
     BASELINE,
     GOOD,
     PALETTE,
     PAPER,
+    draw_curve,
     drawable,
     drawing,
     legend,
@@ -27,9 +32,187 @@ from workbench.plots.style import (
     number,
     short,
 )
-from workbench.topics.clipping.ladder import read_ladder
+from workbench.topics.clipping.thresholds import clipped_steps, read_ladder
 
-__all__ = ["plot_clipping"]
+__all__ = ["plot_clipping", "plot_grad_norm", "plot_grad_norm_histogram"]
+
+Floats = NDArray[np.float64]
+
+
+def plot_grad_norm(
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    trial: int | None = None,
+    percentile: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the L2 norm of the gradient, before clipping, against the step.
+
+    Healthy: a band that drifts slowly; where clipping is on, the band lies below the threshold and only single steps
+    stick out. Sick: spikes of many times the band's height (outlier batches, the start of a mid-run instability), a
+    norm that climbs until the run diverges, or a band that lies above the threshold, so that nearly every step is
+    clipped and the threshold acts as a lower learning rate.
+
+    Args:
+        record: a study or a single trial.
+        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured, and on the trial that it
+            was measured on the same percentile of each tenth of the run: where that falls, no one threshold fits.
+        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
+        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one, and marks the
+            steps that it would clip.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. Non-finite norms are marked along the top edge.
+
+    Source: F1.9 (log the norm), F4.7 (unclipped), F4.8 (this picture by default).
+    """
+    with drawing(ax) as axes:
+        trial = default_trial(record, diagnosis) if trial is None else trial
+        steps, norms = curve(record, trial, "grad_norm")
+        if not np.isfinite(norms).any():
+            return not_measured(axes, "no finite gradient norm was recorded")
+        label = f"trial {trial}, lr {short(lr_of(record, trial))}"
+        band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
+        _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=True)
+        _windows(axes, diagnosis, trial, steps, percentile)
+        bad = steps[~np.isfinite(norms)]
+        if bad.size:
+            mark_steps(axes, bad, label=f"not finite ({bad.size})")
+        axes.set(xlabel="step", ylabel="gradient norm, before clipping", title="Gradient norm at each step")
+        fit_y(axes, [band], headroom=1e8)
+        axes.margins(x=0.01)
+        legend(axes)
+    return axes
+
+
+def plot_grad_norm_histogram(
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    trial: int | None = None,
+    bins: int = 40,
+    percentile: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw how often each size of the gradient norm occurred, over all steps of one trial, in bins of equal ratio.
+
+    Healthy: one hump with a short tail; a threshold just above the hump touches about a tenth of the steps. Sick: a
+    tail that reaches many times further than the hump is wide, or a second hump (outlier batches), or a threshold to
+    the left of the hump (most steps are clipped).
+
+    Args:
+        record: a study or a single trial.
+        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
+        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
+        bins: number of bins between the smallest and the largest norm.
+        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes. The counts and the numbers in the title, of norms that are zero, not finite or beyond the axis, add up to all
+        steps: where a few outliers lie so far away that the hump would be two bars, the axis ends with the hump.
+
+    Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
+    """
+    with drawing(ax) as axes:
+        trial = default_trial(record, diagnosis) if trial is None else trial
+        steps, norms = curve(record, trial, "grad_norm")
+        shown = norms[np.isfinite(norms) & (norms > 0)]
+        if not shown.size:
+            return not_measured(axes, "no positive, finite gradient norm was recorded")
+        hump = _hump(shown)
+        low, high = float(hump.min()), float(hump.max())
+        low, high = (low, high) if high > low * (1 + 1e-9) else (low / 1.1, low * 1.1)
+        counts, edges = np.histogram(hump, bins=np.geomspace(low, high, bins + 1))
+        axes.stairs(counts, edges, fill=True, color=GOOD, alpha=0.8, label=f"lr {short(lr_of(record, trial))}")
+        _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=False)
+        log_scale(axes, "x")
+        axes.set_ylim(0, 1.25 * counts.max())
+        if hump.size < shown.size:
+            axes.set_xlim(edges[0], edges[-1])
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        title = _count_line(trial, norms, beyond=shown.size - hump.size)
+        axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=title)
+        legend(axes, loc="upper right", ncols=3)
+    return axes
+
+
+def _thresholds(
+    ax: Axes,
+    record: Record,
+    diagnosis: Diagnosis | None,
+    trial: int,
+    *,
+    steps: Floats,
+    norms: Floats,
+    percentile: float | None,
+    across: bool,
+) -> None:
+    """Draw the threshold in force and the one proposed, or asked for, with the share of the steps above each."""
+    line = ax.axhline if across else ax.axvline
+    in_force = number(field_of(record, trial, "max_grad_norm"))
+    if np.isfinite(in_force):
+        label = f"clipped above {short(in_force)}: {_share_above(norms, in_force)}"
+        line(in_force, color=BAD, linestyle="--", label=label)
+    if percentile is None:
+        found = finding(diagnosis, "clipping.threshold")
+        value, name = (number(found.value) if found else np.nan), "proposed threshold"
+    else:
+        found_steps = clipped_steps(steps, norms, percentile=percentile, diagnosis=diagnosis, trial=trial)
+        chosen = found_steps.chosen
+        value, name = number(chosen.threshold), f"{ordinal(percentile)} percentile"
+        if chosen.threshold is None:
+            line(np.nan, color=PALETTE[4], linestyle="-.", label=f"no threshold: {chosen.reason}")
+        elif across and found_steps.steps.size:
+            touched, label = np.isin(steps, found_steps.steps), f"would be clipped: {found_steps.steps.size:,} steps"
+            ax.plot(steps[touched], norms[touched], "o", color=PALETTE[1], markersize=3.5, zorder=3, label=label)
+    if np.isfinite(value):
+        line(value, color=PALETTE[4], linestyle="-.", label=f"{name} {short(value)}: {_share_above(norms, value)}")
+
+
+def _windows(ax: Axes, diagnosis: Diagnosis | None, trial: int, steps: Floats, percentile: float | None) -> None:
+    """Draw the percentile of each window of the run, on the trial that the diagnosis took its threshold from."""
+    found = finding(diagnosis, "clipping.threshold")
+    if found is None or found.evidence.get("trial") != trial or not steps.size:
+        return
+    if percentile is not None and percentile != found.evidence.get("percentile"):
+        return
+    values = np.array([number(value) for value in found.evidence.get("windows", ())])
+    if values.size < 2 or not (values > 0).any():
+        return
+    shown = np.where(values > 0, values, np.nan)
+    name = f"{short(number(found.evidence.get('percentile')))}th percentile of each {'tenth' if values.size == 10 else 'window'} of the run"
+    edges = np.linspace(steps[0], steps[-1] + 1, values.size + 1)
+    ax.stairs(shown, edges, baseline=None, color=PALETTE[1], linewidth=1.6, zorder=3, label=name)
+
+
+def _share_above(norms: Floats, threshold: float) -> str:
+    """How many of the finite norms lie above a threshold, in words."""
+    finite = norms[np.isfinite(norms)]
+    return f"{(finite > threshold).mean():.0%} of the steps" if finite.size else "no finite norm"
+
+
+def _hump(values: Floats) -> Floats:
+    """The norms that the axis shows: all, unless 98 % of them fill less than a quarter of it (rule of thumb)."""
+    low, high = np.percentile(values, (1, 99))
+    hump, whole = np.log(high / low), np.log(values.max() / values.min())
+    if not 0 < hump < whole / 4:
+        return values
+    inside: Floats = values[(values >= low * np.exp(-hump / 2)) & (values <= high * np.exp(hump / 2))]
+    return inside
+
+
+def _count_line(trial: int, norms: Floats, *, beyond: int) -> str:
+    """Return the title, which accounts for every step."""
+    rest = [
+        (int((norms == 0).sum()), "at 0"),
+        (int((~np.isfinite(norms)).sum()), "not finite"),
+        (beyond, "beyond the axis"),
+    ]
+    parts = "".join(f", {count:,} {what}" for count, what in rest if count)
+    return f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
 
 
 def plot_clipping(
@@ -79,13 +262,12 @@ def plot_clipping(
 
 
 def _rows(record: Record, diagnosis: Diagnosis | None) -> Sequence[Mapping[str, Any]]:
-    """The runs of the ladder, from the diagnosis; without one, from the record."""
     if "loss" not in record.steps:
         return []
     found = finding(diagnosis, "clipping.masks_lr")
     known = found.evidence.get("runs") if found is not None else None
     rows = clipped_runs(record) if known is None else known
-    return [row for rung in read_ladder(record, rows) for row in rung.rows]
+    return [row for one in read_ladder(record, rows) for row in one.rows]
 
 
 def _draw_stable(ax: Axes, rows: Sequence[Mapping[str, Any]], aggressive_frac: float) -> None:

@@ -11,8 +11,9 @@ from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import curve, default_trial, lr_of
-from workbench.topics.clipping.clipped_steps import clipped_steps, listed_steps
-from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram
+from workbench.plots.render import Draw
+from workbench.topics.clipping.figures import plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.clipping.thresholds import clipped_steps, listed_steps
 
 __all__ = ["clipping_panel"]
 
@@ -59,13 +60,10 @@ def clipping_panel(
             finite = int(np.isfinite(norms).sum())
             words = f"{head}the {ordinal(percentile)} percentile is {chosen.threshold:.4g}; it clips {chosen.clip_frac:.1%}, {touched.size:,} of {finite:,} steps"
             words += f": {listed_steps(touched)}." if touched.size else "."
-        return Answer(
-            words,
-            [
-                lambda ax: plot_grad_norm(record, diagnosis, trial=number, percentile=percentile, ax=ax),
-                lambda ax: plot_grad_norm_histogram(record, diagnosis, trial=number, percentile=percentile, ax=ax),
-            ],
-        )
+        shown: dict[str, Any] = {"trial": number, "percentile": percentile}
+        norms_of: Draw = lambda ax: plot_grad_norm(record, diagnosis, ax=ax, **shown)  # noqa: E731 - an answer holds functions
+        sizes: Draw = lambda ax: plot_grad_norm_histogram(record, diagnosis, ax=ax, **shown)  # noqa: E731
+        return Answer(words, [norms_of, sizes])
 
     control = Slider(label="percentile", low=1.0, high=100.0, start=percentile, step=1.0)
     return controls_panel("clipping_panel", answer, {"percentile": control}, alt=ALT, live=live)

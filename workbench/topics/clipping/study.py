@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
 from workbench.curves.judged import judged_runs
@@ -19,9 +20,9 @@ from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.clipping.ladder import is_calm, read_ladder
+from workbench.topics.clipping.thresholds import is_calm, read_ladder
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import Asked, run_round
 
 __all__ = ["ClippingStudy"]
 
@@ -66,15 +67,10 @@ class ClippingStudy(Study):
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("peak_lr", "reference_lr", "multiple"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
-        for name in ("seeds", "tries"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
-        if isinstance(self.halvings, bool) or not isinstance(self.halvings, int) or self.halvings < 0:
-            raise ConfigError(f"halvings={self.halvings!r} must be an integer of at least 0.")
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name))
+        for name, low in (("seeds", 1), ("tries", 1), ("halvings", 0)):
+            check_integer(name, getattr(self, name), low=low)
         for name in ("lower", "looser"):
             if not 1 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
@@ -97,38 +93,39 @@ class ClippingStudy(Study):
         thresholds = self._thresholds(reference)
         session.facts(clipping_thresholds=[list(found) for found in thresholds])
         config = session.config.replace(peak_lr=lr)
-        ladder = [self._rung(session, config, value) for _, value, _ in thresholds]
+
+        def at(threshold: float) -> list[Asked]:
+            return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
+
+        ladder = [at(threshold) for _, threshold, _ in thresholds]
         calm = self._calm(session, controls)
         if self.at_once and not calm:
-            run_round(session, [asked for rung in ladder for asked in rung])
+            run_round(session, [asked for each in ladder for asked in each])
             ladder = []
-        for rung in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
-            run_round(session, rung)
+        for each in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
+            run_round(session, each)
             if calm or self._cured(session):
                 return
         if thresholds and not self._cured(session):
-            halved = [thresholds[-1][1] * 0.5 ** (k + 1) for k in range(self.halvings)]
-            run_round(session, [asked for value in halved for asked in self._rung(session, config, value)])
-
-    def _rung(self, session: Session, config: TrainConfig, threshold: float) -> list[Asked]:
-        return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
+            halved = [at(thresholds[-1][1] * 0.5 ** (k + 1)) for k in range(self.halvings)]
+            run_round(session, [asked for each in halved for asked in each])
 
     def _cured(self, session: Session) -> bool:
         """Tell whether a threshold makes training stable without being a smaller lr in disguise."""
         record = session.record
-        return any(rung.cures() for rung in read_ladder(record, clipped_runs(record)))
+        return any(one.cures() for one in read_ladder(record, clipped_runs(record)))
 
     def _thresholds(self, reference: ReferenceNorms) -> list[tuple[float, float, str]]:
-        """Return (percentile, threshold, of which steps) of each rung, loosest first.
+        """Return (percentile, threshold, of which steps) of each candidate, loosest first.
 
         Where norms shrink as training goes on, the first percentile over all steps lies above that of the steady stretch,
         and comes first: the ladder goes down only, so it had better begin loose.
         """
         chosen = [reference.threshold(p) for p in self.percentiles]
-        rungs = [(c.percentile, c.threshold, "steady") for c in chosen if c.threshold is not None]
-        if rungs and chosen[0].all_steps is not None and chosen[0].all_steps >= self.looser * rungs[0][1]:
-            rungs.insert(0, (chosen[0].percentile, chosen[0].all_steps, "all"))
-        return rungs
+        found = [(c.percentile, c.threshold, "steady") for c in chosen if c.threshold is not None]
+        if found and chosen[0].all_steps is not None and chosen[0].all_steps >= self.looser * found[0][1]:
+            found.insert(0, (chosen[0].percentile, chosen[0].all_steps, "all"))
+        return found
 
     def _target(self, session: Session) -> tuple[float, float | None]:
         """Return the lr in question, and where instability starts as far as a sweep in this folder knows."""
@@ -162,9 +159,7 @@ class ClippingStudy(Study):
 
     def _calm(self, session: Session, controls: Sequence[Asked]) -> bool:
         """Tell whether training shows no rise without clipping."""
-        numbers = {
-            trial.number for trial in run_round(session, controls)
-        }  # trained already, so this only looks them up
+        numbers = {trial.number for trial in run_round(session, controls)}  # trained already: this looks them up
         record = session.record
         rows = judged_runs(record, set(record.trials["stage"]))
         return all(is_calm(row) for row in rows if row["trial"] in numbers)

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.clipping.captions import histogram_numbers, norm_numbers
+from workbench.plots.frames import curve, default_trial
+from workbench.plots.words import number_text
 from workbench.topics.clipping.diagnose import diagnose_clipping
-from workbench.topics.clipping.figures import plot_clipping
-from workbench.topics.clipping.grad_norm_figures import plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.clipping.figures import plot_clipping, plot_grad_norm, plot_grad_norm_histogram
 
 __all__ = ["TOPIC"]
+
+
+def _norms(record: Any, trial: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the steps of a trial with a finite gradient norm, and the norms."""
+    steps, norms = curve(record, trial, "grad_norm")
+    return steps[np.isfinite(norms)], norms[np.isfinite(norms)]
+
+
+def _norm_numbers(record: Any, diagnosis: Diagnosis) -> str:
+    trial = default_trial(record, diagnosis)
+    steps, norms = _norms(record, trial)
+    peak = int(np.argmax(norms))
+    middle = float(np.median(norms))
+    times = f", {number_text(float(norms[peak]) / middle)} times the median {number_text(middle)}" if middle else ""
+    return f"Trial {trial}: the largest norm is {number_text(float(norms[peak]))}, at step {int(steps[peak]):,}{times}."
+
+
+def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:
+    trial = default_trial(record, diagnosis)
+    _, norms = _norms(record, trial)
+    low, high = (number_text(float(value)) for value in np.percentile(norms, (50, 90)))
+    chosen = diagnosis["clipping.threshold"].value if "clipping.threshold" in diagnosis else None
+    proposed = f"; the proposed clipping threshold is {number_text(chosen)}" if chosen is not None else ""
+    return (
+        f"Over all {norms.size:,} steps of trial {trial} the median is {low} and the 90th percentile {high}{proposed}."
+    )
 
 
 TOPIC = Topic(
@@ -20,7 +52,7 @@ TOPIC = Topic(
             caption="Single spikes far above the band are outlier batches or the start of an instability.",
             codes=("clipping.threshold", "stability.spike"),
             draw=plot_grad_norm,
-            numbers=norm_numbers,
+            numbers=_norm_numbers,
             alone=True,
         ),
         Figure(
@@ -30,7 +62,7 @@ TOPIC = Topic(
             "lower learning rate.",
             codes=("clipping.threshold", "clipping.aggressive"),
             draw=plot_grad_norm_histogram,
-            numbers=histogram_numbers,
+            numbers=_histogram_numbers,
             alone=True,
         ),
         Figure(
@@ -42,7 +74,5 @@ TOPIC = Topic(
             draw=plot_clipping,
         ),
     ),
-    studies={
-        "clipping": StudyKind(diagnose=diagnose_clipping, pictures=("clipping", "loss-curves")),
-    },
+    studies={"clipping": StudyKind(diagnose=diagnose_clipping, pictures=("clipping", "loss-curves"))},
 )

@@ -6,23 +6,155 @@ one with a warmup. The playbook's three statements about them come out as three 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from workbench.curves.judged import judged, judged_runs
-from workbench.curves.sweep import LRPoint
+from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
-from workbench.topics.comparison.arms import ArmLimits, Arms, ArmTables, lr_key
 
 __all__ = ["CODES", "Arms", "diagnose_comparison"]
 
-CODES = ("comparison.low_lr_same", "comparison.high_lr_lost", "comparison.warmup_cures")
+CODES = Codes({
+    "comparison.low_lr_same": "F1.3", "comparison.high_lr_lost": "F1.3", "comparison.warmup_cures": "F1.3, F3.16",
+})  # fmt: skip
 _SAME, _LOST, _CURES = CODES
-_CLAUSE = {_SAME: "F1.3", _LOST: "F1.3", _CURES: "F1.3, F3.16"}
-_BAD_NEWS = {_SAME: False, _LOST: True, _CURES: False}
+RISING = frozenset({"recovered", "settling", "lasting", "divergent"})
+
+
+class Arms(NamedTuple):
+    """Three studies of the same learning rates; `diagnose_comparison(*arms)` reads them.
+
+    `warmed` is the modified workload with a warmup in front; None where that was not trained.
+    """
+
+    baseline: RecordLike
+    modified: RecordLike
+    warmed: RecordLike | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    """The thresholds of `diagnose_comparison`, where their sources stand."""
+
+    noise_sds: float
+    material_frac: float
+    low_ratio: float
+    min_low_lrs: int
+    min_seeds: int
+    min_ratio: float
+    collapse_frac: float
+    cure_frac: float
+    up_to_lr: float | None
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The three sweeps, and what they are held against."""
+
+    baseline: SweepTable
+    modified: SweepTable
+    warmed: SweepTable | None
+    limits: _Limits
+
+    @property
+    def shared(self) -> list[tuple[LRPoint, LRPoint]]:
+        """The baseline's and the modified point of every lr that both were trained at under enough seeds."""
+        modified = {_key(p.lr): p for p in self.modified.points}
+        pairs = [(p, modified[_key(p.lr)]) for p in self.baseline.points if _key(p.lr) in modified]
+        return [(a, b) for a, b in pairs if min(len(a.seeds), len(b.seeds)) >= self.limits.min_seeds]
+
+    @property
+    def lost(self) -> list[tuple[LRPoint, LRPoint]]:
+        """Those at which the baseline trains under every seed, and the modified one ends worse with a sign of instability."""
+        return [(a, b) for a, b in self.shared if not a.lasting and self.worse(b, a) and self.sign(b)]
+
+    @property
+    def edge(self) -> float | None:
+        """The smallest lr at which instability is seen in either arm."""
+        unstable = [a.lr for a, b in self.shared if a.unstable or b.unstable]
+        return min([b.lr for _, b in self.lost] + unstable, default=None)
+
+    @property
+    def low(self) -> list[tuple[LRPoint, LRPoint]]:
+        """The shared lrs well below the edge; without an edge none is known to be low."""
+        edge = self.edge
+        if edge is None:
+            return []
+        return [(a, b) for a, b in self.shared if a.lr * self.limits.low_ratio <= edge * (1 + 1e-9)]
+
+    @property
+    def unreadable(self) -> str | None:
+        """Why nothing can be said at all, None where something can."""
+        if not self.shared:
+            trained = self.baseline.points or self.modified.points
+            few = f"no lr was trained under {self.limits.min_seeds} seeds in both arms"
+            return few if trained else "no sweep was trained to its end"
+        if not self.baseline.learned:
+            return "no lr brought the baseline's loss clearly below that of its initial model"
+        return None
+
+    def sign(self, point: LRPoint) -> Literal["rise", "collapse"] | None:
+        """What of the modified runs at an lr looks unstable, and not merely slow.
+
+        A rise: the loss of at least half of the seeds goes up. A collapse: it does not, but the runs end clearly above those of
+        a smaller lr. They got stuck, and the curve alone cannot tell whether instability is why.
+        """
+        if 2 * sum(outcome in RISING for outcome in point.outcomes) >= len(point.outcomes):
+            return "rise"
+        smaller = [p for p in self.modified.points if p.lr < point.lr and not p.unstable]
+        best = min(smaller, key=lambda p: p.loss, default=None)
+        if best is None or not self.worse(point, best):
+            return None
+        return "collapse" if point.loss - best.loss > self.limits.collapse_frac * self.modified.progress else None
+
+    def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
+        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough.
+
+        It has to close enough of the gap to the baseline; a run that diverged stands at the loss of the initial model.
+        """
+        points = () if self.warmed is None else self.warmed.points
+        tried = [p for p in points if _key(p.lr) == _key(without.lr) and len(p.seeds) >= self.limits.min_seeds]
+        if not tried:
+            return None
+        lost = min(without.loss, self.baseline.loss_ref) if math.isinf(without.loss) else without.loss
+        enough = lost - tried[0].loss >= self.limits.cure_frac * (lost - before.loss)
+        return not tried[0].unstable and enough and self.worse(without, tried[0])
+
+    def margin(self, one: LRPoint, other: LRPoint) -> float:
+        """How far two mean losses lie apart by the seeds alone, and at least what is not worth a word."""
+        finite = [[loss for loss in p.losses if math.isfinite(loss)] for p in (one, other)]
+        variances = [float(np.var(losses, ddof=1)) for losses in finite if len(losses) > 1]
+        spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
+        return max(self.limits.noise_sds * spread, self.limits.material_frac * self.baseline.progress)
+
+    def worse(self, one: LRPoint, other: LRPoint) -> bool:
+        """Whether `one` ends clearly above `other`."""
+        return math.isfinite(other.loss) and one.loss - other.loss > self.margin(one, other)
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the points of every arm that was trained, as JSON values for a figure."""
+        known = {"baseline": self.baseline, "modified": self.modified, "warmed": self.warmed}
+        return {
+            name: [
+                {"lr": p.lr, "loss": p.loss, "losses": list(p.losses), "seeds": list(p.seeds), "unstable": p.unstable}
+                for p in table.points
+            ]
+            for name, table in known.items()
+            if table is not None
+        }
+
+
+def _key(lr: float) -> str:
+    """Return a learning rate to ten digits: two that agree to them are one."""
+    return f"{lr:.9e}"
 
 
 def diagnose_comparison(
@@ -68,11 +200,11 @@ def diagnose_comparison(
     Returns:
         The codes `comparison.low_lr_same`, `.high_lr_lost` and `.warmup_cures`, once each.
     """
-    tables = ArmTables(
+    tables = _Tables(
         judged(baseline).sweep(tail_frac=tail_frac),
         judged(modified).sweep(tail_frac=tail_frac),
         None if warmed is None else judged(warmed).sweep(tail_frac=tail_frac),
-        ArmLimits(
+        _Limits(
             noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
             min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
         ),
@@ -86,15 +218,19 @@ def diagnose_comparison(
 def _statement(code: str, holds: bool | None, summary: str, *, evidence: dict[str, Any], **more: Any) -> Finding:
     """Return the finding of a statement; it warns where the answer is bad news, be that its yes or its no."""
     evidence = {"holds": holds} | evidence
-    status: Status = "warn" if holds is _BAD_NEWS[code] else "ok"
     if holds is None:
-        status, evidence["reason"], summary = "not_measured", summary, f"Not measured: {summary}."
-    return Finding(code=code, status=status, clause=_CLAUSE[code], summary=summary, evidence=evidence, **more)
+        return CODES.not_measured(code, summary, evidence=evidence | {"reason": summary}, **more)
+    status: Status = "warn" if holds is (code == _LOST) else "ok"
+    return CODES.finding(code, status, summary, evidence=evidence, **more)
 
 
-def _low_lr_same(tables: ArmTables) -> Finding:
+def _low_lr_same(tables: _Tables) -> Finding:
     low, limits = tables.low, tables.limits
-    rows = [_difference(tables, a, b) for a, b in low]
+    rows: list[dict[str, Any]] = [
+        {"lr": a.lr, "baseline": a.loss, "modified": b.loss, "difference": b.loss - a.loss, "margin": tables.margin(a, b),
+         "differs": not abs(b.loss - a.loss) <= tables.margin(a, b)}
+        for a, b in low
+    ]  # fmt: skip
     evidence = {"edge": tables.edge, "low_ratio": limits.low_ratio, "lrs": rows}
     reason = tables.unreadable
     if reason is None and tables.edge is None:
@@ -121,15 +257,7 @@ def _low_lr_same(tables: ArmTables) -> Finding:
     )  # fmt: skip
 
 
-def _difference(tables: ArmTables, one: LRPoint, other: LRPoint) -> dict[str, Any]:
-    difference, margin = other.loss - one.loss, tables.margin(one, other)
-    return {
-        "lr": one.lr, "baseline": one.loss, "modified": other.loss, "difference": difference, "margin": margin,
-        "differs": not abs(difference) <= margin,
-    }  # fmt: skip
-
-
-def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
+def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
     lost = [b for _, b in tables.lost]
     shown = [b for a, b in tables.lost if tables.sign(b) == "rise" or tables.cured(a, b)]
     first = (shown or lost)[0].lr if lost else 0.0
@@ -137,7 +265,9 @@ def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
     top = max((a.lr for a, _ in tables.shared), default=0.0)
     ratio = (limit or top) / first if lost else 0.0
     far = ratio >= tables.limits.min_ratio * (1 - 1e-9)
-    when = _when(modified, lost)
+    trials = {trial for point in lost for trial in point.trials}
+    runs = judged_runs(modified, set(modified.trials["stage"])) if trials else []
+    when = dict(Counter(str(run["when"]) for run in runs if run["trial"] in trials and run["when"] != "none"))
     rows = [
         {"lr": b.lr, "loss": b.loss, "sign": tables.sign(b), "outcomes": list(b.outcomes), "trials": list(b.trials)}
         for b in lost
@@ -166,28 +296,29 @@ def _high_lr_lost(tables: ArmTables, modified: RecordLike) -> Finding:
         summary = (
             f"From lr {first:.4g} the modification makes training unstable{how}; the baseline trains up to {reach:.4g}."
         )
-    return _statement(_LOST, far, summary, advice=_advice(when) if far else (), **known)
+    advice = advise("mid" if when.get("mid", 0) > when.get("early", 0) else "early")
+    return _statement(_LOST, far, summary, advice=advice if far else (), **known)
 
 
-def _no_edge(tables: ArmTables) -> str:
+def _no_edge(tables: _Tables) -> str:
     return f"no lr up to {max(a.lr for a, _ in tables.shared):.4g} is unstable in either arm"
 
 
-def _when(record: RecordLike, points: Sequence[LRPoint]) -> dict[str, int]:
-    """Return how many of the trials at these points rise early, and how many in the middle."""
-    trials = {trial for point in points for trial in point.trials}
-    rows = judged_runs(record, set(record.trials["stage"])) if trials else []
-    return dict(Counter(str(row["when"]) for row in rows if row["trial"] in trials and row["when"] != "none"))
-
-
-def _advice(when: dict[str, int]) -> list[str]:
-    return advise("mid" if when.get("mid", 0) > when.get("early", 0) else "early")
-
-
-def _warmup_cures(tables: ArmTables, unstable: bool | None, steps: int | None) -> Finding:
+def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> Finding:
     lost = [b for _, b in tables.lost]
     up_to = tables.limits.up_to_lr or max((b.lr for b in lost), default=None)
-    rows = [_cure(tables, a, b) for a, b in tables.lost if up_to is not None and b.lr <= up_to * (1 + 1e-9)]
+    warmed = {} if tables.warmed is None else {_key(p.lr): p.loss for p in reversed(tables.warmed.points)}
+    rows: list[dict[str, Any]] = [
+        {
+            "lr": b.lr,
+            "baseline": a.loss,
+            "modified": b.loss,
+            "warmed": warmed.get(_key(b.lr)),
+            "cured": tables.cured(a, b),
+        }
+        for a, b in tables.lost
+        if up_to is not None and b.lr <= up_to * (1 + 1e-9)
+    ]
     stable = _trains_up_to(tables)
     known: dict[str, Any] = {
         "value": stable, "unit": "lr", "threshold": up_to,
@@ -212,19 +343,12 @@ def _warmup_cures(tables: ArmTables, unstable: bool | None, steps: int | None) -
     return _statement(_CURES, holds, summary, advice=() if holds else advise("early")[1:], **known)
 
 
-def _cure(tables: ArmTables, before: LRPoint, without: LRPoint) -> dict[str, Any]:
-    points = () if tables.warmed is None else tables.warmed.points
-    loss = next((p.loss for p in points if lr_key(p.lr) == lr_key(without.lr)), None)
-    known = {"lr": without.lr, "baseline": before.loss, "modified": without.loss, "warmed": loss}
-    return known | {"cured": tables.cured(before, without)}
-
-
-def _trains_up_to(tables: ArmTables) -> float | None:
+def _trains_up_to(tables: _Tables) -> float | None:
     """Return the largest lr up to which, with the warmup, nothing is unstable and nothing lost stays so."""
-    left = {lr_key(b.lr) for a, b in tables.lost if not tables.cured(a, b)}
+    left = {_key(b.lr) for a, b in tables.lost if not tables.cured(a, b)}
     largest = None
     for point in () if tables.warmed is None else tables.warmed.points:
-        if point.unstable or lr_key(point.lr) in left:
+        if point.unstable or _key(point.lr) in left:
             break
         largest = point.lr
     return largest

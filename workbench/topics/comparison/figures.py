@@ -68,8 +68,10 @@ def plot_comparison(
     Source: F1.3 (figure 4), F3.16.
     """
     with drawing(ax, size=(7.2, 5.4)) as axes:
-        if diagnosis is None or finding(diagnosis, "comparison.high_lr_lost") is None:
-            diagnosis = _diagnosis(baseline, modified, warmed)
+        records = [record for record in (baseline, modified, warmed) if record is not None]
+        if finding(diagnosis, "comparison.high_lr_lost") is None:
+            trained = all("loss" in record.steps for record in records)
+            diagnosis = diagnose_comparison(baseline, modified, warmed) if trained else None
         found = finding(diagnosis, "comparison.high_lr_lost")
         arms: Mapping[str, Sequence[Mapping[str, Any]]] = {} if found is None else found.evidence["arms"]
         if not any(arms.values()):
@@ -93,11 +95,6 @@ def plot_comparison(
     return axes
 
 
-def _diagnosis(baseline: Record, modified: Record, warmed: Record | None) -> Diagnosis | None:
-    arms = [record for record in (baseline, modified, warmed) if record is not None]
-    return diagnose_comparison(baseline, modified, warmed) if all("loss" in arm.steps for arm in arms) else None
-
-
 def _draw_arm(ax: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> list[Line2D]:
     """Draw one arm: means as a line, seeds as bars, the unstable ones hollow, the diverged ones along the top edge."""
     label, look = LOOKS[name]
@@ -107,7 +104,8 @@ def _draw_arm(ax: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> list[
     curves: list[Line2D] = []
     if finite:
         x, y = np.array(finite).T
-        spread = [_span(p) for p in ordered if np.isfinite(number(p["loss"]))]
+        seeds = [[number(loss) for loss in p["losses"]] for p in ordered if np.isfinite(number(p["loss"]))]
+        spread = [(min(losses), max(losses)) for losses in seeds]
         curves = ax.plot(x, y, label=label, zorder=3, **look)
         low, high = np.array(spread).T
         ax.errorbar(
@@ -120,21 +118,9 @@ def _draw_arm(ax: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> list[
             ax.plot(x[hollow], y[hollow], markerfacecolor=PAPER, markeredgecolor=look["color"], label=unstable, **style)
     diverged = [lr for lr, loss in means if not np.isfinite(loss)]
     if diverged:
-        color, kind = str(look["color"]), str(look["marker"])
-        mark_steps(
-            ax,
-            diverged,
-            label=f"{label}: a seed diverged ({len(diverged)})",
-            marker=kind,
-            color=color,
-            height=ROWS[name],
-        )
+        look = {"color": str(look["color"]), "marker": str(look["marker"]), "height": ROWS[name]}
+        mark_steps(ax, diverged, label=f"{label}: a seed diverged ({len(diverged)})", **look)
     return curves
-
-
-def _span(point: Mapping[str, Any]) -> tuple[float, float]:
-    losses = [number(loss) for loss in point["losses"]]
-    return min(losses), max(losses)
 
 
 def _mark_limits(ax: Axes, diagnosis: Diagnosis | None) -> None:

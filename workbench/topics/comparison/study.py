@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from workbench.checks import check_integer
 from workbench.errors import ConfigError
 from workbench.schedules import prepend_warmup
 from workbench.studies.session import at_length
-from workbench.topics.comparison.arms import Arms
+from workbench.topics.comparison.diagnose import Arms
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.search import cap_steps
@@ -57,9 +58,8 @@ class ComparisonStudy:
         LRSweep(lrs=self.lrs, seeds=self.seeds)
         if not 0 < self.cap_frac <= 1:
             raise ConfigError(f"cap_frac={self.cap_frac!r} must be above 0 and at most 1: 0.1 is a tenth of the steps.")
-        steps = self.warmup_steps
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise ConfigError(f"warmup_steps={steps!r} must be an integer of at least 1; None takes 1,000 or the cap.")
+        if self.warmup_steps is not None:
+            check_integer("warmup_steps", self.warmup_steps, hint="; None takes 1,000 or the cap")
 
     def run(
         self,
@@ -86,7 +86,8 @@ class ComparisonStudy:
             RecordError: a folder cannot be used.
         """
         steps = self.steps or baseline.config.total_steps
-        sweep = LRSweep(lrs=self._grid(baseline.config.peak_lr), seeds=self.seeds, steps=steps)
+        lrs = [baseline.config.peak_lr * 2.0**k for k in range(-4, 7)] if self.lrs is None else self.lrs
+        sweep = LRSweep(lrs=lrs, seeds=self.seeds, steps=steps)
         warmed = self._with_warmup(modified, steps)
         run |= {"trainer": trainer, "executor": executor}
         where = {name: None if out is None else Path(out) / name for name in (BASELINE, MODIFIED, WARMED)}
@@ -96,9 +97,6 @@ class ComparisonStudy:
             modified=signs.run(modified, out=where[MODIFIED], **run),
             warmed=replace(sweep, steps=None).run(warmed, out=where[WARMED], **run),
         )
-
-    def _grid(self, lr: float) -> Sequence[float]:
-        return [lr * 2.0**k for k in range(-4, 7)] if self.lrs is None else self.lrs
 
     def _with_warmup(self, workload: Workload, steps: int) -> Workload:
         cap = cap_steps(steps, self.cap_frac)

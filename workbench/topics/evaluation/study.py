@@ -24,8 +24,7 @@ from workbench.topics.evaluation.collect import (
     selected_model,
 )
 from workbench.topics.evaluation.sample_size import detectable_difference, size_bounds
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import seeded
+from workbench.topics.lr_sweep.study import Asked, run_round, seeded
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import ExampleValues, example_values
 from workbench.train.hooks import Pause

@@ -7,23 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.curves.clipped_runs import fixed_step
-from workbench.curves.judged import is_harmful, judged, judged_runs
+from workbench.curves.judged import JudgedStudy, is_harmful, judged, judged_runs
 from workbench.curves.losses import nothing_clear, nothing_learns
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
 from workbench.curves.next_lrs import bisect_next
-from workbench.curves.sweep import LRPoint, SweepTable, objective
+from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
-from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.lr_sweep.own_lr import own_lr_findings
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
+from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
-__all__ = ["bisect_next", "diagnose_lr_sweep", "lr_best", "objective", "refine_next", "unstable_bracket"]
+__all__ = ["CODES", "diagnose_lr_sweep"]
 
-_CLAUSE = {
-    "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", "lr.too_high": "F2.9", "lr.too_low": "F1.6",
-    "lr.at_edge": "F1.12", "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
-}  # fmt: skip
-CODES = tuple(_CLAUSE)
+CODES = Codes({
+    "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
+    "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
+})  # fmt: skip
 
 
 def diagnose_lr_sweep(
@@ -64,45 +65,26 @@ def diagnose_lr_sweep(
         The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_high`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic` and
         `lr.nothing_learns`, once each.
     """
-    record = judged(record)
-    table = judged(record).sweep(tail_frac=tail_frac)
-    baseline = _number(record.config.get("peak_lr"))
+    study = judged(record)
+    table = study.sweep(tail_frac=tail_frac)
+    own = study.config.get("peak_lr")
+    baseline = float(own) if isinstance(own, (int, float)) else math.nan
     best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
-    learning = nothing_learns(record, table)
-    fixed = fixed_step(record)
+    learning, fixed = nothing_learns(study, table), fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
-        findings = [*_not_measured(table, fixed=fixed), learning]
-    else:
-        bracket = unstable_bracket(table)
-        findings = [
-            _best(table, best, baseline),
-            _grid_edge(record, table, best),
-            _unstable(table, best, bracket, bracket_tolerance, far_ratio * max(best.lr, _known(baseline))),
-            *own_lr_findings(
-                record, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
-            ),
-            _at_edge(
-                record,
-                table,
-                best,
-                bracket,
-                edge_ratio=edge_ratio,
-                noise_sds=noise_sds,
-                loss_tolerance=loss_tolerance,
-                material_frac=fix_frac,
-            ),
-            _probabilistic(table, best, baseline, edge_ratio),
-            learning,
-        ]
-    return Diagnosis.of(record, findings)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
-
-
-def _known(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+        return Diagnosis.of(study, [*_not_measured(table, fixed=fixed), learning])
+    bracket = unstable_bracket(table)
+    far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
+    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
+    return Diagnosis.of(study, [
+        _best(table, best, baseline),
+        _grid_edge(study, table, best),
+        _unstable(table, best, bracket, bracket_tolerance, far),
+        *own_lr_findings(study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac),
+        _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
+        _probabilistic(table, best, baseline, edge_ratio),
+        learning,
+    ])  # fmt: skip
 
 
 def _rows(table: SweepTable) -> list[dict[str, Any]]:
@@ -129,20 +111,21 @@ def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
         reason = "every learning rate tried became non-finite: try smaller ones"
     else:
         reason = nothing_clear(table)
-    return [
-        Finding(
-            code=code, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[code],
-            evidence={"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref},
-        )
-        for code in CODES[:-1]
-    ]  # fmt: skip
+    evidence = {"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref}
+    return [CODES.not_measured(code, reason, evidence=evidence) for code in CODES if code != "lr.nothing_learns"]
 
 
 def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
+    alike = f"{best.low:.4g} to {best.high:.4g}"
+    if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
+        summary = f"The learning rates from {alike} train equally well; the baseline's {best.lr:.4g} is one of them"
+    elif best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
+        summary = f"The learning rates from {alike} train equally well; {best.lr:.4g} lies in their middle"
+    else:
+        summary = f"The best learning rate by training loss is {best.lr:.4g} ({alike} are as good)"
     note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
-    return Finding(
-        code="lr.best", status="ok", value=best.lr, unit="lr", clause=_CLAUSE["lr.best"],
-        summary=f"{_said(best, baseline)}{note}.",
+    return CODES.finding(
+        "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
         evidence={
             "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
             "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,
@@ -153,37 +136,27 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     )  # fmt: skip
 
 
-def _said(best: BestLR, baseline: float) -> str:
-    alike = f"{best.low:.4g} to {best.high:.4g}"
-    if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
-        return f"The learning rates from {alike} train equally well; the baseline's {best.lr:.4g} is one of them"
-    if best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
-        return f"The learning rates from {alike} train equally well; {best.lr:.4g} lies in their middle"
-    return f"The best learning rate by training loss is {best.lr:.4g} ({alike} are as good)"
-
-
-def _grid_edge(record: RecordLike, table: SweepTable, best: BestLR) -> Finding:
-    lrs = [p.lr for p in table.points]
-    evidence = {"border": best.border, "lowest_lr": lrs[0], "highest_lr": lrs[-1]}
-    common: dict[str, Any] = {"code": "lr.grid_edge", "clause": _CLAUSE["lr.grid_edge"], "evidence": evidence}
+def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
+    code, low, high = "lr.grid_edge", table.points[0].lr, table.points[-1].lr
+    evidence = {"border": best.border, "lowest_lr": low, "highest_lr": high}
     if best.border is None:
-        summary = f"The lowest loss lies inside the lrs tried ({lrs[0]:.4g} to {lrs[-1]:.4g})."
-        return Finding(status="ok", summary=summary, **common)
+        summary = f"The lowest loss lies inside the lrs tried ({low:.4g} to {high:.4g})."
+        return CODES.finding(code, "ok", summary, evidence=evidence)
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
     summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
-    if record.facts.get("initial_critical_lr") is not None:
-        summary += f", as far as the sweep goes from the scale of the model ({lrs[0]:.4g} to {lrs[-1]:.4g})."
-        return Finding(status="ok", summary=summary, value=best.measured_lr, unit="lr", **common)
-    return Finding(
-        status="warn", summary=f"{summary}: the true lr* may lie beyond it.", value=best.measured_lr, unit="lr",
-        advice=[f"Extend the sweep to {word} learning rates."], **common,
-    )  # fmt: skip
+    known: dict[str, Any] = {"value": best.measured_lr, "unit": "lr", "evidence": evidence}
+    if study.facts.get("initial_critical_lr") is not None:
+        summary += f", as far as the sweep goes from the scale of the model ({low:.4g} to {high:.4g})."
+        return CODES.finding(code, "ok", summary, **known)
+    advice = [f"Extend the sweep to {word} learning rates."]
+    return CODES.finding(code, "warn", f"{summary}: the true lr* may lie beyond it.", advice=advice, **known)
 
 
 def _unstable(
     table: SweepTable, best: BestLR, bracket: UnstableBracket | None, tolerance: float, far: float
 ) -> Finding:
-    rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in ("none", "not_measured") for o in p.outcomes)]  # fmt: skip
+    calm = ("none", "not_measured")
+    rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in calm for o in p.outcomes)]
     evidence: dict[str, Any] = {
         "first_rise_lr": min(rising, default=None), "total_steps": table.total_steps,
         "unseen_below": 2.0 / max(table.total_steps, 1),
@@ -191,9 +164,9 @@ def _unstable(
     if bracket is None:
         top = table.points[-1].lr
         seen = top >= far * (1 - 1e-9)
-        return Finding(
-            code="lr.unstable", status="ok" if seen else "not_measured", clause="F1.4", unit="lr", evidence=evidence,
-            summary=f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.",
+        return CODES.finding(
+            "lr.unstable", "ok" if seen else "not_measured",
+            f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.", unit="lr", evidence=evidence,
             advice=[] if seen else ["Extend the sweep to larger learning rates: every workload has an unstable one."],
         )  # fmt: skip
     evidence |= {
@@ -204,62 +177,48 @@ def _unstable(
     wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f"; the bracket is wider than {tolerance:.0%}"
     low = "below" if bracket.lower is None else f"between {bracket.lower:.4g} and"
     odd = f"; {len(bracket.stable_above)} larger lr(s) are stable all the same" if bracket.stable_above else ""
-    return Finding(
-        code="lr.unstable", status="ok", value=bracket.middle, unit="lr", clause="F1.4", evidence=evidence,
-        summary=f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}.",
-    )  # fmt: skip
+    summary = f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}."
+    return CODES.finding("lr.unstable", "ok", summary, value=bracket.middle, unit="lr", evidence=evidence)
 
 
 def _at_edge(
-    record: RecordLike,
+    study: JudgedStudy,
     table: SweepTable,
     best: BestLR,
     bracket: UnstableBracket | None,
     *,
     edge_ratio: float,
-    noise_sds: float,
-    loss_tolerance: float,
-    material_frac: float,
+    limits: Mapping[str, float],
 ) -> Finding:
-    code, clause = "lr.at_edge", _CLAUSE["lr.at_edge"]
+    code = "lr.at_edge"
     if bracket is None:
-        seen = table.points[-1].lr >= edge_ratio * best.lr
-        summary = f"No lr up to {table.points[-1].lr:.4g}, {table.points[-1].lr / best.lr:.3g} times lr*, is unstable."
-        return Finding(code=code, status="ok" if seen else "not_measured", clause=clause, summary=summary)
+        top = table.points[-1].lr
+        seen = top >= edge_ratio * best.lr
+        summary = f"No lr up to {top:.4g}, {top / best.lr:.3g} times lr*, is unstable."
+        return CODES.finding(code, "ok" if seen else "not_measured", summary)
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
     at_edge = bracket.middle / lowest <= edge_ratio
-    trials = judged_runs(record, ["fix"], above=bracket.middle)
-    harmful = is_harmful(table, trials, noise_sds=noise_sds, loss_tolerance=loss_tolerance, material_frac=material_frac)
-    evidence = {
-        "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": trials,
-        "points": _rows(table),
-    }  # fmt: skip
-    common: dict[str, Any] = {
-        "code": code, "clause": clause, "value": ratio, "unit": "lr.unstable / lr*", "threshold": edge_ratio,
-        "evidence": evidence,
+    fixes = judged_runs(study, ["fix"], above=bracket.middle)
+    harmful = is_harmful(table, fixes, **limits)
+    known: dict[str, Any] = {
+        "value": ratio, "unit": "lr.unstable / lr*", "threshold": edge_ratio,
+        "evidence": {
+            "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
+            "points": _rows(table),
+        },
     }  # fmt: skip
     if not at_edge:
         as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
-        return Finding(
-            status="ok", summary=f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.", **common
-        )
+        return CODES.finding(code, "ok", f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.", **known)
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
     if harmful is False:
-        return Finding(
-            status="ok",
-            summary=f"{start}, but {_tried(trials)} beyond it gains nothing that matters: harmless.",
-            **common,
-        )
-    end = (
-        f", and {_tried(trials)} lets a larger lr train better"
-        if harmful
-        else "; no fix run has shown whether that costs anything"
-    )
-    return Finding(
-        status="warn", summary=f"{start}{end}.", **common,
-        advice=advise("early"),
-    )  # fmt: skip
+        summary = f"{start}, but {_tried(fixes)} beyond it gains nothing that matters: harmless."
+        return CODES.finding(code, "ok", summary, **known)
+    end = "; no fix run has shown whether that costs anything"
+    if harmful:
+        end = f", and {_tried(fixes)} lets a larger lr train better"
+    return CODES.finding(code, "warn", f"{start}{end}.", advice=advise("early"), **known)
 
 
 def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
@@ -269,26 +228,23 @@ def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
-    code, clause = "lr.probabilistic", _CLAUSE["lr.probabilistic"]
+    code = "lr.probabilistic"
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
-        summary = "Does not apply: every lr was run with one seed, so seeds cannot disagree."
-        return Finding(code=code, status="ok", clause=clause, summary=summary)
+        return CODES.finding(code, "ok", "Does not apply: every lr was run with one seed, so seeds cannot disagree.")
     disputed = [p for p in repeated if p.disputed]
-    evidence = {"disputed": [_dispute(p) for p in disputed], "repeated_lrs": [p.lr for p in repeated]}
+    rows = [{"lr": p.lr, "lasting": p.lasting, "seeds": len(p.seeds), "outcomes": list(p.outcomes)} for p in disputed]
+    evidence = {"disputed": rows, "repeated_lrs": [p.lr for p in repeated]}
     if not disputed:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
         summary = f"The seeds agree on what is lastingly unstable, at {where} run more than once."
-        return Finding(code=code, status="ok", clause=clause, summary=summary, evidence=evidence)
+        return CODES.finding(code, "ok", summary, evidence=evidence)
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
-    return Finding(
-        code=code, status="warn" if near else "ok", clause=clause, value=first.lr, unit="lr", evidence=evidence,
-        summary=f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable"
-        + (": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."),
+    end = ": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."
+    return CODES.finding(
+        code, "warn" if near else "ok",
+        f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable{end}",
+        value=first.lr, unit="lr", evidence=evidence,
         advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
     )  # fmt: skip
-
-
-def _dispute(point: LRPoint) -> dict[str, Any]:
-    return {"lr": point.lr, "lasting": point.lasting, "seeds": len(point.seeds), "outcomes": list(point.outcomes)}

@@ -33,20 +33,14 @@ __all__ = ["plot_loss_curves", "plot_lr_sweep"]
 
 @dataclass(frozen=True)
 class _Point:
-    """One learning rate of the sweep: its objective, the error of it, and whether its runs stayed stable."""
-
     lr: float
     loss: float
     loss_se: float
     unstable: bool
 
     @property
-    def diverged(self) -> bool:
-        return not np.isfinite(self.loss)
-
-    @property
     def feasible(self) -> bool:
-        return not self.diverged and not self.unstable
+        return bool(np.isfinite(self.loss)) and not self.unstable
 
 
 def plot_lr_sweep(
@@ -135,27 +129,22 @@ def plot_loss_curves(
         chosen = lrs is None and trials is None and np.isfinite(best)
         if trials is None:
             trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
-        notes = [_clipping_note(record, t) for t in trials]
-        behind = [mark is not None and not np.isclose(lr_of(record, t), mark, rtol=1e-9, atol=0.0) for t in trials]
-        drawn = [
-            draw_trial_loss(axes, record, t, index=i if mark is None else 4, relative_to=best, note=note, behind=back)
-            for i, (t, note, back) in enumerate(zip(trials, notes, behind, strict=True))
-        ]
-        curves = [line for line in drawn if line is not None]
+        curves = []
+        for index, trial in enumerate(trials):
+            limit = number(field_of(record, trial, "max_grad_norm"))
+            line = draw_trial_loss(
+                axes, record, trial, index=index if mark is None else 4, relative_to=best,
+                note=f"clipped above {short(limit)}" if np.isfinite(limit) else "",
+                behind=mark is not None and not np.isclose(lr_of(record, trial), mark, rtol=1e-9, atol=0.0),
+            )  # fmt: skip
+            curves += [] if line is None else [line]
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
         loss_axes(axes, curves, title="Training loss at lr* and just above" if chosen else "Training loss")
     return axes
 
 
-def _clipping_note(record: Record, trial: int) -> str:
-    """What tells a run with clipping from one without at the same lr."""
-    limit = number(field_of(record, trial, "max_grad_norm"))
-    return f"clipped above {short(limit)}" if np.isfinite(limit) else ""
-
-
 def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
-    """The sweep's points in order of lr, from the diagnosis; without one, from the record."""
     found = finding(diagnosis, "lr.best")
     if found is None or "points" not in found.evidence:
         return [_Point(p.lr, p.loss, p.loss_se, p.unstable) for p in judged(record).sweep().points]
@@ -176,8 +165,8 @@ def _draw_points(ax: Axes, points: Sequence[_Point]) -> list[Line2D]:
         curves = ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
         errors = [p.loss_se if np.isfinite(p.loss_se) else 0.0 for p in good]
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
-    lasting = [p.lr for p in points if not p.feasible and not p.diverged]
-    diverged = [p.lr for p in points if p.diverged]
+    lasting = [p.lr for p in points if np.isfinite(p.loss) and p.unstable]
+    diverged = [p.lr for p in points if not np.isfinite(p.loss)]
     if lasting:
         mark_steps(ax, lasting, label=f"unstable to the end ({len(lasting)})", marker="^", color=PALETTE[6])
     if diverged:

@@ -15,10 +15,14 @@ from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
 from workbench.curves.selection import selected
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.record.read import periodic_rows
 
-__all__ = ["own_lr_findings", "settled_by_proof"]
+__all__ = ["OWN_LR_CODES", "own_lr_findings", "settled_by_proof"]
+
+OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +30,8 @@ class Rival:
     """The best of some other learning rates, held against the person's own.
 
     Attributes:
-        lr: the learning rate.
         select: what selects checkpoints; "training loss" where the record has no evaluations of it.
-        own: the metric with the person's lr, under the seeds that both were trained with.
-        value: the same with this one.
+        own, value: the metric with the person's lr and with this one, under the seeds that both were trained with.
         gain: how much better `value` is; below 0 where it is worse.
         noise: of this lr's metric from evaluation to evaluation.
         share: `gain` as a share of what this lr learned by this metric; infinite where the own lr has no finite value.
@@ -54,48 +56,38 @@ class Rival:
         """The two results."""
         return f"{self.select} {self.own:.4g} against {self.value:.4g}"
 
+    @property
+    def less(self) -> str:
+        """What the own lr loses, in words."""
+        return f"{100 * min(self.share, 1.0):.0f} %"
+
 
 def best_rival(
     record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
 ) -> Rival | None:
-    """Return the best of some points by the selected metric, its noise counted against it; None where there is none.
-
-    Args:
-        record: the study, with its evaluations.
-        table: its sweep.
-        own: the point of the person's lr.
-        indices: of the points that may be better.
-        noise_sds: how many standard deviations of its noise count against a point.
-    """
+    """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
     select = str(record.config.get("select", ""))
     sign = 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
+
+    def under(point: LRPoint, seeds: set[int]) -> dict[str, float]:
+        if not len(record.evals) or not select:
+            return {}
+        return selected(record, [n for n, seed in zip(point.trials, point.seeds, strict=True) if seed in seeds])
+
     found = []
-    for index in indices:
-        point = table.points[index]
-        ours, theirs = (_under(record, p, set(own.seeds) & set(point.seeds)) for p in (own, point))
+    for point in (table.points[index] for index in indices):
+        ours, theirs = (under(p, set(own.seeds) & set(point.seeds)) for p in (own, point))
         if theirs:
             found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
     if not found:
         return _by_training(table, own, indices)
     _, point, mine, theirs = min(found, key=lambda item: item[0])
-    lost = (own.loss - point.loss) / table.progress
-    common: dict[str, Any] = {
-        "lr": point.lr,
-        "select": select,
-        "value": theirs[select],
-        "noise": theirs["noise"],
-        "lost": lost,
-    }
+    value, lost = theirs[select], (own.loss - point.loss) / table.progress
+    common: dict[str, Any] = {"lr": point.lr, "select": select, "value": value, "noise": theirs["noise"], "lost": lost}
     if mine is None:
         return Rival(own=np.nan, gain=np.inf, share=np.inf, **common)
-    gain, learned = sign * (mine - theirs[select]), _start(record, table, point, select, sign) - sign * theirs[select]
+    gain, learned = sign * (mine - value), _start(record, table, point, select, sign) - sign * value
     return Rival(own=mine, gain=gain, share=gain / learned if learned > 0 else 0.0, **common)
-
-
-def _under(record: RecordLike, point: LRPoint, seeds: set[int]) -> dict[str, float]:
-    if not len(record.evals) or "select" not in record.config:
-        return {}
-    return selected(record, [n for n, seed in zip(point.trials, point.seeds, strict=True) if seed in seeds])
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint, select: str, sign: float) -> float:
@@ -120,9 +112,6 @@ def _by_training(table: SweepTable, own: LRPoint, indices: Sequence[int]) -> Riv
     )  # fmt: skip
 
 
-CLAUSE = {"lr.too_high": "F2.9", "lr.too_low": "F1.6"}
-
-
 def own_lr_findings(
     record: RecordLike,
     table: SweepTable,
@@ -135,93 +124,88 @@ def own_lr_findings(
 ) -> list[Finding]:
     """Return `lr.too_high` and `lr.too_low`; at most one of them is not ok.
 
-    Args:
-        record: the study.
-        table: its sweep.
-        best: lr*.
-        bracket: where training becomes unstable.
-        ratio: how far another lr has to lie from the own one to be another (rule of thumb).
-        material_frac: share of what the other lr learns that the own one has to lose.
-        little_frac: the same, for a failure.
+    `ratio` is how far another lr has to lie from the own one to be another; `material_frac` and `little_frac` are the shares of
+    what it learns that the own one has to lose, and that are a failure (rules of thumb).
     """
     baseline = record.config.get("peak_lr")
     if not isinstance(baseline, (int, float)):
-        said = "Not measured: the baseline has no learning rate."
-        return [Finding(code=code, status="not_measured", clause=clause, summary=said) for code, clause in CLAUSE.items()]  # fmt: skip
+        return [CODES.not_measured(code, "the baseline has no learning rate") for code in CODES]
     own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
-    trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
-    limits = (material_frac, little_frac)
     if own is None:
-        return [_unheld(code, float(baseline), best, bracket, ratio) for code in CLAUSE]
+        return [_unheld(code, float(baseline), best, bracket, ratio) for code in CODES]
+    trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
     below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
     above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
+    limits = (material_frac, little_frac)
     high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
-    low = _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)
-    return [high, low]
+    return [high, _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)]
 
 
 def _too_high(
     own: LRPoint, best: BestLR, bracket: UnstableBracket | None, rival: Rival | None, limits: tuple[float, float]
 ) -> Finding:
-    edge = None if bracket is None else bracket.middle
-    evidence = _evidence(own, best, rival) | {"unstable_lr": edge, "own_unstable": own.unstable}
-    known: dict[str, Any] = {"code": "lr.too_high", "unit": "lr", "clause": CLAUSE["lr.too_high"], "evidence": evidence}
+    code, edge = "lr.too_high", None if bracket is None else bracket.middle
+    known: dict[str, Any] = {
+        "unit": "lr", "evidence": _evidence(own, best, rival) | {"unstable_lr": edge, "own_unstable": own.unstable},
+    }  # fmt: skip
     if own.unstable:
         beyond = "" if edge is None else f" ({own.lr / edge:.3g} times lr.unstable = {edge:.4g})"
         use, advice = _use(rival, best, own, "Lower")
-        return Finding(
-            status="fail", summary=f"The baseline's lr {own.lr:.4g} does not train stably{beyond}{use}.", advice=advice,
-            value=None if rival is None else rival.lr, **known,
-        )  # fmt: skip
+        summary = f"The baseline's lr {own.lr:.4g} does not train stably{beyond}{use}."
+        return CODES.finding(code, "fail", summary, advice=advice, value=None if rival is None else rival.lr, **known)
     if rival is None or not rival.shows(limits[0]):
         seen = "no smaller one was trained" if rival is None else f"{rival.words} at lr {rival.lr:.4g}"
-        return Finding(status="ok", summary=f"The baseline's lr {own.lr:.4g} is not too high: {seen}.", **known)
+        return CODES.finding(code, "ok", f"The baseline's lr {own.lr:.4g} is not too high: {seen}.", **known)
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
-        said = f"The baseline's lr {own.lr:.4g} fits the training data no worse than lr {rival.lr:.4g}, and validation worse ({rival.words}): it overfits earlier."
-        return Finding(status="ok", summary=said, **known)
-    status: Status = "fail" if rival.share >= limits[1] else "warn"
+        summary = (
+            f"The baseline's lr {own.lr:.4g} fits the training data no worse than lr {rival.lr:.4g}, and validation worse "
+            f"({rival.words}): it overfits earlier."
+        )
+        return CODES.finding(code, "ok", summary, **known)
     use, advice = _use(rival, best, own, "Lower")
-    summary = f"The baseline's lr {own.lr:.4g} learns {_lost(rival)} less than a smaller one: {rival.words}{use}."
-    return Finding(status=status, summary=summary, value=rival.lr, threshold=limits[0], advice=advice, **known)
+    return CODES.finding(
+        code, "fail" if rival.share >= limits[1] else "warn",
+        f"The baseline's lr {own.lr:.4g} learns {rival.less} less than a smaller one: {rival.words}{use}.",
+        value=rival.lr, threshold=limits[0], advice=advice, **known,
+    )  # fmt: skip
 
 
 def _too_low(
     own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
 ) -> Finding:
-    value = best.lr / own.lr
+    code, value = "lr.too_low", best.lr / own.lr
     known: dict[str, Any] = {
-        "code": "lr.too_low", "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "clause": CLAUSE["lr.too_low"],
-        "evidence": _evidence(own, best, rival),
+        "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "evidence": _evidence(own, best, rival)
     }  # fmt: skip
     where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} lr* = {best.lr:.4g}"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
-        return Finding(status="ok", summary=f"{where}.", **known)
+        return CODES.finding(code, "ok", f"{where}.", **known)
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        return Finding(
-            status="ok",
-            summary=f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}.",
-            **known,
-        )
-    status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
+        summary = f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}."
+        return CODES.finding(code, "ok", summary, **known)
     use, advice = _use(rival, best, own, "Raise")
-    return Finding(
-        status=status, summary=f"{where} and learns {_lost(rival)} less than a larger one: {rival.words}{use}.",
-        advice=advice, **known,
+    return CODES.finding(
+        code, "fail" if min(rival.share, rival.lost) >= limits[1] else "warn",
+        f"{where} and learns {rival.less} less than a larger one: {rival.words}{use}.", advice=advice, **known,
     )  # fmt: skip
 
 
 def _unheld(code: str, baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> Finding:
     """Return what the distance to lr* and to the edge says where the baseline's own lr was not trained."""
-    value = best.lr / baseline
-    wrong = value > ratio * (1 + 1e-9) and baseline < best.low if code == "lr.too_low" else False
-    if code == "lr.too_high":
-        wrong = bracket is not None and baseline >= bracket.upper
-        value = best.lr
-    word = "Raise" if code == "lr.too_low" else "Lower"
-    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(best.lr / baseline, ratio)} lr* = {best.lr:.4g}."
-    return Finding(
-        code=code, status="warn" if wrong else "ok", value=value, unit="lr* / baseline lr" if word == "Raise" else "lr",
-        clause=CLAUSE[code], summary=summary, evidence={"baseline_lr": baseline, "lr_star": best.lr},
+    times = best.lr / baseline
+    if code == "lr.too_low":
+        wrong, word, value, unit = (
+            times > ratio * (1 + 1e-9) and baseline < best.low,
+            "Raise",
+            times,
+            "lr* / baseline lr",
+        )
+    else:
+        wrong, word, value, unit = bracket is not None and baseline >= bracket.upper, "Lower", best.lr, "lr"
+    return CODES.finding(
+        code, "warn" if wrong else "ok",
+        f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} lr* = {best.lr:.4g}.",
+        value=value, unit=unit, evidence={"baseline_lr": baseline, "lr_star": best.lr},
         advice=[f"{word} peak_lr to {best.lr:.4g}."] if wrong else [],
     )  # fmt: skip
 
@@ -244,16 +228,13 @@ def _distance(value: float, ratio: float) -> str:
     return "is not far from"
 
 
-def _lost(rival: Rival) -> str:
-    return f"{100 * min(rival.share, 1.0):.0f} %"
-
-
 def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[str, list[str]]:
     lr = rival.lr if rival is not None else best.lr
-    right = lr < own.lr if word == "Lower" else lr > own.lr
+    if not (lr < own.lr if word == "Lower" else lr > own.lr):
+        return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
     why = f", the best by {rival.select} that keeps away from the edge" if rival is not None and other else ""
-    return (f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]) if right else ("", [])
+    return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 
 def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
@@ -261,24 +242,18 @@ def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: M
 
     `lr.too_high` and `lr.too_low` rest on one seed and one metric. Where the lr that they name is not adopted, for a reason that
     is about that lr, they are ok and say so. A baseline that does not train stably stays too high: no comparison refutes that.
-
-    Args:
-        record: a study.
-        diagnosis: of it.
-        recommendation: what `recommend` returned for it.
     """
     why = recommendation.get("refuted")
     if not why:
         return diagnosis
 
     def settled(finding: Finding) -> Finding:
-        named = finding.evidence.get("better_lr")
-        if finding.code not in CLAUSE or finding.status not in ("warn", "fail") or named is None:
+        known, named = finding.evidence, finding.evidence.get("better_lr")
+        if finding.code not in CODES or finding.status not in ("warn", "fail") or named is None:
             return finding
         tried = set(trials_with(record, record.config | {"peak_lr": named}))
-        if finding.evidence.get("own_unstable") or not tried.issuperset(recommendation["recommended"]["trials"]):
+        if known.get("own_unstable") or not tried.issuperset(recommendation["recommended"]["trials"]):
             return finding
-        known = finding.evidence
         said = (
             f"The baseline's lr {known['baseline_lr']:.4g} is not {finding.code[3:].replace('_', ' ')}: lr {named:.4g} looks better "
             f"under one seed ({known['select']} {known['own']:.4g} against {known['better']:.4g}), but is not adopted: {why}."

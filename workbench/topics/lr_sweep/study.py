@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.curves.losses import bottomless
@@ -23,13 +24,45 @@ from workbench.curves.next_lrs import around, climb_round, edge_round, fill_roun
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.errors import ConfigError
+from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session, at_length
-from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
-from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
+from workbench.train.lanes.memory import check_lanes
 
-__all__ = ["Beside", "LRSweep", "seeded"]
+__all__ = ["Asked", "Beside", "LRSweep", "run_round", "seeded"]
+
+
+class Asked(NamedTuple):
+    """A trial that a round asks for, and what for."""
+
+    stage: Role
+    config: TrainConfig
+
+
+def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
+    """Run the trials of one round and return their records in the order asked; the same trial twice is one.
+
+    They may be for different roles and of different lengths.
+
+    Raises:
+        WorkbenchError: one cannot be trained; it is named, and nothing is written.
+    """
+    unique: dict[TrainConfig, str] = {}
+    for trial in asked:
+        unique.setdefault(trial.config, trial.stage)
+    if not unique:
+        return []
+    session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
+    sizes = check_lanes(session.workload, list(unique))
+    mixed = len(set(unique.values())) > 1
+    for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with
+        session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
+    records = session.trials(list(unique), stage=next(iter(unique.values())))
+    done = dict(zip(unique, records, strict=True))
+    return [done[trial.config] for trial in asked]
+
 
 Beside = Callable[[float], Sequence[Asked]]
 
@@ -67,13 +100,6 @@ class _Limits(NamedTuple):
         """Return the largest lr at which to look for the onset of instability."""
         best = base if table.best is None else table.points[table.best].lr
         return min(self.critical * self.reach, self.far * max(best, base))
-
-
-class _Start(NamedTuple):
-    """What short runs say about the full-length ones: the best lr, and the two between which they turn unstable."""
-
-    center: float
-    near: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +143,7 @@ class LRSweep(Study):
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("seeds", "lanes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+            check_integer(name, getattr(self, name))
         if not 0 < self.tolerance < 1:
             raise ConfigError(f"tolerance={self.tolerance!r} must be between 0 and 1: 0.05 brackets to 5 %.")
         for name in ("refinements", "full_batch_refinements", "min_short_steps"):
@@ -183,9 +207,10 @@ class LRSweep(Study):
             if judged(read()).sweep().best is None:
                 return
         else:
-            extra = beside(start.near[0]) if beside is not None and start.near else ()
-            yield [*ask(self._first(start, base)), *extra]
-        yield from self._search(ask, read, base, limits, near=() if start is None else start.near)
+            best, near = start
+            extra = beside(near[0]) if beside is not None and near else ()
+            yield [*ask(_first(best, near, base)), *extra]
+        yield from self._search(ask, read, base, limits, near=() if start is None else near)
 
     def _critical(self, session: Session) -> float:
         """Return where the scale of the range lies: known from forward passes on the initial model."""
@@ -203,8 +228,8 @@ class LRSweep(Study):
 
     def _range(
         self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, coarse: Sequence[float]
-    ) -> Generator[list[Asked], None, _Start | None]:
-        """Find the best lr of short runs, and where they turn unstable; None where none learns anything.
+    ) -> Generator[list[Asked], None, tuple[float, tuple[float, ...]] | None]:
+        """Return the best lr of short runs and the two between which they turn unstable; None where none learns anything.
 
         The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best. What is
         asked of a short run is its training loss, so it is evaluated no oftener than at its start and its end.
@@ -224,19 +249,7 @@ class LRSweep(Study):
             )
         bracket = unstable_bracket(table)
         near = () if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-        return None if table.best is None else _Start(table.points[table.best].lr, near)
-
-    def _first(self, start: _Start, base: float) -> list[tuple[float, Role]]:
-        """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
-
-        A full-length run begins as the short one of its lr did, so the edge is looked for at the very lrs of the short
-        runs: what had blown up for good by then has done so in the full-length run as well.
-        """
-        center = on_lattice(start.center, base, 2.0)
-        top = min((4 * center, *start.near[:1]))
-        higher = base * 2.0 ** math.floor(math.log2(top / base) + 1e-9)
-        other = higher if higher > center else center / 4
-        return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in start.near]
+        return None if table.best is None else (table.points[table.best].lr, near)
 
     def _search(
         self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, near: tuple[float, ...]
@@ -271,6 +284,19 @@ class LRSweep(Study):
         return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
 
 
+def _first(best: float, near: tuple[float, ...], base: float) -> list[tuple[float, Role]]:
+    """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
+
+    A full-length run begins as the short one of its lr did, so the edge is looked for at the very lrs of the short
+    runs: what had blown up for good by then has done so in the full-length run as well.
+    """
+    center = on_lattice(best, base, 2.0)
+    top = min((4 * center, *near[:1]))
+    higher = base * 2.0 ** math.floor(math.log2(top / base) + 1e-9)
+    other = higher if higher > center else center / 4
+    return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in near]
+
+
 def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tuple[float, ...]:
     """Return the lrs that sharpen lr*; none yet where the search for the edge is about to cut the same gap.
 
@@ -298,14 +324,7 @@ def _check_lrs(lrs: list[float]) -> None:
 
 
 def seeded(config: TrainConfig, lr: float, seeds: int, *, steps: int | None = None) -> list[TrainConfig]:
-    """Return `config` at `lr` under each seed, the baseline's own first.
-
-    Args:
-        config: the baseline.
-        lr: the trials' peak lr.
-        seeds: how many trials.
-        steps: length of a short run; None is the baseline's.
-    """
+    """Return `config` at `lr` under each of so many seeds, the baseline's own first; with `steps` short runs of that length."""
     if steps is not None:
         config = at_length(config, steps).replace(eval_every_steps=steps, checkpoint_every_steps=steps)
     return [

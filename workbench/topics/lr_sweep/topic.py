@@ -4,13 +4,57 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.lr_sweep.captions import curve_numbers, few_runs, sweep_numbers, trained_lrs
+from workbench.plots.frames import curve, trials_in
+from workbench.plots.words import counted, first_and_end, number_text
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 
-__all__ = ["TOPIC"]
+__all__ = ["TOPIC", "few_runs", "trained_lrs"]
+
+MAX_CURVES = 6
+"""Runs that a picture of curves shows where nothing says which ones matter: as many as there are line styles."""
+
+
+def trained_lrs(record: Any) -> list[float]:
+    """Return the learning rates that were trained to their end, in order: those of which the sweep's picture has a point."""
+    return sorted({float(f"{lr:.6g}") for lr in _swept(record)["peak_lr"]}) if len(_swept(record)) else []
+
+
+def few_runs(record: Any) -> list[int] | None:
+    """Return the runs to draw of a study that looks for no best learning rate: at most six, spread over it; None for all."""
+    numbers = trials_in(record)
+    picked = np.linspace(0, len(numbers) - 1, MAX_CURVES).round().astype(int)
+    return [numbers[k] for k in picked] if len(numbers) > MAX_CURVES else None
+
+
+def _swept(record: Any) -> pd.DataFrame:
+    trials: pd.DataFrame = record.trials
+    if not {"stage", "state", "peak_lr"} <= set(trials):
+        return trials.iloc[:0]
+    swept = trials["stage"].isin(("lr_sweep", "lr_unstable", "baseline"))
+    return trials[swept & trials["state"].isin(("complete", "diverged"))]
+
+
+def _sweep_numbers(record: Any, _: Diagnosis) -> str:
+    rows, lrs = _swept(record), trained_lrs(record)
+    diverged = int((rows["state"] == "diverged").sum())
+    ended = f"; {counted(diverged, 'run')} ended non-finite" if diverged else ""
+    ends = f"from {number_text(lrs[0])} to {number_text(lrs[-1])}"
+    return f"{counted(len(lrs), 'learning rate')} {ends} in {counted(len(rows), 'run')}{ended}."
+
+
+def _curve_numbers(record: Any, _: Diagnosis) -> str:
+    numbers = trials_in(record)
+    if not numbers:
+        return ""
+    outcomes = [first_and_end(curve(record, trial, "loss")[1]) for trial in numbers]
+    up = sum(not np.isfinite(end) or end >= first for first, end in outcomes)
+    return f"Of the study's {counted(len(numbers), 'run')}, {up or 'none'} ended no lower than {'they' if up > 1 else 'it'} began."
 
 
 def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
@@ -24,6 +68,7 @@ def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     return plot_loss_curves(record, diagnosis=diagnosis, trials=None if known else few_runs(record), ax=ax)
 
 
+_KIND = StudyKind(diagnose=None, pictures=("lr-sweep", "loss-curves"))
 TOPIC = Topic(
     name="lr_sweep",
     figures=(
@@ -34,7 +79,7 @@ TOPIC = Topic(
             "edge of the unstable region; a best point at the border of the grid means that the bowl lies elsewhere.",
             codes=("lr.best", "lr.unstable", "lr.at_edge"),
             draw=_draw_lr_sweep,
-            numbers=sweep_numbers,
+            numbers=_sweep_numbers,
         ),
         Figure(
             name="loss-curves",
@@ -43,11 +88,8 @@ TOPIC = Topic(
             "around a level do not.",
             codes=("stability.early", "stability.mid", "stability.divergent"),
             draw=_draw_curves,
-            numbers=curve_numbers,
+            numbers=_curve_numbers,
         ),
     ),
-    studies={
-        "diagnosis": StudyKind(diagnose=None, pictures=("lr-sweep", "loss-curves")),
-        "lr_sweep": StudyKind(diagnose=None, pictures=("lr-sweep", "loss-curves")),
-    },
+    studies={"diagnosis": _KIND, "lr_sweep": _KIND},
 )

@@ -1,32 +1,28 @@
-"""`diagnose_optimizers`: do the forms of a rule differ, is its memory or its decay the trouble, and is another rule better (F2.3)."""
+"""`diagnose_optimizers`: is another rule better, and are the forms of the baseline's, its memory or its decay the trouble (F2.3, F7)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.curves.judged import judged
+from workbench.config import is_callable_name
+from workbench.curves.judged import JudgedStudy, judged
+from workbench.curves.replaced import Twin, read_twins
 from workbench.curves.rules import RuleRange, read_ranges
 from workbench.curves.trials import RecordLike
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.topics.optimizers.diagnose_rules import (
-    CLAUSE,
-    FindingLimits,
-    mismatch_finding,
-    shrinks_finding,
-    stale_finding,
-    unmeasured,
-)
+from workbench.topics.optimizers.memory_and_decay import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
 from workbench.topics.optimizers.rule_choice import Contest, contest, wider_than
 
-__all__ = ["CODES", "better_rule", "diagnose_optimizers"]
+__all__ = ["CODES", "ONE_FORM", "better_rule", "diagnose_optimizers", "matters"]
 
-CODES = (
-    "optimizers.better",
-    "optimizers.rule_mismatch",
-    "optimizers.stale_second_moment",
-    "optimizers.weight_decay_shrinks",
-)
+CODES = Codes({
+    "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",
+    "optimizers.weight_decay_shrinks": "F7.7",
+})  # fmt: skip
+ONE_FORM = ("sgd", "momentum", "nesterov")
 
 
 def diagnose_optimizers(
@@ -61,19 +57,16 @@ def diagnose_optimizers(
     Returns:
         The codes `optimizers.better`, `.rule_mismatch`, `.stale_second_moment` and `.weight_decay_shrinks`, once each.
     """
-    record = judged(record)
-    limits = FindingLimits(
-        noise_sds=noise_sds, material_frac=material_frac, gain_frac=gain_frac, false_adoption=false_adoption, wider_decades=wider_decades,
-        shrink_ratio=shrink_ratio, stale_ratio=stale_ratio,
-    )  # fmt: skip
-    ranges = read_ranges(record, trains_frac=trains_frac)
+    study = judged(record)
+    noise = {"noise_sds": noise_sds, "material_frac": material_frac}
+    ranges = read_ranges(study, trains_frac=trains_frac)
+    held = contest(study, ranges, gain_frac=gain_frac, false_adoption=false_adoption)
+    wider = wider_than(study, ranges, wider_decades=wider_decades, **noise)
     findings = (
-        _better(record, ranges, limits),
-        mismatch_finding(record, limits),
-        stale_finding(record, ranges, limits),
-        shrinks_finding(record, limits),
-    )
-    return Diagnosis.of(record, findings)
+        _better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges, stale_ratio),
+        _shrinks(study, shrink_ratio, noise),
+    )  # fmt: skip
+    return Diagnosis.of(study, findings)
 
 
 def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | None:
@@ -91,87 +84,49 @@ def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | Non
     return change
 
 
-def _better(record: RecordLike, ranges: Mapping[str, RuleRange], limits: FindingLimits) -> Finding:
-    code = "optimizers.better"
-    rows = [_row(found) for found in ranges.values()]
-    evidence: dict[str, Any] = {"own": record.config.get("optimizer"), "ranges": rows, "change": None}
+def _better(
+    study: JudgedStudy, ranges: Mapping[str, RuleRange], held: Contest | None, wider: Sequence[tuple[RuleRange, float]]
+) -> Finding:
+    code, rule = "optimizers.better", study.config.get("optimizer")
+    evidence: dict[str, Any] = {"own": rule, "ranges": [_row(found) for found in ranges.values()], "change": None}
     trained = [found for found in ranges.values() if found.best_lr is not None]
     own = next(iter(ranges.values()), None)
-    if own is None or own.optimizer != record.config.get("optimizer") or own.best_lr is None or len(trained) < 2:
+    if own is None or own.optimizer != rule or own.best_lr is None or len(trained) < 2:
         reason = "no rule beside the baseline's was trained" if len(ranges) < 2 else "too few rules learned anything"
-        return unmeasured(code, reason, evidence=evidence)
-    held = contest(record, ranges, gain_frac=limits.gain_frac, false_adoption=limits.false_adoption)
-    wider = wider_than(
-        record, ranges, noise_sds=limits.noise_sds, material_frac=limits.material_frac,
-        wider_decades=limits.wider_decades,
-    )  # fmt: skip
+        return CODES.not_measured(code, reason, evidence=evidence)
     evidence |= {
         "wider": [{"optimizer": found.optimizer, "decades": more} for found, more in wider],
-        "contest": None if held is None else _told(held),
+        "contest": None if held is None else held.to_dict(),
     }
-    known: dict[str, Any] = {"code": code, "clause": CLAUSE[code], "unit": record.config.get("select")}
-    known |= {"value": None if held is None else held.gain, "evidence": evidence}
+    known: dict[str, Any] = {"unit": study.config.get("select"), "value": None if held is None else held.gain}
+    lr = study.config.get("peak_lr")
+    chosen, said = None, ""
     if held is not None and held.wins:
-        return _warned(held.rival, f"trains better than {own.optimizer}: {held.reason}", wider, known)
-    if wider and not _trains(own, record.config.get("peak_lr")):
-        said = f"trains as well as {own.optimizer}, which does not train at the baseline's lr {record.config.get('peak_lr'):.4g}"
-        return _warned(wider[0][0], said, wider, known)
-    nearly = "" if held is None else f" {_nearly(held)}"
-    if wider:
-        found, more = wider[0]
-        return Finding(
-            status="ok", **known,
-            summary=f"No rule tried is better than {own.optimizer} by more than the noise. {found.optimizer} is as good over a range "
-            f"of learning rates at least {10**more:.3g} times as wide.{nearly}",
+        chosen, said = held.rival, f"trains better than {own.optimizer}: {held.reason}"
+    elif wider and not (lr is None or own.trains_to is None or lr <= own.trains_to * (1 + 1e-9)):
+        chosen = wider[0][0]
+        said = f"trains as well as {own.optimizer}, which does not train at the baseline's lr {lr:.4g}"
+    if chosen is not None:
+        change = {"optimizer": chosen.optimizer, "peak_lr": chosen.selected_lr or chosen.best_lr}
+        times = [10**decades for found, decades in wider if found is chosen]
+        more = "".join(f", which trains over a range at least {ratio:.3g} times as wide," for ratio in times)
+        return CODES.finding(
+            code, "warn", f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{more} {said}.",
+            advice=[f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"],
+            evidence=evidence | {"change": change}, **known,
         )  # fmt: skip
+    start = f"No rule tried is better than {own.optimizer} by more than the noise"
+    nearly = "" if held is None else f" {held.words}"
+    if wider:
+        found, decades = wider[0]
+        over = f"over a range of learning rates at least {10**decades:.3g} times as wide"
+        return CODES.finding(
+            code, "ok", f"{start}. {found.optimizer} is as good {over}.{nearly}", evidence=evidence, **known
+        )
     best = min(trained, key=lambda found: found.loss)
     lowest = f" The lowest training loss is that of {best.optimizer}, {best.loss:.3g} against {own.loss:.3g}."
-    return Finding(
-        status="ok", **known,
-        summary=f"No rule tried is better than {own.optimizer} by more than the noise, nor its range of learning rates certainly wider."
-        f"{nearly}{'' if best is own else lowest}",
-    )  # fmt: skip
-
-
-def _trains(own: RuleRange, lr: float | None) -> bool:
-    """Tell whether the baseline's lr lies below the upper end of the range that trains."""
-    return lr is None or own.trains_to is None or lr <= own.trains_to * (1 + 1e-9)
-
-
-def _warned(
-    chosen: RuleRange, said: str, wider: Sequence[tuple[RuleRange, float]], known: Mapping[str, Any]
-) -> Finding:
-    change = {"optimizer": chosen.optimizer, "peak_lr": chosen.selected_lr or chosen.best_lr}
-    more = [
-        f", which trains over a range at least {10**decades:.3g} times as wide,"
-        for found, decades in wider
-        if found is chosen
-    ]
-    return Finding(
-        status="warn",
-        summary=f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{''.join(more)} {said}.",
-        advice=[f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"],
-        **(dict(known) | {"evidence": known["evidence"] | {"change": change}}),
-    )
-
-
-def _nearly(held: Contest) -> str:
-    chance = "" if held.seeds else ", which one seed cannot tell from chance"
-    if held.too_small:
-        chance = (
-            f", a gain of {abs(held.gain) / held.learned:.2g} of what was learned, too small to matter"
-            if held.learned > 0
-            else ""
-        )
-    side = "ahead" if held.gain > 0 else "behind"
-    return f"The best other one, {held.rival.optimizer}, is {side}: {held.reason}{chance}."
-
-
-def _told(held: Contest) -> dict[str, Any]:
-    return {
-        "rival": held.rival.optimizer, "lr": held.rival.selected_lr, "own_lr": held.own.selected_lr, "gain": held.gain,
-        "learned": held.learned, "fresh_seeds": held.seeds, "wins": held.wins, "reason": held.reason, "proof": held.proof,
-    }  # fmt: skip
+    summary = f"{start}, nor its range of learning rates certainly wider.{nearly}{'' if best is own else lowest}"
+    return CODES.finding(code, "ok", summary, evidence=evidence, **known)
 
 
 def _row(found: RuleRange) -> dict[str, Any]:
@@ -183,3 +138,135 @@ def _row(found: RuleRange) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names} | {
         "points": [{"lr": p.lr, "loss": p.loss, "unstable": p.unstable, "trials": list(p.trials)} for p in found.points]
     }
+
+
+def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
+    """Say whether the baseline's rule trains otherwise in the other form, by a run of each."""
+    code, own = "optimizers.rule_mismatch", str(study.config.get("optimizer"))
+    forms: Mapping[str, Any] = (study.facts.get("optimizers") or {}).get("forms") or {}
+    mine: Mapping[str, Any] = forms.get(own) or {}
+    twins = read_twins(study, "rules")
+    differing = [twin for twin in twins if twin.differs(**noise)]
+    evidence = {"forms": forms, "twins": [t.to_dict() for t in twins], "differing": [t.optimizer for t in differing]}
+    if is_callable_name(own):
+        return CODES.not_measured(code, "an optimizer of your own has one form only", evidence=evidence)
+    known: dict[str, Any] = {
+        "unit": "torch's first differing update / the playbook's", "value": mine.get("first_ratio"), "evidence": evidence
+    }  # fmt: skip
+    others = sorted({t.optimizer for t in differing if t.optimizer != own})
+    tail = f" Of the other rules tried it matters for {', '.join(others)}." if others else ""
+    if own in ONE_FORM:
+        return CODES.finding(code, "ok", f"{own} is the same in the playbook's form and in torch's.{tail}", **known)
+    if not any(twin.optimizer == own for twin in twins):
+        return CODES.not_measured(code, f"{own} was not trained in both forms", evidence=evidence)
+    odd = next((twin for twin in differing if twin.optimizer == own), None)
+    if odd is None:
+        return CODES.finding(code, "ok", f"{own} trains alike in the playbook's form and in torch's.{tail}", **known)
+    how = f"its end loss is {'lower' if odd.gain > 0 else 'higher'} by {abs(odd.gain):.3g}."
+    if odd.own.verdict.is_lasting != odd.twin.verdict.is_lasting:
+        words = ["lastingly unstable" if side.verdict.is_lasting else "stable" for side in (odd.own, odd.twin)]
+        how = f"{words[0]} here, {words[1]} there."
+    if causes := mine.get("causes") or ():
+        how += (
+            f" The updates part at step {mine['first_step']}, torch's {mine['first_ratio']:.3g} times the playbook's; "
+            f"what does most is the {causes[0]['name']}."
+        )
+    return CODES.finding(
+        code, "warn",
+        f"{own} at lr {odd.own.curve.lr:.4g} trains otherwise in the {odd.after} form than in the {odd.before} form: {how}{tail}",
+        advice=[f"Say rules={str(study.config.get('rules'))!r} where results are compared; a learning rate that was tuned in one "
+                "form has to be tuned again in the other."], **known,
+    )  # fmt: skip
+
+
+def _stale(study: JudgedStudy, ranges: Mapping[str, RuleRange], ratio: float) -> Finding:
+    """Say whether a rise of the loss came from a second moment out of date: a shorter memory takes it away."""
+    code = "optimizers.stale_second_moment"
+    adaptive = [name for name in ranges if name in MEMORY_FIELD]
+    if not adaptive:
+        return CODES.not_measured(code, "no rule with a second moment was trained")
+    if "grad_norm" not in study.steps.columns or not study.steps["grad_norm"].notna().any():
+        return CODES.not_measured(code, "no gradient norm was recorded")
+    hits = [hit for hit in stale_moments(study, ratio=ratio) if matters(hit, ranges)]
+    known: dict[str, Any] = {"unit": "length of a step / that of steady gradients", "threshold": ratio}
+    if not hits:
+        summary = f"No rise of the loss with {', '.join(adaptive)} began with a second moment out of date."
+        return CODES.finding(code, "ok", summary, evidence={"rules": adaptive}, **known)
+    twins = {t.own.curve.trial: t for name in dict.fromkeys(MEMORY_FIELD.values()) for t in read_twins(study, name)}
+    pairs = [(hit, twins.get(hit.trial.curve.trial)) for hit in hits]
+    evidence = {"rules": adaptive, "hits": [_hit(hit, twin) for hit, twin in pairs]}
+    cured = [(hit, twin) for hit, twin in pairs if twin is not None and _cures(twin)]
+    cured.sort(key=lambda pair: _harmless(study, ranges, pair[0]) != "")
+    told, twin = cured[0] if cured else pairs[0]
+    known |= {"evidence": evidence, "value": told.ratio, "step": told.step}
+    start = (
+        f"{told.trial.curve.config['optimizer']} at lr {told.trial.curve.lr:.4g}: the loss rises after step {told.rise.onset_step}, "
+        f"where a step was up to {told.ratio:.3g} times as long as with steady gradients"
+    )
+    if cured and twin is not None:
+        said = f"{start}; with {told.field} {twin.after:g} instead of {told.memory:g} it does not"
+        if harmless := _harmless(study, ranges, told):
+            return CODES.finding(code, "ok", f"{said}. That is {harmless}.", **known)
+        advice = [f"config.replace({told.field}={twin.after:g}): a shorter memory follows gradients that grow.",
+                  "Or clip the gradient norm, where single batches are the cause (F4.3)."]  # fmt: skip
+        return CODES.finding(code, "warn", f"{said}.", advice=advice, **known)
+    if any(twin is None for _, twin in pairs):
+        return CODES.not_measured(code, f"{start}, and no run with a shorter memory shows the cause", evidence=evidence)
+    return CODES.finding(code, "ok", f"{start}; with a shorter memory it rises as well: the cause is another.", **known)
+
+
+def matters(hit: StaleMoment, ranges: Mapping[str, RuleRange]) -> bool:
+    """Tell whether a rise happened at a learning rate that somebody might train with, the first unstable one included."""
+    edge = ranges[str(hit.trial.curve.config["optimizer"])].unstable
+    return edge is None or hit.trial.curve.lr <= edge * (1 + 1e-9)
+
+
+def _harmless(study: JudgedStudy, ranges: Mapping[str, RuleRange], hit: StaleMoment) -> str:
+    """Return why a rise is not the baseline's trouble, "" where it is."""
+    name = str(hit.trial.curve.config["optimizer"])
+    if name != study.config.get("optimizer"):
+        return "not the baseline's rule"
+    above = hit.trial.curve.lr > (ranges[name].trains_to or 0.0) * (1 + 1e-9)
+    return "above every learning rate that trains" if above else ""
+
+
+def _cures(twin: Twin) -> bool:
+    healed = twin.own.verdict.is_lasting and not twin.twin.verdict.is_lasting
+    return healed or (not twin.twin.verdict.rises and not twin.twin.verdict.high)
+
+
+def _hit(hit: StaleMoment, twin: Twin | None) -> dict[str, Any]:
+    curve = hit.trial.curve
+    return {
+        "optimizer": curve.config["optimizer"], "trial": curve.trial, "lr": curve.lr, "onset_step": hit.rise.onset_step,
+        "step": hit.step, "ratio": hit.ratio, "field": hit.field, "memory": hit.memory,
+        "twin": None if twin is None else twin.to_dict(),
+    }  # fmt: skip
+
+
+def _shrinks(study: JudgedStudy, shrink_ratio: float, noise: Mapping[str, float]) -> Finding:
+    """Say whether weight decay shrinks the weights of the baseline's rule, and whether that costs anything."""
+    code, own = "optimizers.weight_decay_shrinks", study.config.get("optimizer")
+    decay = float(study.config.get("weight_decay") or 0.0)
+    known: dict[str, Any] = {"unit": "norm of the weights / that without decay", "threshold": shrink_ratio}
+    if not decay:
+        return CODES.finding(code, "ok", "No weight decay is set, so none can shrink the weights.", **known)
+    pairs = decay_pairs(study)
+    evidence = {"pairs": [pair.to_dict() for pair in pairs], "weight_decay": decay}
+    mine = [pair for pair in pairs if pair.twin.optimizer == own and pair.ratio is not None]
+    if not mine:
+        reason = f"no run of {own} without weight decay was trained beside one with it"
+        return CODES.not_measured(code, reason, evidence=evidence)
+    worst = min(mine, key=lambda pair: pair.ratio or math.inf)
+    ratio = float(worst.ratio or 0.0)
+    known |= {"evidence": evidence, "value": ratio}
+    said = f"At lr {worst.twin.own.curve.lr:.4g} weight decay {decay:g} leaves the weights {ratio:.3g} times as large as without it"
+    if ratio > shrink_ratio:
+        return CODES.finding(code, "ok", f"{said}.", **known)
+    if worst.gain <= worst.twin.bar(**noise):
+        return CODES.finding(code, "ok", f"{said}, and costs nothing.", **known)
+    return CODES.finding(
+        code, "warn", f"{said}, and without it training is better by {worst.gain:.3g}.", **known,
+        advice=["Lower weight_decay: what it takes is the sum of lr * weight_decay over the steps, so a larger lr, a longer run and "
+                "momentum ask for less of it."],
+    )  # fmt: skip

@@ -149,13 +149,7 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
             return not_measured(axes, f"{forms.optimizer} is the same in both forms")
         at = np.arange(1, len(forms.playbook) + 1, dtype=np.float64)
         draw_curve(
-            axes,
-            at,
-            _shown(forms.apart),
-            color=INK,
-            linewidth=2.2,
-            linestyle="-",
-            label="both forms as they are",
+            axes, at, _shown(forms.apart), color=INK, linewidth=2.2, linestyle="-", label="both forms as they are"
         )
         for cause in forms.causes:
             draw_curve(axes, at, _shown(cause.apart), label=f"{cause.name} alone")

@@ -48,6 +48,22 @@ class Contest:
     reason: str
     proof: Mapping[str, Any] | None
 
+    @property
+    def words(self) -> str:
+        """How near the rival comes, as a sentence."""
+        doubt = "" if self.seeds else ", which one seed cannot tell from chance"
+        if self.too_small:
+            doubt = f", a gain of {abs(self.gain) / self.learned:.2g} of what was learned, too small to matter"
+            doubt = doubt if self.learned > 0 else ""
+        return f"The best other one, {self.rival.optimizer}, is {'ahead' if self.gain > 0 else 'behind'}: {self.reason}{doubt}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "rival": self.rival.optimizer, "lr": self.rival.selected_lr, "own_lr": self.own.selected_lr, "gain": self.gain,
+            "learned": self.learned, "fresh_seeds": self.seeds, "wins": self.wins, "reason": self.reason, "proof": self.proof,
+        }  # fmt: skip
+
 
 def rival(ranges: Mapping[str, RuleRange]) -> RuleRange | None:
     """Return the other rule with the best selected checkpoint under the search's seed; None where there is none.
@@ -73,36 +89,26 @@ def contest(
     own, other = next(iter(ranges.values()), None), rival(ranges)
     if own is None or other is None or own.selected is None or own.selected_lr is None or other.selected_lr is None:
         return None
-    arms = {found.optimizer: _fields(record, found) for found in (own, other)}
-    fresh = prove(
-        record, baseline=arms[own.optimizer], candidate=arms[other.optimizer],
-        limit=false_adoption,
-    )  # fmt: skip
+    arms = [dict(record.config) | {"optimizer": each.optimizer, "peak_lr": each.selected_lr} for each in (own, other)]
+    fresh = prove(record, baseline=arms[0], candidate=arms[1], limit=false_adoption)
     learned = _learned(record, own, other)
     if fresh is not None:
-        gain, wins, reason = fresh["arms"][0]["gain"], fresh["wins"], _fresh_words(fresh, own.optimizer)
-    else:
-        pair = compare_selected(
-            record,
-            baseline=[_selected_trial(record, own)],
-            candidates={other.optimizer: [_selected_trial(record, other)]},
-        )
-        gain, wins = pair["gain"], pair["adopted"]
+        arm = fresh["arms"][0]
+        gain, wins, means = arm["gain"], fresh["wins"], [np.mean(fresh["candidate"]), np.mean(arm["values"])]
         reason = (
-            f"{record.config['select']} {other.selected:.4g} against {own.optimizer}'s {own.selected:.4g}, one run each"
+            f"{fresh['select']} {means[0]:.4g} against {own.optimizer}'s {means[1]:.4g} over {len(fresh['seeds'])} fresh "
+            f"seeds; chance alone gives such a gain in {arm['chance']:.1%} of cases"
         )
+    else:
+        runs = [[_selected_trial(record, each)] for each in (own, other)]
+        pair = compare_selected(record, baseline=runs[0], candidates={other.optimizer: runs[1]})
+        gain, wins = pair["gain"], pair["adopted"]
+        against = f"{other.selected:.4g} against {own.optimizer}'s {own.selected:.4g}"
+        reason = f"{record.config['select']} {against}, one run each"
     return Contest(
         own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]),
         wins=bool(wins and gain > gain_frac * learned), too_small=bool(wins and gain <= gain_frac * learned), reason=reason, proof=fresh,
     )  # fmt: skip
-
-
-def _fresh_words(proof: Mapping[str, Any], own: str) -> str:
-    arm = proof["arms"][0]
-    return (
-        f"{proof['select']} {np.mean(proof['candidate']):.4g} against {own}'s {np.mean(arm['values']):.4g} over {len(proof['seeds'])} fresh "
-        f"seeds; chance alone gives such a gain in {arm['chance']:.1%} of cases"
-    )
 
 
 def wider_than(
@@ -122,27 +128,16 @@ def wider_than(
     own = next(iter(ranges.values()), None)
     if own is None or own.best_lr is None:
         return []
-    found = []
+    curves, found = {c.trial: c for c in judged(record).curves}, []
     for other in list(ranges.values())[1:]:
-        more = (other.decades or -math.inf) - own.most_decades
-        worse, se = _above(record, other, own)
+        more, worse, se = (other.decades or -math.inf) - own.most_decades, math.inf, 0.0
+        if other.trial in curves and own.trial in curves:
+            worse, error = paired_difference(curves[other.trial], curves[own.trial])
+            se = error if math.isfinite(error) else 0.0
         bar = max(noise_sds * se, material_frac * max(own.progress, other.progress))
         if more >= wider_decades and worse <= bar:
             found.append((other, more))
     return sorted(found, key=lambda pair: -pair[1])
-
-
-def _above(record: RecordLike, one: RuleRange, other: RuleRange) -> tuple[float, float]:
-    """Return by how much the end loss of one rule at its lr* lies above the other's, and its standard error."""
-    curves = {c.trial: c for c in judged(record).curves}
-    if one.trial not in curves or other.trial not in curves:
-        return math.inf, 0.0
-    mean, se = paired_difference(curves[one.trial], curves[other.trial])
-    return mean, se if math.isfinite(se) else 0.0
-
-
-def _fields(record: RecordLike, found: RuleRange) -> dict[str, Any]:
-    return dict(record.config) | {"optimizer": found.optimizer, "peak_lr": found.selected_lr}
 
 
 def _selected_trial(record: RecordLike, found: RuleRange) -> int:
@@ -155,12 +150,8 @@ def _learned(record: RecordLike, own: RuleRange, other: RuleRange) -> float:
     """Return what the better of two rules learned of the selected metric, from the initial model on."""
     split, metric = str(record.config["select"]).split("/", 1)
     evals = periodic_rows(record.evals)
-    rows = evals[
-        (evals["trial"] == _selected_trial(record, own))
-        & (evals["split"] == split)
-        & (evals["metric"] == metric)
-        & (evals["step"] == 0)
-    ]
+    rows = evals[(evals["trial"] == _selected_trial(record, own)) & (evals["step"] == 0)]
+    rows = rows[(rows["split"] == split) & (rows["metric"] == metric)]
     start = float(rows["value"].iloc[0]) if len(rows) else math.nan
     best = [abs(start - found.selected) for found in (own, other) if found.selected is not None]
     return max(best) if math.isfinite(start) else 0.0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from workbench.checks import check_integer
 from workbench.config import OPTIMIZERS
 from workbench.curves.judged import trials_with
 from workbench.curves.rules import RANGE, SEEDS, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
@@ -22,12 +23,11 @@ from workbench.errors import ConfigError, UnknownNameError, nearest
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.critical_lr import measure_critical_lr
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, seeded
-from workbench.topics.optimizers.diagnose_rules import ONE_FORM, matters
+from workbench.topics.lr_sweep.collect import measure_critical_lr
+from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, Asked, LRSweep, run_round, seeded
+from workbench.topics.optimizers.diagnose import ONE_FORM, matters
+from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
 from workbench.topics.optimizers.rule_choice import rival
-from workbench.topics.optimizers.stale_moment import shorter, stale_moments
 from workbench.train.hooks import Norms
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
@@ -79,10 +79,7 @@ class OptimizersStudy(Study):
         for name in (*self.optimizers, *(self.lrs if isinstance(self.lrs, Mapping) else ())):
             if name not in OPTIMIZERS:
                 raise UnknownNameError(f"{name!r} is no update rule.{nearest(str(name), OPTIMIZERS)}")
-        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
-            raise ConfigError(
-                f"seeds={self.seeds!r} must be an integer of at least 1; with 1 or 2 chance is not measured."
-            )
+        check_integer("seeds", self.seeds, hint="; with 1 or 2 chance is not measured")
         for name in ("end_ratio", "memory_factor"):
             if not 1 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
@@ -158,11 +155,8 @@ class _Race:
             beside = []
 
     def _rounds(self, name: str) -> Iterator[list[Asked]]:
-        read = partial(self._view, name)
+        read = lambda: rule_view(self.record, name)  # noqa: E731 - the record is another one after each round
         return self.study.sweep_of(name).rounds(self.configs[name], read, critical=partial(self._critical, name))
-
-    def _view(self, name: str) -> Any:
-        return rule_view(self.record, name)
 
     def _critical(self, name: str) -> float:
         """Return where along a rule's first update the loss stops falling: the scale of its learning rates."""
@@ -203,12 +197,9 @@ class _Race:
     def _fresh(self, ranges: Mapping[str, RuleRange]) -> list[Asked]:
         """Return the best other rule and the baseline's under further seeds, where the other one looks better."""
         own, other = ranges.get(self.own), rival(ranges)
-        if (
-            own is None
-            or other is None
-            or own.selected is None
-            or own.sign * (other.selected or 0.0) >= own.sign * own.selected
-        ):
+        if own is None or other is None or own.selected is None:
+            return []
+        if own.sign * (other.selected or 0.0) >= own.sign * own.selected:
             return []
         return [
             Asked(SEEDS, config)

@@ -22,7 +22,5 @@ TOPIC = Topic(
             size=(6.4, 3.9),
         ),
     ),
-    studies={
-        "optimizers": StudyKind(diagnose=diagnose_optimizers, pictures=("optimizers",)),
-    },
+    studies={"optimizers": StudyKind(diagnose=diagnose_optimizers, pictures=("optimizers",))},
 )

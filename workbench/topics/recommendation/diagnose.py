@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipped_runs import clipped_runs
@@ -25,20 +25,13 @@ from workbench.curves.proof import (
 )
 from workbench.curves.selection import compare_selected, selected
 from workbench.curves.trials import RecordLike
+from workbench.findings.advice import ADVICE
+from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import SHORT, Role
-from workbench.topics.clipping.ladder import masks
+from workbench.topics.clipping.thresholds import masks
 
-__all__ = [
-    "CHANGEABLE",
-    "REMEDIES",
-    "REMEDY_FIELDS",
-    "config_of",
-    "cost_of",
-    "recommend",
-    "screen",
-    "tried_remedies",
-]
+__all__ = ["CHANGEABLE", "REMEDIES", "REMEDY_FIELDS", "config_of", "cost_of", "recommend", "screen", "tried_remedies"]
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
@@ -59,12 +52,8 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
     alone = trials["seconds"][trials["stage"] == Role.BASELINE].to_list()
     seconds = float(trials["seconds"].sum())
-    return {
-        "steps": int(trials["steps_run"].sum()),
-        "seconds": seconds,
-        "trials": len(trials),
-        "baseline_runs": seconds / alone[0] if alone and alone[0] > 0 else None,
-    }
+    runs = seconds / alone[0] if alone and alone[0] > 0 else None
+    return {"steps": int(trials["steps_run"].sum()), "seconds": seconds, "trials": len(trials), "baseline_runs": runs}
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
@@ -95,13 +84,10 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         if comparison["adopted"]:
             changes = _changes(config_of(record, comparison["recommended"]["trials"][0]), fields, own)
     elif without_loss(record) and selects_by_loss(record):
-        comparison["reason"] = (
-            "Not adopted: the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select."
+        said = (
+            "the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select"
         )
-    elif comparison["baseline"] and diagnosis["lr.best"].value is None and not without_loss(record):
-        comparison["reason"] = (
-            "Not adopted: no learning rate that was tried learned anything, so there is nothing to recommend."
-        )
+        comparison["reason"] = f"Not adopted: {said}."
     elif comparison["baseline"] and not without_loss(record):
         comparison["reason"] = f"Not adopted: {_no_candidate(record, diagnosis)}."
     if fields["total_steps"] < own["total_steps"]:
@@ -115,6 +101,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
 def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
     """Return why nothing was held against the baseline."""
     own, best = record.config["peak_lr"], diagnosis["lr.best"].value
+    if best is None:
+        return "no learning rate that was tried learned anything, so there is nothing to recommend"
     wrong = next((diagnosis[c] for c in _OWN_LR if c in diagnosis and diagnosis[c].status in ("warn", "fail")), None)
     rest = "nothing else was tried"
     if tried_remedies(record):
@@ -336,3 +324,42 @@ def _paste(own: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
         shown = "".join(f"    {name}={value!r},\n" for name, value in changes.items())
         return f"workload.config.replace(\n{shown})" if changes else "workload.config"
     return TrainConfig.from_dict(dict(own)).paste(**changes)
+
+
+class NextStep(NamedTuple):
+    """One line of advice.
+
+    Attributes:
+        line: what to do.
+        code: the finding that gives it, the first one where several do.
+        done: the recommended config does it already.
+        tried: this study tried it, and it was not better.
+    """
+
+    line: str
+    code: str
+    done: bool
+    tried: bool
+
+
+def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
+    """Return the advice of what is not well and stands for itself, causes first (F2.9, F2.10).
+
+    Args:
+        record: the study, which knows what was tried.
+        diagnosis: of that study.
+    """
+    tried, found = tried_remedies(record), diagnosis.recommendation or {}
+    changed = set(found.get("changed") or ())
+    remedies = {str(ADVICE[name]): name for name in REMEDY_FIELDS}
+    done = {str(ADVICE[name]) for name, field in REMEDY_FIELDS.items() if field in changed}
+    adopted = bool(found.get("adopted"))
+    if adopted and "peak_lr" in changed and float(found["config"]["peak_lr"]) < float(record.config["peak_lr"]):
+        done.add(str(ADVICE["lower_lr"]))  # proven better, it is no last resort, but what was wrong
+    held = found.get("candidate") is not None and not adopted  # it had the best learning rate, or a better config
+    steps: dict[str, NextStep] = {}
+    for finding in causes_first(f for f in diagnosis.findings if f.status != "ok"):
+        in_vain = finding.code == "lr.too_low" and held
+        for line in finding.advice:
+            steps.setdefault(line, NextStep(line, finding.code, line in done, in_vain or remedies.get(line) in tried))
+    return list(steps.values())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.curves.proof import prove, worth_more_seeds
-from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import seeded
+from workbench.topics.lr_sweep.study import Asked, run_round, seeded
 
 __all__ = ["Proof"]
 
@@ -30,26 +29,15 @@ class Proof:
 
     def __post_init__(self) -> None:
         """Check the number of seeds."""
-        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
-            raise ConfigError(f"seeds={self.seeds!r} must be an integer of at least 1; with 1 nothing is proved.")
-        if isinstance(self.more_seeds, bool) or not isinstance(self.more_seeds, int) or self.more_seeds < 0:
-            raise ConfigError(f"more_seeds={self.more_seeds!r} must be an integer of at least 0; 0 never trains more.")
+        check_integer("seeds", self.seeds, hint="; with 1 nothing is proved")
+        check_integer("more_seeds", self.more_seeds, low=0, hint="; 0 never trains more")
 
     def baselines(self, config: TrainConfig) -> list[Asked]:
-        """Return the baseline under each fresh seed: whether they agree says how much a single run can tell.
-
-        Args:
-            config: the baseline.
-        """
+        """Return the baseline under each fresh seed: whether they agree says how much a single run can tell."""
         return [Asked(Role.BASELINE, each) for each in _fresh(config, self.seeds)]
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
-        """Run the arms inside a study that is already open.
-
-        Args:
-            session: the study.
-            candidate: what is held against the study's baseline, under the baseline's seeds.
-        """
+        """Run the arms inside a study that is already open, the candidate under the baseline's seeds."""
         if self.seeds < 2:
             return
         arms = [session.config, candidate]

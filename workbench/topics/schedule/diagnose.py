@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,12 @@ from numpy.typing import NDArray
 
 from workbench.curves.judged import judged
 from workbench.curves.trials import RecordLike, TrialCurve
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 
-__all__ = ["diagnose_schedule", "read_trace"]
+__all__ = ["CODES", "diagnose_schedule", "read_trace"]
+
+CODES = Codes({"schedule.discontinuity": "F3.11", "schedule.restarts": "F3.5", "schedule.collapse": "F3.5"})
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -64,35 +66,29 @@ def diagnose_schedule(
     Returns:
         `schedule.discontinuity`, `schedule.restarts` and `schedule.collapse`, once each.
     """
-    record = judged(record)
-    curve = _longest(judged(record).curves)
+    study = judged(record)
+    own = [c for c in study.curves if c.stage in ("baseline", "trial")]
+    curve = max(own or study.curves, key=lambda c: len(c.steps), default=None)
     trace = None if curve is None else read_trace(curve)
-    if trace is None or trace[0].size < min_steps:
-        reason = (
-            "no trial has a learning rate recorded" if trace is None else f"only {trace[0].size} steps are recorded"
-        )
-        findings = tuple(_unmeasured(code, reason) for code in ("discontinuity", "restarts", "collapse"))
+    if curve is None or trace is None or trace[0].size < min_steps:
+        few = "no trial has a learning rate recorded" if trace is None else f"only {trace[0].size} steps are recorded"
+        said: dict[str, Any] = {"status": "not_measured", "summary": f"Not measured: {few}.", "clause": "F3.5"}
+        return Diagnosis.of(study, [Finding(code=code, **said) for code in CODES])
+    steps, lr = trace
+    evidence = {"trial": curve.trial, "steps": int(lr.size), "peak": float(lr.max())}
+    plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
+    climbs = _climbs(steps, lr, restart_frac, decay_frac)
+    surprising, matched = _unmatched(climbs, _climbs(*plan, restart_frac, decay_frac))
+    meant = {j["step"] for j in _jumps(*plan, jump_frac)}
+    others = [j for j in _jumps(steps, lr, jump_frac) if j["step"] not in meant]
+    jumps = [j for j in others if not any(_is_part(j, climb, restart_frac) for climb in surprising)]
+    if restarts_planned:
+        restarts = _unended(trace, climbs, restart_frac, evidence)
     else:
-        assert curve is not None
-        steps, lr = trace
-        evidence = {"trial": curve.trial, "steps": int(lr.size), "peak": float(lr.max())}
-        plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
-        climbs = _climbs(steps, lr, restart_frac, decay_frac)
-        surprising, matched = _unmatched(climbs, _climbs(*plan, restart_frac, decay_frac))
-        meant = {j["step"] for j in _jumps(*plan, jump_frac)}
-        jumps = [
-            j
-            for j in _jumps(steps, lr, jump_frac)
-            if j["step"] not in meant and not any(_is_part(j, c, restart_frac) for c in surprising)
-        ]
-        findings = (
-            _discontinuity(jumps, evidence),
-            _unended(trace, climbs, restart_frac, evidence)
-            if restarts_planned
-            else _restarts(climbs, matched, evidence),
-            _collapse(trace, curve.total_steps, (collapse_frac, tail_frac), (low_frac, low_share), evidence),
-        )
-    return Diagnosis.of(record, findings)
+        restarts = _restarts(climbs, matched, evidence)
+    gone, low = (collapse_frac, tail_frac), (low_frac, low_share)
+    collapse = _collapse(trace, curve.total_steps, gone, low, evidence)
+    return Diagnosis.of(study, [_discontinuity(jumps, evidence), restarts, collapse])
 
 
 def read_trace(curve: TrialCurve) -> tuple[IntArray, FloatArray] | None:
@@ -114,12 +110,6 @@ def _at_steps(planned: FloatArray, steps: IntArray) -> tuple[IntArray, FloatArra
     steps = steps[(steps >= 0) & (steps < plan.size)]
     known = np.isfinite(plan[steps])
     return steps[known], plan[steps][known]
-
-
-def _longest(curves: Sequence[TrialCurve]) -> TrialCurve | None:
-    """Return the baseline's trial, else the longest."""
-    baseline = [c for c in curves if c.stage in ("baseline", "trial")]
-    return max(baseline or curves, key=lambda c: len(c.steps), default=None)
 
 
 def _jumps(steps: IntArray, lr: FloatArray, jump_frac: float) -> list[dict[str, Any]]:
@@ -182,55 +172,35 @@ def _is_part(jump: dict[str, Any], climb: dict[str, Any], restart_frac: float) -
     return bool(within and (jump["change_frac"] > restart_frac or jump["step"] == climb["step"]))
 
 
-def _unmeasured(code: str, reason: str) -> Finding:
-    return Finding(code=f"schedule.{code}", status="not_measured", summary=f"Not measured: {reason}.", clause="F3.5")
-
-
 def _discontinuity(jumps: list[dict[str, Any]], evidence: dict[str, Any]) -> Finding:
+    code, evidence = "schedule.discontinuity", evidence | {"jumps": jumps}
     if not jumps:
-        return Finding(
-            code="schedule.discontinuity", status="ok", clause="F3.11", evidence=evidence | {"jumps": []},
-            summary="The learning rate changes without a jump.",
-        )  # fmt: skip
-    first = jumps[0]
-    return Finding(
-        code="schedule.discontinuity",
-        status="warn",
-        summary=f"The learning rate jumps by {first['change_frac']:+.0%} of its peak at step {first['step']}"
-        + (f", and {len(jumps) - 1} times more." if len(jumps) > 1 else "."),
-        value=first["change_frac"],
-        unit="share of the peak",
-        step=first["step"],
-        clause="F3.11",
-        evidence=evidence | {"jumps": jumps},
-        advice=(
-            "Join the pieces of the schedule where they have the same value: warmup ends at the peak, decay begins there.",
-        ),
-    )
+        return CODES.finding(code, "ok", "The learning rate changes without a jump.", evidence=evidence)
+    first, more = jumps[0], f", and {len(jumps) - 1} times more." if len(jumps) > 1 else "."
+    return CODES.finding(
+        code, "warn",
+        f"The learning rate jumps by {first['change_frac']:+.0%} of its peak at step {first['step']}{more}",
+        value=first["change_frac"], unit="share of the peak", step=first["step"], evidence=evidence,
+        advice=("Join the pieces of the schedule where they have the same value: warmup ends at the peak, decay begins there.",),
+    )  # fmt: skip
 
 
 def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evidence: dict[str, Any]) -> Finding:
     surprising = [r for r in restarts if r not in meant]
     periods = sorted({b["step"] - a["step"] for a, b in itertools.pairwise(restarts)})
     evidence = evidence | {"restarts": restarts, "planned": [r["step"] for r in meant], "periods": periods}
+    code = "schedule.restarts"
     if not surprising:
-        planned = f"{len(restarts)} planned warm restart(s)." if restarts else "The learning rate does not start over."
-        return Finding(code="schedule.restarts", status="ok", clause="F3.5", evidence=evidence, summary=planned)
+        said = f"{len(restarts)} planned warm restart(s)." if restarts else "The learning rate does not start over."
+        return CODES.finding(code, "ok", said, evidence=evidence)
     first = surprising[0]
-    return Finding(
-        code="schedule.restarts",
-        status="warn",
-        summary=f"The learning rate starts over at step {first['step']}, {len(surprising)} time(s) in all, and no plan says so.",
-        value=float(len(surprising)),
-        unit="restarts",
-        step=first["step"],
-        clause="F3.5",
-        evidence=evidence,
-        advice=(
-            "If it is a warm restart that you want, say so (planned=...); else look for a scheduler that is made anew, or "
-            "whose length is shorter than the run.",
-        ),
-    )
+    return CODES.finding(
+        code, "warn",
+        f"The learning rate starts over at step {first['step']}, {len(surprising)} time(s) in all, and no plan says so.",
+        value=float(len(surprising)), unit="restarts", step=first["step"], evidence=evidence,
+        advice=("If it is a warm restart that you want, say so (planned=...); else look for a scheduler that is made anew, or "
+                "whose length is shorter than the run.",),
+    )  # fmt: skip
 
 
 def _unended(
@@ -258,52 +228,34 @@ def _collapse(
     evidence: dict[str, Any],
 ) -> Finding:
     (steps, lr), (collapse_frac, tail_frac) = trace, gone_at
-    every = float(np.median(np.diff(steps))) if steps.size > 1 else 1.0
-    idle = min(
-        float(np.sum(lr <= low[0] * lr.max())) * every / max(total_steps, 1), 1.0
-    )  # what a gap hides is not known
-    alive = np.flatnonzero((lr > collapse_frac * lr.max()) & (lr > 0))
+    code, peak = "schedule.collapse", lr.max()
+    every = float(np.median(np.diff(steps))) if steps.size > 1 else 1.0  # what a gap hides is not known
+    idle = min(float(np.sum(lr <= low[0] * peak)) * every / max(total_steps, 1), 1.0)
+    alive = np.flatnonzero((lr > collapse_frac * peak) & (lr > 0))
     gone = steps[alive[-1] + 1 :] if alive.size else steps
     from_step, total = int(gone[0]) if gone.size else None, max(total_steps, int(steps[-1]) + 1)
-    evidence = evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
+    share: dict[str, Any] = {
+        "unit": "share of the steps", "evidence": evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
+    }  # fmt: skip
     if not alive.size:
-        return Finding(
-            code="schedule.collapse",
-            status="fail",
-            summary="The learning rate is above zero at no recorded step: nothing is ever learned.",
-            value=0.0,
-            unit="share of the steps",
-            threshold=1 - tail_frac,
-            step=from_step,
-            clause="F3.5",
-            evidence=evidence,
-            advice=(
-                "Check peak_lr and the factor that the schedule gives: one of them is zero, or the scheduler stands.",
-            ),
-        )
-    if from_step is None or from_step >= math.floor((1 - tail_frac) * total):
-        if idle >= low[1]:
-            return Finding(
-                code="schedule.collapse", status="warn", clause="F3.5", evidence=evidence, value=idle, unit="share of the steps",
-                threshold=low[1],
-                summary=f"The learning rate is at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there.",
-                advice=("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",),
-            )  # fmt: skip
-        return Finding(
-            code="schedule.collapse", status="ok", clause="F3.5", evidence=evidence,
-            summary="The learning rate lasts until the end of training.",
+        return CODES.finding(
+            code, "fail", "The learning rate is above zero at no recorded step: nothing is ever learned.",
+            value=0.0, threshold=1 - tail_frac, step=from_step, **share,
+            advice=("Check peak_lr and the factor that the schedule gives: one of them is zero, or the scheduler stands.",),
         )  # fmt: skip
-    return Finding(
-        code="schedule.collapse",
-        status="fail",
-        summary=f"The learning rate is practically zero from step {from_step} of {total} on: nothing is learned after that.",
-        value=from_step / total,
-        unit="share of the steps",
-        threshold=1 - tail_frac,
-        step=from_step,
-        clause="F3.5",
-        evidence=evidence,
-        advice=(
-            "Let the decay run over the steps that are trained: check the scheduler's length and its unit, steps or epochs.",
-        ),
-    )
+    if from_step is not None and from_step < math.floor((1 - tail_frac) * total):
+        return CODES.finding(
+            code, "fail",
+            f"The learning rate is practically zero from step {from_step} of {total} on: nothing is learned after that.",
+            value=from_step / total, threshold=1 - tail_frac, step=from_step, **share,
+            advice=("Let the decay run over the steps that are trained: check the scheduler's length and its unit, steps or epochs.",),
+        )  # fmt: skip
+    if idle < low[1]:
+        said = "The learning rate lasts until the end of training."
+        return CODES.finding(code, "ok", said, evidence=share["evidence"])
+    return CODES.finding(
+        code, "warn",
+        f"The learning rate is at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there.",
+        value=idle, threshold=low[1], **share,
+        advice=("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",),
+    )  # fmt: skip

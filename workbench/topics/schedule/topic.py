@@ -9,7 +9,7 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, Topic
-from workbench.topics.schedule.captions import schedule_numbers
+from workbench.plots.words import counted, number_text
 from workbench.topics.schedule.figures import plot_schedule
 
 __all__ = ["TOPIC"]
@@ -30,6 +30,21 @@ def _with_schedule(stored: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig.from_dict({**stored, "optimizer": optimizer})
 
 
+def _schedule_numbers(record: Any, diagnosis: Diagnosis) -> str:
+    chosen = (diagnosis.recommendation or {}).get("config")
+    before = _shape(record.config)
+    if not chosen or _shape(chosen) == before:
+        return f"The schedule is the baseline's: {before}."
+    return f"Recommended: {_shape(chosen)}. The baseline as it ran: {before}."
+
+
+def _shape(config: Any) -> str:
+    warmup = int(config.get("warmup_steps") or 0)
+    ramp = f"after {counted(warmup, 'step')} of warmup" if warmup else "without warmup"
+    kind = str(config.get("schedule") or "constant")
+    return f"{kind} at a peak of {number_text(config['peak_lr'])} {ramp}, {counted(int(config['total_steps']), 'step')} in all"
+
+
 TOPIC = Topic(
     name="schedule",
     figures=(
@@ -39,7 +54,7 @@ TOPIC = Topic(
             caption="The ramp starts at 0 and meets the schedule without a jump; the run is longer by the warmup.",
             codes=("warmup.shortest", "schedule.discontinuity"),
             draw=_draw_schedule,
-            numbers=schedule_numbers,
+            numbers=_schedule_numbers,
             alone=True,
         ),
     ),

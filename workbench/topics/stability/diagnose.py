@@ -15,17 +15,22 @@ from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_inter
 from workbench.curves.rises import USUAL, CurveThresholds
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
-from workbench.findings.advice import advise
+from workbench.findings.advice import Kind, advise
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
 
-__all__ = ["CODES", "diagnose_instability"]
+__all__ = ["CODES", "KINDS", "diagnose_instability"]
 
 Zone = Literal["own", "below", "near", "other", "far"]
 ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")
-CODES = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
-_CLAUSE = dict(zip(CODES, ("F1.5", "F1.10", "F1.5", "F1.12", "F1.9"), strict=True))
+CODES = Codes({
+    "stability.headroom": "F1.4", "stability.early": "F1.5", "stability.early_recovers": "F1.10", "stability.mid": "F1.5",
+    "stability.divergent": "F1.12", "stability.spike": "F1.9",
+})  # fmt: skip
+KINDS = tuple(CODES)[1:]
+"""The codes about what a loss curve does."""
 _LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
 _NAME = {
     "stability.early": "The loss becomes unstable early and does not come back",
@@ -155,50 +160,20 @@ def diagnose_instability(
     Returns:
         The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
     """
-    record = judged(record)
-    study = _read(
-        record,
-        curve_thresholds,
-        near_ratio=near_ratio,
-        noise_sds=noise_sds,
-        loss_tolerance=loss_tolerance,
-        spike_frac=spike_frac,
-    )
-    findings = [_headroom(study, headroom_ratio)]
-    reason = _unreadable(study)
-    if reason:
-        findings += [
-            Finding(code=c, status="not_measured", summary=f"Not measured: {reason}.", clause=_CLAUSE[c], evidence=_listed(study))
-            for c in CODES
-        ]  # fmt: skip
-    else:
-        hits = _hits(study)
-        findings += [_finding(study, code, hits[code], usual_interval) for code in CODES]
-    return Diagnosis.of(record, findings)
-
-
-def _read(
-    record: RecordLike,
-    thresholds: CurveThresholds,
-    *,
-    near_ratio: float,
-    noise_sds: float,
-    loss_tolerance: float,
-    spike_frac: float,
-) -> _Study:
-    own = frozenset(own_trials(record))
+    judged_study = judged(record)
+    own = frozenset(own_trials(judged_study))
     curves = [
-        c for c in judged(record).curves
+        c for c in judged_study.curves
         if (c.point or c.stage == Role.PROBE or c.trial in own) and (c.finished or len(c.loss) > 9)
     ]  # fmt: skip
-    table = judged(record).sweep()
-    best = lr_best(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance) if len(table.points) > 1 else None
+    table, limits = judged_study.sweep(), {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
+    best = lr_best(table, **limits) if len(table.points) > 1 else None
     bracket = None if best is None else unstable_bracket(table)
-    fixes = [] if bracket is None else judged_runs(record, ["fix"], above=bracket.middle)
-    baseline = record.config.get("peak_lr")
-    return _Study(
-        record=record,
-        items=judge(curves, judged(record).full_length, thresholds),
+    fixes = [] if bracket is None else judged_runs(judged_study, ["fix"], above=bracket.middle)
+    baseline = judged_study.config.get("peak_lr")
+    study = _Study(
+        record=judged_study,
+        items=judge(curves, judged_study.full_length, curve_thresholds),
         table=table,
         best=best,
         bracket=bracket,
@@ -206,9 +181,17 @@ def _read(
         own=own & {c.trial for c in curves},
         noise_sds=noise_sds,
         spike_frac=spike_frac,
-        harmful=is_harmful(table, fixes, noise_sds=noise_sds, loss_tolerance=loss_tolerance),
+        harmful=is_harmful(table, fixes, **limits),
         near_ratio=near_ratio,
     )
+    findings = [_headroom(study, headroom_ratio)]
+    reason = _unreadable(study)
+    if reason:
+        findings += [CODES.not_measured(code, reason, evidence=_listed(study)) for code in KINDS]
+    else:
+        hits = _hits(study)
+        findings += [_finding(study, code, hits[code], usual_interval) for code in KINDS]
+    return Diagnosis.of(judged_study, findings)
 
 
 def _unreadable(study: _Study) -> str | None:
@@ -224,25 +207,19 @@ def _unreadable(study: _Study) -> str | None:
 
 def _hits(study: _Study) -> dict[str, list[_Hit]]:
     """Sort every rise of every trial under its code."""
-    hits: dict[str, list[_Hit]] = {code: [] for code in CODES}
+    hits: dict[str, list[_Hit]] = {code: [] for code in KINDS}
     for item in study.items:
-        zone = study.zone(item.curve)
-        for rise in _telling(item):
-            hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
-        never = item.verdict.outcome not in ("lasting", "divergent") and item.is_lasting(study.star)
-        if item.verdict.outcome == "divergent" or never:
-            hits["stability.divergent"].append(
-                _Hit(item, item.verdict.rises[-1] if item.verdict.rises and not never else None, zone)
-            )
-        if item.verdict.outcome == "divergent" and not item.verdict.rises:
+        zone, verdict = study.zone(item.curve), item.verdict
+        for rise in verdict.rises:  # of a run that did not come back, those that it did come back from are no news
+            if not verdict.is_lasting or rise.outcome not in ("recovered", "settling"):
+                hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
+        never = verdict.outcome not in ("lasting", "divergent") and item.is_lasting(study.star)
+        if verdict.outcome == "divergent" or never:
+            last = verdict.rises[-1] if verdict.rises and not never else None
+            hits["stability.divergent"].append(_Hit(item, last, zone))
+        if verdict.outcome == "divergent" and not verdict.rises:
             hits["stability.early"].append(_Hit(item, None, zone))
     return hits
-
-
-def _telling(item: TrialVerdict) -> list[Rise]:
-    """Return the rises to report: of a run that did not come back, those that it did come back from are no news."""
-    rises = item.verdict.rises
-    return [r for r in rises if not item.verdict.is_lasting or r.outcome not in ("recovered", "settling")]
 
 
 def _code(rise: Rise, spike_steps: float) -> str:
@@ -257,15 +234,9 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
     own = [h for h in hits if h.zone == "own"]
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
-        return Finding(
-            code=code, status="not_measured", clause=_CLAUSE[code], evidence=evidence,
-            summary=f"Not measured: {_silent(study, lead)}.",
-        )  # fmt: skip
+        return CODES.not_measured(code, _silent(study, lead), evidence=evidence)
     if lead is None:
-        return Finding(
-            code=code, status="ok", clause=_CLAUSE[code], evidence=evidence,
-            summary=f"Not seen in {len(study.judged)} trial(s).",
-        )  # fmt: skip
+        return CODES.finding(code, "ok", f"Not seen in {len(study.judged)} trial(s).", evidence=evidence)
     status: Status = "ok"
     cost = ""
     if own and lead.back:
@@ -275,10 +246,11 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
         status = "fail"
     elif lead.zone in ("below", "near") and study.harmful is not False:
         status = "warn"
-    return Finding(
-        code=code, status=status, summary=_summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr",
-        threshold=study.star if study.star is not None else study.baseline, step=lead.step, clause=_CLAUSE[code],
-        evidence=evidence, advice=_advice(lead) if status != "ok" else (),
+    kind: Kind = "early" if lead.rise is None or lead.rise.when == "early" else "mid"
+    return CODES.finding(
+        code, status, _summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr", step=lead.step,
+        threshold=study.star if study.star is not None else study.baseline, evidence=evidence,
+        advice=advise(kind) if status != "ok" else (),
     )  # fmt: skip
 
 
@@ -322,11 +294,6 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], 
     return text
 
 
-def _advice(lead: _Hit) -> list[str]:
-    early = lead.rise is None or lead.rise.when == "early"
-    return advise("early" if early else "mid")
-
-
 def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
     evidence = _listed(study)
     evidence["hits"] = [_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
@@ -340,72 +307,52 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
         evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
-        seen = (
-            None if probed is None else seen_at_interval(probed.item, periodic_rows(study.record.evals), usual_interval)
-        )
-        evidence["seen_at_interval"] = seen
+        evals = periodic_rows(study.record.evals)
+        evidence["seen_at_interval"] = probed and seen_at_interval(probed.item, evals, usual_interval)
     return evidence
 
 
 def _listed(study: _Study) -> dict[str, Any]:
-    return {
-        "trials": [_row(item) for item in study.items],
-        "lr_star": study.star,
-        "baseline_lr": study.baseline,
-        "harmful": study.harmful,
-    }
+    rows = [_row(item) for item in study.items]
+    return {"trials": rows, "lr_star": study.star, "baseline_lr": study.baseline, "harmful": study.harmful}
 
 
 def _row(item: TrialVerdict) -> dict[str, Any]:
-    verdict = item.verdict
+    curve, verdict = item.curve, item.verdict
     return {
-        "trial": item.curve.trial,
-        "stage": item.curve.stage,
-        "lr": item.curve.lr,
-        "seed": item.curve.seed,
-        "when": verdict.when,
-        "outcome": verdict.outcome,
-        "onset_step": verdict.onset_step,
-        "peak_step": verdict.peak_step,
-        "peak_loss": verdict.peak_loss,
-        "end_loss": verdict.end_loss,
-        "high": verdict.high,
-        "reason": verdict.reason,
-    }
+        "trial": curve.trial, "stage": curve.stage, "lr": curve.lr, "seed": curve.seed, "when": verdict.when,
+        "outcome": verdict.outcome, "onset_step": verdict.onset_step, "peak_step": verdict.peak_step,
+        "peak_loss": verdict.peak_loss, "end_loss": verdict.end_loss, "high": verdict.high, "reason": verdict.reason,
+    }  # fmt: skip
 
 
 def _headroom(study: _Study, near: float) -> Finding:
+    code, bracket, base = "stability.headroom", study.bracket, study.baseline
     critical = study.record.facts.get("critical_lr")
-    bracket = study.bracket
     lr, source = None if bracket is None else bracket.middle, "lr.unstable"
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
-    evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": study.baseline}
+    evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": base}
+    known: dict[str, Any] = {"threshold": near, "unit": "unstable lr / baseline lr"}
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
-    if lr is None and study.best is not None and top > near * study.baseline > 0:
-        return Finding(
-            code="stability.headroom", status="ok", value=top / study.baseline, threshold=near, clause="F1.4",
-            unit="unstable lr / baseline lr",
-            summary=f"No instability up to {top / study.baseline:.3g} times the baseline's lr, the largest that was tried.",
-            evidence=evidence | {"lower": top, "upper": None},
-        )  # fmt: skip
-    if lr is None or study.baseline <= 0:
-        return Finding(
-            code="stability.headroom", status="not_measured", clause="F1.4", evidence=evidence,
-            summary="Not measured: neither an unstable learning rate nor critical_lr is known.",
-        )  # fmt: skip
-    value = lr / study.baseline
+    if lr is None and study.best is not None and top > near * base > 0:
+        summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was tried."
+        return CODES.finding(
+            code, "ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None}, **known
+        )
+    if lr is None or base <= 0:
+        return CODES.not_measured(code, "neither an unstable learning rate nor critical_lr is known", evidence=evidence)
+    value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * study.baseline
+    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
     small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
     shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
     if value <= 0.5:
-        shown += f": the baseline's {study.baseline:.4g} is {1 / value:.3g} times too high"
+        shown += f": the baseline's {base:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
-        shown = "between {:.3g} and {:.3g} times the baseline's lr".format(*(end / study.baseline for end in ends))
-    return Finding(
-        code="stability.headroom", status="warn" if small else "ok", value=value, threshold=near, clause="F1.4",
-        unit="unstable lr / baseline lr", summary=f"Instability starts {shown}.",
+        shown = f"between {ends[0] / base:.3g} and {ends[1] / base:.3g} times the baseline's lr"
+    return CODES.finding(
+        code, "warn" if small else "ok", f"Instability starts {shown}.", value=value, **known,
         evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
         advice=advise("early") if small else [],
     )  # fmt: skip

@@ -7,11 +7,10 @@ from pathlib import Path
 from workbench.errors import RecordError
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import open_record
-from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.diagnose import KINDS, diagnose_instability
 
 __all__ = ["check_stability"]
 
-_KINDS = ("stability.early", "stability.early_recovers", "stability.mid", "stability.divergent", "stability.spike")
 _GET_ONE = "Run 02_instability, or workbench diagnose, on this workload first, and give its folder here."
 _CURE = "Cure that first: a warmup (03), clipping (04), another optimizer (05), the architecture (06), in this order."
 
@@ -31,12 +30,8 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
     """
     where = str(earlier or "")
     if not where:
-        return _one(
-            "not_measured",
-            "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that.",
-            _GET_ONE,
-            workload,
-        )
+        said = "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that."
+        return _one("not_measured", said, _GET_ONE, workload)
     try:
         record = open_record(where)
     except RecordError as error:
@@ -46,11 +41,11 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
         return _one("not_measured", said, _GET_ONE, workload)
     found = diagnose_instability(record)
     about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
-    bad = [found[code] for code in _KINDS if found[code].status in ("warn", "fail")]
+    bad = [found[code] for code in KINDS if found[code].status in ("warn", "fail")]
     if bad:
         said = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
         return _one("warn", said, _CURE, record.workload, step=bad[0].step)
-    missing = [code for code in _KINDS if found[code].status == "not_measured"]
+    missing = [code for code in KINDS if found[code].status == "not_measured"]
     if missing:
         said = f"No stability verdict: {where}, {about}, did not measure {', '.join(missing)}."
         return _one("not_measured", said, _GET_ONE, record.workload)

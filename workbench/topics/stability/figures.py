@@ -11,16 +11,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import (
-    Record,
-    best_lr,
-    curve,
-    evaluations,
-    finding,
-    lr_of,
-    trials_at,
-    trials_in,
-)
+from workbench.plots.frames import Record, best_lr, curve, evaluations, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots.style import (
     BAD,
@@ -117,7 +108,9 @@ def plot_confirm(
             return not_measured(axes, "the record has no run far above the best learning rate")
         at_best = (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]
         curves = [draw_trial_loss(axes, record, trial, index=0, relative_to=best) for trial in at_best]
-        said = _confirmations(diagnosis)
+        found = finding(diagnosis, "stability.mid")
+        rows: Sequence[Mapping[str, Any]] = found.evidence.get("confirm", ()) if found is not None else ()
+        said = {int(row["trial"]): row for row in rows}
         for index, trial in enumerate(shown, start=1):
             row = said.get(trial, {})
             note = str(row.get("shape", ""))
@@ -137,15 +130,9 @@ def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> li
     ax.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
     peak = f"every step, at most {short(_peak(values))}"
     fine = draw_curve(ax, steps, values, color=GOOD, linewidth=1.1, label=peak)
-    rough = draw_curve(
-        ax,
-        steps[coarse],
-        values[coarse],
-        color=PALETTE[1],
-        linestyle="--",
-        marker="o",
-        label=f"every {every_steps} steps, at most {short(_peak(values[coarse]))}",
-    )
+    label = f"every {every_steps} steps, at most {short(_peak(values[coarse]))}"
+    look: dict[str, Any] = {"color": PALETTE[1], "linestyle": "--", "marker": "o"}
+    rough = draw_curve(ax, steps[coarse], values[coarse], label=label, **look)
     if not np.isfinite(values).all():
         mark_steps(ax, steps[~np.isfinite(values)][:1], label="not finite from here")
     return [fine, rough]
@@ -160,17 +147,7 @@ def _first_onset(diagnosis: Diagnosis | None, codes: Sequence[str], trial: int) 
         for hit in item.evidence.get("hits", ())
         if hit.get("trial") == trial and hit.get("onset_step") is not None
     ]
-    if not onsets:
-        return None
-    step, code = min(onsets)
-    return code, step
-
-
-def _confirmations(diagnosis: Diagnosis | None) -> dict[int, Mapping[str, Any]]:
-    """What `stability.mid` says of each run far above lr*, by trial."""
-    found = finding(diagnosis, "stability.mid")
-    rows = found.evidence.get("confirm", ()) if found is not None else ()
-    return {int(row["trial"]): row for row in rows}
+    return min(onsets)[::-1] if onsets else None
 
 
 def _peak(values: Floats) -> float:

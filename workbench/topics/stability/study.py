@@ -7,14 +7,13 @@ curable, because every workload has an lr that is too high (F1.4).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
@@ -24,13 +23,10 @@ from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.rounds import Asked, run_round
-from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.lr_sweep.study import Asked, LRSweep, run_round
 from workbench.topics.stability.diagnose import diagnose_instability
 
 __all__ = ["InstabilityStudy"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +68,7 @@ class InstabilityStudy(Study):
         if self.best_lr is not None:
             numbers["best_lr"] = self.best_lr
         for name, value in numbers.items():
-            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+            check_number(name, value)
         shares = {"fix_warmup_frac": (self.fix_warmup_frac, 1.0), "fix_percentile": (self.fix_percentile, 100.0)}
         for name, (value, top) in shares.items():
             if not 0 < value <= top:
@@ -81,8 +76,7 @@ class InstabilityStudy(Study):
         for kind in self.fixes:
             if kind not in ("warmup", "clipping"):
                 raise ConfigError(f"fixes={tuple(self.fixes)!r} may hold 'warmup' and 'clipping', not {kind!r}.")
-        if isinstance(self.probe_steps, bool) or not isinstance(self.probe_steps, int) or self.probe_steps < 1:
-            raise ConfigError(f"probe_steps={self.probe_steps!r} must be an integer of at least 1.")
+        check_integer("probe_steps", self.probe_steps)
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
@@ -92,9 +86,8 @@ class InstabilityStudy(Study):
         session.facts(lr_star=lr_star)
         star = Asked(Role.LR_SWEEP, session.config.replace(peak_lr=lr_star))
         probe = Asked(Role.PROBE, self._probe(session.config, lr_star))
-        confirm = [
-            Asked(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in self._confirm_lrs(session, lr_star)
-        ]
+        lrs = self._confirm_lrs(session, lr_star)
+        confirm = [Asked(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in lrs]
         known = diagnose_lr_sweep(session.record)
         edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
@@ -154,13 +147,9 @@ class InstabilityStudy(Study):
     def _probe(self, config: TrainConfig, lr_star: float) -> TrainConfig:
         steps = min(self.probe_steps, config.total_steps)
         return config.replace(
-            peak_lr=self.probe_multiple * lr_star,
-            total_steps=steps,
-            warmup_steps=0,
-            schedule="constant",
-            eval_every_steps=1,
+            peak_lr=self.probe_multiple * lr_star, total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=1,
             checkpoint_every_steps=steps,
-        )
+        )  # fmt: skip
 
     def _fixes(self, session: Session, lr_star: float, known: Diagnosis) -> list[Asked]:
         """Return what to try beyond an edge that lr* sits at, one fix after the other until one helps; else nothing."""
@@ -175,16 +164,13 @@ class InstabilityStudy(Study):
         if kind == "warmup":
             steps = max(1, round(self.fix_warmup_frac * config.total_steps))
             return prepend_warmup(config, steps)
-        norms = self._norms_at_best(session, lr_star)
-        threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
-        return config.replace(max_grad_norm=threshold) if threshold > 0 else None
-
-    def _norms_at_best(self, session: Session, lr_star: float) -> FloatArray:
         record = session.record
         at_best = record.trials["peak_lr"].sub(lr_star).abs() <= 1e-9 * lr_star
         rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
         norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
-        return np.asarray(norms[np.isfinite(norms)])
+        norms = norms[np.isfinite(norms)]
+        threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
+        return config.replace(max_grad_norm=threshold) if threshold > 0 else None
 
 
 def _first_beyond(confirm: Sequence[Asked], edge: float | None) -> int:

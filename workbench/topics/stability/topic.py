@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.stability.captions import confirm_numbers, probe_numbers
+from workbench.plots.frames import curve, evaluations, lr_of, trials_in
+from workbench.plots.words import first_and_end, number_text
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.figures import plot_confirm, plot_probe
 
 __all__ = ["TOPIC"]
+
+EVERY_STEPS = 100
+"""The coarse interval that the picture of the probe draws (F1.10)."""
+MAX_RUNS = 4
+"""Runs that a sentence names one by one."""
+
+
+def _probe_numbers(record: Any, _: Diagnosis) -> str:
+    trial = trials_in(record, "probe")[0]
+    steps, values = evaluations(record, trial, split="validation", metric="loss")
+    if steps.size < 3:
+        steps, values = curve(record, trial, "loss")
+    peak = int(np.argmax(np.where(np.isfinite(values), values, np.inf)))
+    coarse = values[steps % EVERY_STEPS == 0]
+    return (
+        f"At lr {number_text(lr_of(record, trial))} the loss starts at {number_text(float(values[0]))} and is largest, "
+        f"{number_text(float(values[peak]))}, at step {int(steps[peak]):,}; every {EVERY_STEPS} steps would have shown "
+        f"at most {number_text(float(np.where(np.isfinite(coarse), coarse, np.inf).max()))}."
+    )
+
+
+def _confirm_numbers(record: Any, _: Diagnosis) -> str:
+    lines = []
+    for trial in trials_in(record, "confirm")[:MAX_RUNS]:
+        values = curve(record, trial, "loss")[1]
+        first, end = first_and_end(values)
+        how = f"goes from {number_text(first)} to {number_text(end)}" if np.isfinite(end) else "ends non-finite"
+        lines.append(f"lr {number_text(lr_of(record, trial))} {how}")
+    return f"The loss at {'; that at '.join(lines)}." if lines else ""
 
 
 TOPIC = Topic(
@@ -20,7 +55,7 @@ TOPIC = Topic(
             "interval hides an unstable start.",
             codes=("stability.early_recovers", "stability.early"),
             draw=plot_probe,
-            numbers=probe_numbers,
+            numbers=_probe_numbers,
             alone=True,
         ),
         Figure(
@@ -29,11 +64,9 @@ TOPIC = Topic(
             caption="A steady fall and then a sudden rise means that the model probably suffers from optimisation instability.",
             codes=("stability.mid", "stability.divergent"),
             draw=plot_confirm,
-            numbers=confirm_numbers,
+            numbers=_confirm_numbers,
             alone=True,
         ),
     ),
-    studies={
-        "instability": StudyKind(diagnose=diagnose_instability, pictures=("confirm", "loss-curves")),
-    },
+    studies={"instability": StudyKind(diagnose=diagnose_instability, pictures=("confirm", "loss-curves"))},
 )

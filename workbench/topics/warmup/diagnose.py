@@ -10,66 +10,76 @@ from typing import Any
 import numpy as np
 
 from workbench.config import is_callable_name
-from workbench.curves.judged import judged
+from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.replaced import replaced
+from workbench.curves.rise_causes import confirmation
 from workbench.curves.selection import compare_selected
-from workbench.curves.trials import RecordLike
+from workbench.curves.trials import RecordLike, judge
 from workbench.findings.advice import ADVICE
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.roles import Role
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.schedule.diagnose import read_trace
 from workbench.topics.warmup.search import Length, WarmupSearch, read_searches
-from workbench.topics.warmup.signs import WarmupSigns, warmup_signs
 
-__all__ = ["CODES", "diagnose_warmup"]
+__all__ = ["CODES", "WarmupSigns", "diagnose_warmup", "warmup_signs"]
 
-CODES = ("warmup.needed", "warmup.shortest", "warmup.over_cap", "warmup.lengthen", "warmup.insufficient")
-_CLAUSE = dict(zip(CODES, ("F3.1", "F3.6", "F3.10", "F3.14", "F3.3"), strict=True))
+CODES = Codes({
+    "warmup.needed": "F3.1", "warmup.shortest": "F3.6", "warmup.over_cap": "F3.10", "warmup.lengthen": "F3.14",
+    "warmup.insufficient": "F3.3",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Study:
-    """What the findings are made of.
+class WarmupSigns:
+    """The two signs that call for a warmup: the best lr at the edge, and a rise after a decline far above it (F3.1).
 
     Attributes:
-        facts: what the study noted: unstable_lr, cap, candidates, dropped, stopped.
-        total: the baseline's steps.
-        own: the baseline's own warmup steps.
-        lead: the search that is reported, and its shortest length that passed on the full budget.
+        at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
+            (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
+        rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
+        unstable_lr: the lr at which training becomes lastingly unstable, None where it was not found.
+        lower: largest lr below it that is stable.
+        upper: smallest lr that is not.
     """
 
-    record: RecordLike
-    facts: Mapping[str, Any]
-    total: int
-    own: int
-    signs: WarmupSigns
+    at_edge: bool | None
+    rises: bool | None
     unstable_lr: float | None
-    searches: Sequence[WarmupSearch]
-    lead: tuple[WarmupSearch, Length] | None
+    lower: float | None
+    upper: float | None
 
     @property
-    def exhausted(self) -> list[WarmupSearch]:
-        """Searches whose longest allowed warmup fails."""
-        cap = self.facts.get("cap")
-        failing = [(s, s.longest_failing) for s in self.searches]
-        return [s for s, low in failing if cap is not None and low is not None and low.steps >= cap]
+    def holds(self) -> bool | None:
+        """Whether one of them holds; None where neither does and one was not looked for."""
+        if self.at_edge or self.rises:
+            return True
+        return None if None in (self.at_edge, self.rises) else False
 
-    @property
-    def dropped(self) -> str:
-        """What was not tried because of the cap, as the end of a sentence."""
-        steps = self.facts.get("dropped") or ()
-        return f" Above the cap and not tried: {', '.join(f'{s:,}' for s in steps)} steps." if steps else ""
 
-    @property
-    def unknown(self) -> str:
-        """Why no length is known."""
-        if self.facts.get("stopped"):
-            return f"Not measured: {self.facts['stopped']}.{self.dropped}"
-        if self.exhausted:
-            return f"Not measured: no warmup up to the cap of {self.facts['cap']:,} steps passes.{self.dropped}"
-        if self.searches:
-            return "Not measured: no length has passed a run of the full budget so far."
-        return "Not measured: no warmup was tried."
+def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
+    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
+
+    Args:
+        record: a study.
+        edge_ratio: lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that
+            does not tell (rule of thumb).
+        far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).
+    """
+    study = judged(record)
+    sweep = diagnose_lr_sweep(study)
+    edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
+    lower, upper = unstable.evidence.get("lower"), unstable.evidence.get("upper")
+    told = lower is not None and upper is not None and upper <= edge_ratio * lower * (1 + 1e-9)
+    star, rises = study.facts.get("lr_star") or sweep["lr.best"].value, None
+    if star is not None:
+        peers, (low, high) = study.full_length, (far[0] * star * (1 - 1e-6), far[1] * star * (1 + 1e-6))
+        runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
+        shapes = [confirmation(item, lr_star=star)["shape"] for item in judge(runs, peers)]
+        rises = any(shape == "rise after decline" for shape in shapes) if shapes else None
+    at_edge = edge.status == "warn" if told else None
+    return WarmupSigns(at_edge=at_edge, rises=rises, unstable_lr=unstable.value, lower=lower, upper=upper)
 
 
 def diagnose_warmup(
@@ -88,220 +98,201 @@ def diagnose_warmup(
     Returns:
         The codes `warmup.needed`, `.shortest`, `.over_cap`, `.lengthen` and `.insufficient`, once each.
     """
-    record = judged(record)
-    study = _read(record, min_multiple)
+    study = _Warmups(judged(record), min_multiple)
     findings = (
-        _needed(study),
-        _shortest(study),
-        _over_cap(study, cap_frac),
-        _lengthen(study, lengthen_frac),
-        _insufficient(study, min_multiple),
-    )
+        study.needed(), study.shortest(), study.over_cap(cap_frac), study.lengthen(lengthen_frac), study.insufficient(),
+    )  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
-def _read(record: RecordLike, min_multiple: float) -> _Study:
-    facts: Mapping[str, Any] = record.facts.get("warmup") or {}
-    signs = warmup_signs(record)
-    unstable = facts.get("unstable_lr") or signs.unstable_lr
-    searches = read_searches(record, unstable) if unstable and not facts.get("stopped") else ()
-    found = [(search, length) for search in searches if (length := search.confirmed) is not None]
-    enough = [one for one in found if one[0].multiple >= min_multiple * (1 - 1e-9)]
-    lead = enough[0] if enough else found[-1] if found else None
-    return _Study(
-        record=record,
-        facts=facts,
-        total=int(record.config.get("total_steps") or 0),
-        own=max(int(record.config.get("warmup_steps") or 0), _climb(record)),
-        signs=signs,
-        unstable_lr=unstable,
-        searches=searches,
-        lead=lead,
-    )
+class _Warmups:
+    """What a study knows of warmups.
+
+    Attributes:
+        facts: what the study noted: unstable_lr, cap, candidates, dropped, stopped.
+        total: the baseline's steps.
+        own: the baseline's own warmup steps.
+        lead: the search that is reported, and its shortest length that passed on the full budget.
+        exhausted: searches whose longest allowed warmup fails.
+        dropped: what was not tried because of the cap, as the end of a sentence.
+    """
+
+    def __init__(self, study: JudgedStudy, min_multiple: float) -> None:
+        self.study, self.min_multiple = study, min_multiple
+        self.facts: Mapping[str, Any] = study.facts.get("warmup") or {}
+        self.signs = warmup_signs(study)
+        self.unstable_lr = edge = self.facts.get("unstable_lr") or self.signs.unstable_lr
+        self.searches: Sequence[WarmupSearch] = ()
+        if edge and not self.facts.get("stopped"):
+            self.searches = read_searches(study, edge)
+        found = [(search, length) for search in self.searches if (length := search.confirmed) is not None]
+        enough = [one for one in found if one[0].multiple >= min_multiple * (1 - 1e-9)]
+        self.lead: tuple[WarmupSearch, Length] | None = enough[0] if enough else found[-1] if found else None
+        self.total = int(study.config.get("total_steps") or 0)
+        self.own = max(int(study.config.get("warmup_steps") or 0), _climb(study))
+        cap = self.facts.get("cap")
+        failing = [(search, search.longest_failing) for search in self.searches]
+        self.exhausted = [s for s, low in failing if cap is not None and low is not None and low.steps >= cap]
+        steps = list(self.facts.get("dropped") or ())
+        self.dropped = f" Above the cap and not tried: {', '.join(f'{s:,}' for s in steps)} steps." if steps else ""
+
+    def _unknown(self, code: str, **fields: Any) -> Finding:
+        """Return the finding that says why no length is known."""
+        if self.facts.get("stopped"):
+            summary = f"{self.facts['stopped']}.{self.dropped}"
+        elif self.exhausted:
+            summary = f"no warmup up to the cap of {self.facts['cap']:,} steps passes.{self.dropped}"
+        elif self.searches:
+            summary = "no length has passed a run of the full budget so far."
+        else:
+            summary = "no warmup was tried."
+        return CODES.finding(code, "not_measured", f"Not measured: {summary}", **fields)
+
+    def needed(self) -> Finding:
+        code, signs = "warmup.needed", self.signs
+        evidence = asdict(signs)
+        edge = "the best lr sits at the edge of the unstable region (F1.12)"
+        rises = "a run far above the best lr falls and then rises (F1.13)"
+        held = [text for text, holds in ((edge, signs.at_edge), (rises, signs.rises)) if holds]
+        if self.lead is not None and self.lead[1].steps == 0:
+            summary = f"No: lr {self.lead[0].lr:.4g} trains without a warmup, so {self.unstable_lr:.4g} is not where instability starts."
+            return CODES.finding(code, "ok", summary, evidence=evidence)
+        if held:
+            summary = f"A warmup is called for: {' and '.join(held)}."
+            return CODES.finding(code, "warn", summary, evidence=evidence, advice=[str(ADVICE["warmup"])])
+        if signs.holds is False:
+            summary = (
+                "No sign of it: the best lr is not at a harmful edge, and no run far above it rises after a decline."
+            )
+            return CODES.finding(code, "ok", summary, evidence=evidence)
+        looked = (("the sweep", signs.at_edge), ("the runs at 5 and 10 times lr*", signs.rises))
+        missing = [text for text, holds in looked if holds is None]
+        given = "; the unstable lr was given" if self.facts.get("source") == "given" else ""
+        return CODES.not_measured(code, f"this study lacks {' and '.join(missing)}{given}", evidence=evidence)
+
+    def _tried(self) -> dict[str, Any]:
+        """Return everything that was tried, a table for each multiple (F3.4)."""
+        rounds = [
+            {
+                "multiple": search.multiple,
+                "lr": search.lr,
+                "lengths": [asdict(one) | {"passes": one.passes} for one in search.lengths],
+                "shortest": None if (found := search.confirmed) is None else found.steps,
+                "next_shorter": None if (low := search.longest_failing) is None else low.steps,
+            }
+            for search in self.searches
+        ]
+        dropped = list(self.facts.get("dropped") or ())
+        return {"unstable_lr": self.unstable_lr, "cap": self.facts.get("cap"), "rounds": rounds, "dropped": dropped}
+
+    def shortest(self) -> Finding:
+        code, evidence = "warmup.shortest", self._tried()
+        if self.lead is None:
+            return self._unknown(code, unit="steps", evidence=evidence)
+        search, length = self.lead
+        low = search.longest_failing
+        evidence |= {
+            "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": None if low is None else low.steps,
+            "full_trial": length.full_trial, "total_steps": self.total + length.steps, "comparison": self._compared(),
+        }  # fmt: skip
+        shown = f"; {low.steps:,} fail" if low is not None else ""
+        at = f"lr {search.lr:.4g}, {search.multiple:.3g} times the unstable one"
+        advice = [f"prepend_warmup(config.replace(peak_lr={search.lr:.6g}), {length.steps})"] if length.steps else []
+        return CODES.finding(
+            code, "ok", f"The shortest warmup that trains at {at}, takes {length.steps:,} steps{shown}.{self.dropped}",
+            value=float(length.steps), unit="steps", evidence=evidence, advice=advice,
+        )  # fmt: skip
+
+    def _compared(self) -> dict[str, Any] | None:
+        """Hold every full run that trained with a warmup against the baseline by their selected checkpoints (F3.12).
+
+        The shortest warmup that trains is not always the one that trains best.
+        """
+        lr = self.study.config.get("peak_lr")
+        if not isinstance(lr, (int, float)) or "select" not in self.study.config:
+            return None
+        baseline = [c.trial for c in self.study.full_length if math.isclose(c.lr, lr, rel_tol=1e-9)]
+        candidates = {
+            f"lr {search.lr:.4g}, warmup over {one.steps:,} steps": [one.full_trial]
+            for search in self.searches
+            for one in search.lengths
+            if one.full and one.full_trial is not None
+        }
+        return compare_selected(self.study, baseline=baseline, candidates=candidates)
+
+    def over_cap(self, cap_frac: float, half: float = 0.5) -> Finding:
+        code = "warmup.over_cap"
+        steps = self.own + (self.lead[1].steps if self.lead else 0)
+        dropped = list(self.facts.get("dropped") or ())
+        evidence = {"total_steps": self.total, "dropped": dropped, "warmup_steps": steps}
+        if self.total and not steps and not self.facts:
+            return CODES.finding(code, "ok", "No warmup is planned, so none is too long.", evidence=evidence)
+        if not self.total or (self.lead is None and not self.own):
+            return self._unknown(code, evidence=evidence)
+        share, whose = steps / self.total, "The warmup" if self.lead else "The baseline's own warmup"
+        known: dict[str, Any] = {
+            "value": share, "unit": "share of the baseline's steps", "threshold": cap_frac, "evidence": evidence
+        }  # fmt: skip
+        text = f"{whose} of {steps:,} steps takes {share:.3g} of the baseline's {self.total:,}"
+        cost = next(iter(replaced(self.study).get(code, ())), None)
+        if self.lead is None and share < half and cost is not None and not cost.costs:
+            return CODES.finding(code, "ok", f"{text}, and costs little: {cost.told}.", **known)
+        if share <= cap_frac * (1 + 1e-9):
+            return CODES.finding(code, "ok", f"{text}.{self.dropped}", **known)
+        told = "" if self.lead or cost is None else f": {cost.told}"
+        advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
+        summary = f"{text}, more than the cap of {cap_frac:g}{told}.{self.dropped}"
+        return CODES.finding(code, "warn", summary, advice=advice, **known)
+
+    def lengthen(self, lengthen_frac: float) -> Finding:
+        code, total = "warmup.lengthen", self.total
+        if self.lead is None or not total:
+            return self._unknown(code)
+        steps = self.lead[1].steps
+        proposed = total + steps
+        known: dict[str, Any] = {
+            "value": steps / total, "threshold": lengthen_frac, "unit": "share of the baseline's steps",
+            "evidence": {"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
+        }  # fmt: skip
+        if steps <= lengthen_frac * total * (1 + 1e-9):
+            summary = f"{steps:,} steps of warmup are no more than {lengthen_frac:g} of the baseline's {total:,}."
+            return CODES.finding(code, "ok", summary, **known)
+        plan = f"plan {total:,} + {steps:,} = {proposed:,} steps."
+        advice = [f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {total:,}."]
+        summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}"
+        return CODES.finding(code, "warn", summary, advice=advice, **known)
+
+    def insufficient(self) -> Finding:
+        code, least = "warmup.insufficient", self.min_multiple
+        known: dict[str, Any] = {"unit": "lr / unstable lr", "threshold": least, "evidence": self._tried()}
+        others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]
+        if self.lead is not None:
+            value = self.lead[0].multiple
+            if value >= least * (1 - 1e-9):
+                return CODES.finding(
+                    code, "ok", f"A warmup opens {value:.3g} times the unstable lr.", value=value, **known
+                )
+            summary = f"A warmup opens only {value:.3g} times the unstable lr, not {least:g} times."
+            return CODES.finding(code, "warn", summary, value=value, advice=others, **known)
+        if not self.exhausted:
+            return self._unknown(code, evidence=known["evidence"])
+        summary = (
+            f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {self.exhausted[0].multiple:.3g} times the "
+            f"unstable lr or above it: the edge is not curable by warmup.{self.dropped}"
+        )
+        return CODES.finding(code, "warn", summary, advice=others, **known)
 
 
-def _climb(record: RecordLike, *, most: float = 0.5, near: float = 0.95) -> int:
+def _climb(study: JudgedStudy, *, most: float = 0.5, near: float = 0.95) -> int:
     """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup by a schedule of one's own.
 
     A schedule that rises for a smaller part of the run, such as that of one cycle, is not called a warmup.
     """
-    if not is_callable_name(record.config.get("schedule")):
+    if not is_callable_name(study.config.get("schedule")):
         return 0
-    curve = next((c for c in judged(record).curves if c.stage == Role.BASELINE), None)
+    curve = next((c for c in study.curves if c.stage == Role.BASELINE), None)
     trace = None if curve is None else read_trace(curve)
     if curve is None or trace is None:
         return 0
     first = int(trace[0][np.flatnonzero(trace[1] >= near * trace[1].max())[0]])
     return first if first >= most * curve.total_steps else 0
-
-
-def _unmeasured(code: str, summary: str, **more: Any) -> Finding:
-    return Finding(code=code, status="not_measured", clause=_CLAUSE[code], summary=summary, **more)
-
-
-def _needed(study: _Study) -> Finding:
-    code, signs = "warmup.needed", study.signs
-    evidence = asdict(signs)
-    edge = "the best lr sits at the edge of the unstable region (F1.12)"
-    rises = "a run far above the best lr falls and then rises (F1.13)"
-    held = [text for text, holds in ((edge, signs.at_edge), (rises, signs.rises)) if holds]
-    if study.lead is not None and study.lead[1].steps == 0:
-        lr = study.lead[0].lr
-        return Finding(
-            code=code, status="ok", clause="F3.1", evidence=evidence,
-            summary=f"No: lr {lr:.4g} trains without a warmup, so {study.unstable_lr:.4g} is not where instability starts.",
-        )  # fmt: skip
-    if held:
-        return Finding(
-            code=code, status="warn", clause="F3.1", summary=f"A warmup is called for: {' and '.join(held)}.",
-            evidence=evidence, advice=[str(ADVICE["warmup"])],
-        )  # fmt: skip
-    if signs.holds is False:
-        summary = "No sign of it: the best lr is not at a harmful edge, and no run far above it rises after a decline."
-        return Finding(code=code, status="ok", clause="F3.1", summary=summary, evidence=evidence)
-    missing = [text for text, holds in (("the sweep", signs.at_edge), ("the runs at 5 and 10 times lr*", signs.rises)) if holds is None]  # fmt: skip
-    given = "; the unstable lr was given" if study.facts.get("source") == "given" else ""
-    return _unmeasured(code, f"Not measured: this study lacks {' and '.join(missing)}{given}.", evidence=evidence)
-
-
-def _shortest(study: _Study) -> Finding:
-    code = "warmup.shortest"
-    evidence = _tried(study)
-    if study.lead is None:
-        return _unmeasured(code, study.unknown, unit="steps", evidence=evidence)
-    search, length = study.lead
-    low = search.longest_failing
-    evidence |= {
-        "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": None if low is None else low.steps,
-        "full_trial": length.full_trial, "total_steps": study.total + length.steps,
-        "comparison": _compared(study),
-    }  # fmt: skip
-    shown = f"; {low.steps:,} fail" if low is not None else ""
-    at = f"lr {search.lr:.4g}, {search.multiple:.3g} times the unstable one"
-    summary = f"The shortest warmup that trains at {at}, takes {length.steps:,} steps{shown}.{study.dropped}"
-    advice = [f"prepend_warmup(config.replace(peak_lr={search.lr:.6g}), {length.steps})"] if length.steps else []
-    return Finding(
-        code=code, status="ok", clause=_CLAUSE[code], value=float(length.steps), unit="steps", summary=summary,
-        evidence=evidence, advice=advice,
-    )  # fmt: skip
-
-
-def _tried(study: _Study) -> dict[str, Any]:
-    """Return everything that was tried, a table for each multiple (F3.4)."""
-    rounds = [
-        {
-            "multiple": search.multiple,
-            "lr": search.lr,
-            "lengths": [asdict(one) | {"passes": one.passes} for one in search.lengths],
-            "shortest": None if (found := search.confirmed) is None else found.steps,
-            "next_shorter": None if (low := search.longest_failing) is None else low.steps,
-        }
-        for search in study.searches
-    ]
-    return {
-        "unstable_lr": study.unstable_lr, "cap": study.facts.get("cap"), "rounds": rounds,
-        "dropped": list(study.facts.get("dropped") or ()),
-    }  # fmt: skip
-
-
-def _compared(study: _Study) -> dict[str, Any] | None:
-    """Hold every full run that trained with a warmup against the baseline by their selected checkpoints (F3.12).
-
-    The shortest warmup that trains is not always the one that trains best.
-    """
-    record, lr = study.record, study.record.config.get("peak_lr")
-    if not isinstance(lr, (int, float)) or "select" not in record.config:
-        return None
-    peers = judged(record).full_length
-    baseline = [c.trial for c in peers if math.isclose(c.lr, lr, rel_tol=1e-9)]
-    candidates = {
-        f"lr {search.lr:.4g}, warmup over {one.steps:,} steps": [one.full_trial]
-        for search in study.searches
-        for one in search.lengths
-        if one.full and one.full_trial is not None
-    }
-    return compare_selected(record, baseline=baseline, candidates=candidates)
-
-
-def _over_cap(study: _Study, cap_frac: float, half: float = 0.5) -> Finding:
-    code = "warmup.over_cap"
-    steps = study.own + (study.lead[1].steps if study.lead else 0)
-    cost = next(iter(replaced(study.record).get(code, ())), None)
-    evidence = {"total_steps": study.total, "dropped": list(study.facts.get("dropped") or ()), "warmup_steps": steps}
-    if study.total and not steps and not study.facts:
-        return Finding(
-            code=code,
-            status="ok",
-            clause=_CLAUSE[code],
-            summary="No warmup is planned, so none is too long.",
-            evidence=evidence,
-        )
-    if not study.total or (study.lead is None and not study.own):
-        return _unmeasured(code, study.unknown, evidence=evidence)
-    share, whose = steps / study.total, "The warmup" if study.lead else "The baseline's own warmup"
-    known: dict[str, Any] = {
-        "code": code, "clause": _CLAUSE[code], "value": share, "unit": "share of the baseline's steps",
-        "threshold": cap_frac, "evidence": evidence,
-    }  # fmt: skip
-    text = f"{whose} of {steps:,} steps takes {share:.3g} of the baseline's {study.total:,}"
-    if study.lead is None and share < half and cost is not None and not cost.costs:
-        return Finding(status="ok", summary=f"{text}, and costs little: {cost.told}.", **known)
-    if share > cap_frac * (1 + 1e-9):
-        advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
-        told = "" if study.lead or cost is None else f": {cost.told}"
-        return Finding(
-            status="warn",
-            summary=f"{text}, more than the cap of {cap_frac:g}{told}.{study.dropped}",
-            advice=advice,
-            **known,
-        )
-    return Finding(status="ok", summary=f"{text}.{study.dropped}", **known)
-
-
-def _lengthen(study: _Study, lengthen_frac: float) -> Finding:
-    code = "warmup.lengthen"
-    if study.lead is None or not study.total:
-        return _unmeasured(code, study.unknown)
-    steps = study.lead[1].steps
-    proposed = study.total + steps
-    known: dict[str, Any] = {
-        "code": code, "clause": _CLAUSE[code], "value": steps / study.total, "threshold": lengthen_frac,
-        "unit": "share of the baseline's steps",
-        "evidence": {"total_steps": study.total, "warmup_steps": steps, "proposed_total_steps": proposed},
-    }  # fmt: skip
-    if steps <= lengthen_frac * study.total * (1 + 1e-9):
-        summary = f"{steps:,} steps of warmup are no more than {lengthen_frac:g} of the baseline's {study.total:,}."
-        return Finding(status="ok", summary=summary, **known)
-    return Finding(
-        status="warn", **known,
-        summary=f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: plan {study.total:,} + {steps:,} = "
-        f"{proposed:,} steps.",
-        advice=[f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {study.total:,}."],
-    )  # fmt: skip
-
-
-def _insufficient(study: _Study, min_multiple: float) -> Finding:
-    code = "warmup.insufficient"
-    known: dict[str, Any] = {
-        "code": code, "clause": _CLAUSE[code], "unit": "lr / unstable lr", "threshold": min_multiple,
-        "evidence": _tried(study),
-    }  # fmt: skip
-    failing = study.exhausted
-    others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]
-    if study.lead is not None:
-        value = study.lead[0].multiple
-        if value >= min_multiple * (1 - 1e-9):
-            summary = f"A warmup opens {value:.3g} times the unstable lr."
-            return Finding(status="ok", value=value, summary=summary, **known)
-        return Finding(
-            status="warn", value=value, advice=others, **known,
-            summary=f"A warmup opens only {value:.3g} times the unstable lr, not {min_multiple:g} times.",
-        )  # fmt: skip
-    if not failing:
-        return _unmeasured(code, study.unknown, evidence=known["evidence"])
-    lowest = failing[0].multiple
-    return Finding(
-        status="warn", value=None, advice=others, **known,
-        summary=f"No warmup up to the cap of {study.facts['cap']:,} steps is stable at {lowest:.3g} times the unstable lr or "
-        f"above it: the edge is not curable by warmup.{study.dropped}",
-    )  # fmt: skip

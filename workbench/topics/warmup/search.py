@@ -27,10 +27,8 @@ class Length:
 
     Attributes:
         steps: of the ramp that is prepended; 0 is no warmup.
-        short: whether the short trial trained stably, None where it was not run.
-        full: the same of the run of the full budget.
-        short_trial: number of the short trial.
-        full_trial: number of the full-budget run.
+        short, full: whether the short trial, and the run of the full budget, trained stably; None where it was not run.
+        short_trial, full_trial: their numbers.
         outcome: of the loss curve of the longest run: "none" trained without a rise, "recovered" came back from one.
     """
 
@@ -49,13 +47,7 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupSearch:
-    """All warmup lengths tried at one learning rate.
-
-    Attributes:
-        lr: the learning rate at the top of the ramp.
-        multiple: lr over the learning rate that is unstable without warmup.
-        lengths: in order of their steps.
-    """
+    """All warmup lengths tried at one learning rate, in order; `multiple` is lr over the one that is unstable without warmup."""
 
     lr: float
     multiple: float
@@ -143,7 +135,9 @@ def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch,
         record: a study; its trials of the stages "warmup" and "warmup_full", and runs of other stages that are the same.
         unstable_lr: the learning rate that is unstable without warmup.
     """
-    rows = [row for row in judged_runs(record, _ALL) if _unchanged(row, record.config)]
+    clip = record.config.get("max_grad_norm")
+    runs = judged_runs(record, _ALL)
+    rows = [row for row in runs if row["max_grad_norm"] == clip and row["outcome"] != "not_measured"]
     searches: dict[str, list[Mapping[str, Any]]] = {f"{r['lr']:.9e}": [] for r in rows if r["stage"] in _OWN}
     for row in rows:
         if f"{row['lr']:.9e}" in searches:
@@ -153,11 +147,6 @@ def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch,
         for same in searches.values()
     ]
     return tuple(sorted(found, key=lambda search: search.lr))
-
-
-def _unchanged(row: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Tell whether a run differs from the baseline in no more than lr, warmup and length, and can be judged."""
-    return bool(row["max_grad_norm"] == config.get("max_grad_norm") and row["outcome"] != "not_measured")
 
 
 def _lengths(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[Length, ...]:

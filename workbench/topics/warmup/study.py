@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.errors import ConfigError
@@ -19,10 +20,10 @@ from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import Asked, run_round
 from workbench.topics.stability.study import InstabilityStudy
+from workbench.topics.warmup.diagnose import WarmupSigns, warmup_signs
 from workbench.topics.warmup.search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
-from workbench.topics.warmup.signs import WarmupSigns, warmup_signs
 
 __all__ = ["WarmupStudy"]
 
@@ -69,8 +70,7 @@ class WarmupStudy(Study):
         if self.unstable_base_learning_rate is not None:
             numbers["unstable_base_learning_rate"] = self.unstable_base_learning_rate
         for name, value in numbers.items():
-            if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 < value < math.inf):
-                raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+            check_number(name, value)
         for name in ("multiples", "warmup_steps"):
             if not len(getattr(self, name)):
                 raise ConfigError(f"{name}=() must hold at least one; leave it out for the default.")
@@ -79,12 +79,9 @@ class WarmupStudy(Study):
         if not self.refine_ratio > 1:
             raise ConfigError(f"refine_ratio={self.refine_ratio!r} must be above 1: 2.0 leaves a factor of two.")
         for name, low in (("full_runs", 2), ("multiple_trials", 0)):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < low:
-                raise ConfigError(f"{name}={count!r} must be an integer of at least {low}.")
+            check_integer(name, getattr(self, name), low=low)
         for i, steps in enumerate(self.warmup_steps):
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ConfigError(f"warmup_steps[{i}]={steps!r} must be an integer of at least 1.")
+            check_integer(f"warmup_steps[{i}]", steps)
             if self._trial_steps(steps) < MIN_TRIAL_STEPS:
                 raise ConfigError(
                     f"warmup_steps[{i}]={steps!r} gives a trial of {self._trial_steps(steps)} steps, but {MIN_TRIAL_STEPS} are "
@@ -102,7 +99,10 @@ class WarmupStudy(Study):
             "stopped": None if fitting else self._too_short(session.config, cap),
         }  # fmt: skip
         if fitting and self.unstable_base_learning_rate is None:
-            signs = self._signs(session)
+            signs = warmup_signs(session.record)
+            if signs.unstable_lr is None or signs.holds is None:
+                self.instability.extend(session)
+                signs = warmup_signs(session.record)
             noted |= {"unstable_lr": signs.unstable_lr, "stopped": _reason_to_stop(signs)}
         session.facts(warmup=noted)
         if noted["stopped"] is None:
@@ -121,13 +121,6 @@ class WarmupStudy(Study):
             f"has {shortest:,}; train for at least {needed:,} steps{or_else}"
         )
 
-    def _signs(self, session: Session) -> WarmupSigns:
-        signs = warmup_signs(session.record)
-        if signs.unstable_lr is None or signs.holds is None:
-            self.instability.extend(session)
-            signs = warmup_signs(session.record)
-        return signs
-
     @property
     def _least_steps(self) -> int:
         """The shortest length whose short trial can be judged."""
@@ -139,23 +132,13 @@ class WarmupStudy(Study):
     def short_trial(self, config: TrainConfig, lr: float, warmup_steps: int) -> TrainConfig:
         """Return the short trial of a length: the ramp, then a constant lr (F3.5), whatever the baseline's schedule.
 
-        It is never shorter than that of the shortest length listed, so that the shortest ones can be told from no warmup.
-
-        Args:
-            config: the baseline.
-            lr: at the top of the ramp.
-            warmup_steps: steps that are prepended to those of the baseline.
+        `warmup_steps` are prepended to those of the baseline. It is never shorter than that of the shortest length listed, so that
+        the shortest ones can be told from no warmup.
         """
         ramp = config.warmup_steps + warmup_steps
         total = self._trial_steps(max(ramp, min(self.warmup_steps)))
-        return config.replace(
-            peak_lr=lr,
-            warmup_steps=ramp,
-            total_steps=total,
-            schedule="constant",
-            eval_every_steps=total,
-            checkpoint_every_steps=total,
-        )
+        steps = {"warmup_steps": ramp, "total_steps": total, "eval_every_steps": total, "checkpoint_every_steps": total}
+        return config.replace(peak_lr=lr, schedule="constant", **steps)
 
 
 def _reason_to_stop(signs: WarmupSigns) -> str | None:
@@ -203,7 +186,12 @@ class _Tuner:
         if not judged(self.session.record).sweep().learned:
             return None
         asked: set[NextRun] = set()
-        while (question := self._next(lr)) is not None and question not in asked and self._affords(question, lr):
+        while (
+            question := next_run(tried := self._search(lr), cap=self.cap, refine_ratio=self.study.refine_ratio)
+        ) is not None:
+            made = sum(one.full is not None for one in tried.lengths)
+            if question in asked or (question.kind == "full" and made >= self.study.full_runs):
+                break
             asked.add(question)
             run_round(self.session, [self._asked(question, lr)])
         found = self._search(lr).confirmed
@@ -227,13 +215,6 @@ class _Tuner:
             if self._search(lr)[self.cap].full:
                 self._shortest(multiple)
                 return
-
-    def _next(self, lr: float) -> NextRun | None:
-        return next_run(self._search(lr), cap=self.cap, refine_ratio=self.study.refine_ratio)
-
-    def _affords(self, question: NextRun, lr: float) -> bool:
-        made = sum(one.full is not None for one in self._search(lr).lengths)
-        return question.kind == "short" or made < self.study.full_runs
 
     def _asked(self, question: NextRun, lr: float) -> Asked:
         config = self.session.config

@@ -21,7 +21,5 @@ TOPIC = Topic(
             size=(6.4, 3.9),
         ),
     ),
-    studies={
-        "warmup": StudyKind(diagnose=diagnose_warmup, pictures=("warmup", "loss-curves")),
-    },
+    studies={"warmup": StudyKind(diagnose=diagnose_warmup, pictures=("warmup", "loss-curves"))},
 )

@@ -1,4 +1,4 @@
-"""`regularisation_finding`: does a large batch overfit more, and does more regularisation help it (F6.5, F6.6)?"""
+"""`batch_size.noise_scale` and `batch_size.regularisation`: how large a batch should be, and whether a large one overfits (F6.5, F6.6)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,78 @@ import numpy as np
 from scipy import stats
 
 from workbench.curves.judged import trials_with
+from workbench.curves.replaced import replaced
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike, memory_field
-from workbench.findings.diagnosis import Finding
+from workbench.findings.audited import why_missing
+from workbench.findings.codes import Codes
+from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.record.read import periodic_rows
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds
 
-__all__ = ["regularisation_finding"]
+__all__ = ["SIZE_CODES", "diagnose_noise_scale", "noise_scale_finding", "regularisation_finding"]
 
-CODE = "batch_size.regularisation"
+SIZE_CODES = CODES = Codes({"batch_size.noise_scale": "F6.5", "batch_size.regularisation": "F6.6"})
+
+
+def diagnose_noise_scale(record: RecordLike) -> Diagnosis:
+    """Return the one code `batch_size.noise_scale` of any study that has measured it.
+
+    Args:
+        record: a study whose facts hold "noise_scale".
+    """
+    return Diagnosis.of(record, [noise_scale_finding(record)])
+
+
+def noise_scale_finding(record: RecordLike) -> Finding:
+    """Return `batch_size.noise_scale`: the predicted critical batch size, in examples.
+
+    At a batch of the noise scale, a run needs about twice as many examples as with small batches and twice as many steps as with
+    large ones. The value is the geometric mean over the moments of training that were measured.
+
+    Args:
+        record: a study whose facts hold "noise_scale".
+
+    Source: McCandlish et al. 2018 (arXiv:1812.06162).
+    """
+    code, facts = "batch_size.noise_scale", record.facts
+    rows = list(facts.get("noise_scale") or ())
+    if (facts.get("evaluation") or {}).get("coupled"):
+        said = "Does not apply: the loss couples the examples of a batch, so that batches of another size have another loss."
+        return CODES.finding(code, "ok", said)
+    if not rows:
+        said = why_missing(facts, "noise_scale", "the noise scale was not measured")
+        return CODES.finding(code, "not_measured", said)
+    own = int(record.config["batch_size"])
+    # JSON holds infinities as words
+    moments = [(int(r["step"]), *(math.nan if r[k] is None else float(r[k]) for k in ("value", "low"))) for r in rows]
+    known = any(math.isfinite(value) for _, value, _ in moments)
+    value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
+    shown = f"{'about' if known else 'at least'} {value:,.3g} examples"
+    span = ", ".join(
+        f"{f'{value:,.3g}' if math.isfinite(value) else f'at least {low:,.3g}'} at step {step:,}"
+        for step, value, low in ([moments[0], moments[-1]] if len(moments) > 1 else moments)
+    )
+    evidence = {"rows": rows, "batch_size": own} | ({} if known else {"at_least": value})
+    numbers: dict[str, Any] = {"value": value if known else None, "unit": "examples"}
+    cost = next(iter(replaced(record).get(code, ())), None)
+    if cost is not None and cost.costs:
+        return CODES.finding(
+            code, "warn",
+            f"Gradients of {own} examples drown in their noise, whose scale is {shown} ({span}): {cost.told}.",
+            advice=[f"Train with larger batches, {cost.usual:g} for a start; where memory is short, accumulate_steps splits them."],
+            evidence=evidence | {"replaced": cost.to_dict()}, **numbers,
+        )  # fmt: skip
+    if not known:
+        means = "the mean gradient drowns in its noise"
+    elif value > 2 * own:
+        means = f"batches larger than {own} should save steps"
+    elif value < own / 2:
+        means = f"batches smaller than {own} should need fewer examples and hardly more steps"
+    else:
+        means = f"{own} is near where steps and examples cost alike"
+    summary = f"The gradient noise scale is {shown} ({span}): {means}."
+    return CODES.finding(code, "ok", summary, evidence=evidence, **numbers)
 
 
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
@@ -30,11 +93,11 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
         false_adoption: a weight decay helps where its mean gain over fresh seeds, seed by seed, would come by chance less often
             than this (rule of thumb). Which one is tested was chosen under other seeds.
     """
-    tuned = [arm for arm in arms if arm.best is not None]
+    code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _gap(record, arm)) is not None]
     tried: list[dict[str, Any]] = [
         {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels}
-        | _best(levels, arm.sign, false_adoption)
+        | _preferred(levels, arm.sign, false_adoption)
         for arm in tuned
         if (levels := _levels(record, arm))
     ]
@@ -44,29 +107,23 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
         reason = "no weight decay was tried with the largest batch" if len(set(sizes)) > 1 else (
             "fewer than two batch sizes have a selected checkpoint whose training loss is known"
         )  # fmt: skip
-        return Finding(
-            code=CODE, status="not_measured", clause="F6.6", summary=f"Not measured: {reason}.", evidence=evidence
-        )
+        return CODES.not_measured(code, reason, evidence=evidence)
     ends = [min(gaps, key=lambda r: r["batch_size"]), max(gaps, key=lambda r: r["batch_size"])]
     shown = " and ".join(f"{row['gap']:.3g} at batch size {row['batch_size']}" for row in ends)
     told = ". ".join(_told(row) for row in tried)
     large: Mapping[str, Any] = tried[-1]
-    return Finding(
-        code=CODE, status="warn" if large["helps"] else "ok", clause="F6.6", value=large["gain"], evidence=evidence,
-        summary=f"Validation minus training loss is {shown}. {told}.",
+    return CODES.finding(
+        code, "warn" if large["helps"] else "ok", f"Validation minus training loss is {shown}. {told}.", value=large["gain"],
+        evidence=evidence,
         advice=[f"Regularise at batch size {large['batch_size']}: weight_decay={large['weight_decay']:g}."] if large["helps"] else [],
     )  # fmt: skip
 
 
-def _best(levels: Sequence[Mapping[str, Any]], sign: float, false_adoption: float) -> dict[str, Any]:
+def _preferred(levels: Sequence[Mapping[str, Any]], sign: float, false_adoption: float) -> dict[str, Any]:
     """Return the weight decay that the choosing seeds prefer, and whether it helps under the fresh ones."""
     best = min(levels, key=lambda row: sign * row["chosen_by"])
-    return {
-        "weight_decay": best["weight_decay"],
-        "gain": best["gain"],
-        "chance": best["chance"],
-        "helps": best["gain"] > 0 and best["chance"] < false_adoption,
-    }
+    helps = best["gain"] > 0 and best["chance"] < false_adoption
+    return {name: best[name] for name in ("weight_decay", "gain", "chance")} | {"helps": helps}
 
 
 def _told(row: Mapping[str, Any]) -> str:
@@ -86,14 +143,12 @@ def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
     """Return the mean gap of an arm's fresh seeds at their selected checkpoints, None where it is not known."""
     known: Mapping[str, float] = record.facts.get("train_losses") or {}
     fields = _chosen(record, arm) | {"weight_decay": record.config["weight_decay"]}
-    numbers = [n for n in trials_with(record, fields) if str(n) in known]
-    rows = record.trials.set_index("trial")
-    evals = periodic_rows(record.evals)
+    rows, evals = record.trials.set_index("trial"), periodic_rows(record.evals)
     evals = evals[(evals["split"] == "validation") & (evals["metric"] == "loss")]
     gaps = []
-    for number in numbers:
+    for number in trials_with(record, fields):
         at = evals[(evals["trial"] == number) & (evals["step"] == rows.loc[number, "best_step"])]["value"]
-        if len(at):
+        if str(number) in known and len(at):
             gaps.append(float(at.iloc[0]) - float(known[str(number)]))
     finite = [gap for gap in gaps if math.isfinite(gap)]
     if not finite:
@@ -116,13 +171,6 @@ def _levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
         gains = np.array([arm.sign * (before[s] - after[s]) for s in fresh])
         gain, se = float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
         chance = float(stats.t.sf(gain / se, len(gains) - 1)) if se > 0 else float(gain <= 0)
-        found.append(
-            {
-                "weight_decay": decay,
-                "chosen_by": float(np.mean(chose)),
-                "gain": gain,
-                "chance": chance,
-                "seeds": len(fresh),
-            }
-        )
+        numbers = {"chosen_by": float(np.mean(chose)), "gain": gain, "chance": chance, "seeds": len(fresh)}
+        found.append({"weight_decay": decay} | numbers)
     return found

@@ -1,8 +1,8 @@
-"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`topics/recommendation/replaced.py`)."""
+"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`curves/replaced.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from workbench.curves.judged import judged
 from workbench.curves.trials import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.rounds import Asked, run_round
+from workbench.topics.lr_sweep.study import Asked, run_round
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
@@ -33,14 +33,7 @@ _LIMITS = {"beta2": (0.5, 0.9995), "rho": (0.5, 0.995), "eps": (1e-12, 1e-4)}
 
 
 class Suspect(NamedTuple):
-    """A setting to replace.
-
-    Attributes:
-        code: the finding that is about it.
-        field: of the config, or of the groups of an optimizer of the user's own.
-        own: its value.
-        usual: the value to train with instead.
-    """
+    """A setting to replace: the finding that is about it, the field of the config or of an optimizer's groups, and its values."""
 
     code: str
     field: str
@@ -81,10 +74,10 @@ def suspects(
         tiny_batch: batches up to this size may drown in their noise (rule of thumb),
         below_noise: where they are this many times smaller than the noise scale (rule of thumb).
     """
-    found = [
-        Suspect("optimizers.constants", name, constants[name], USUAL[name])
-        for name in _unusual(constants, memory_frac * curve.total_steps)
-    ]
+    memory, momenta = memory_frac * curve.total_steps, {n: constants.get(n, 0.0) for n in ("momentum", "beta1")}
+    unusual = [name for name, value in momenta.items() if value > 0.95 and 1 / (1 - value) > memory]
+    unusual += [n for n, (low, high) in _LIMITS.items() if n in constants and not low <= constants[n] <= high]
+    found = [Suspect("optimizers.constants", name, constants[name], USUAL[name]) for name in unusual]
     if _steers(curve, constants, decay_total, decay_force):
         found.append(Suspect("optimizers.weight_decay_shrinks", "weight_decay", constants["weight_decay"], 0.0))
     warmup, most = int(curve.config["warmup_steps"]), int(cap_frac * curve.total_steps)
@@ -94,15 +87,6 @@ def suspects(
     if noise_scale is not None and batch <= tiny_batch and noise_scale >= below_noise * batch:
         found.append(Suspect("batch_size.noise_scale", "batch_size", batch, 8 * batch))
     return found
-
-
-def _unusual(constants: Mapping[str, float], memory: float) -> Iterator[str]:
-    for name in ("momentum", "beta1"):
-        if (value := constants.get(name, 0.0)) > 0.95 and 1 / (1 - value) > memory:
-            yield name
-    for name, (low, high) in _LIMITS.items():
-        if name in constants and not low <= constants[name] <= high:
-            yield name
 
 
 def _steers(curve: TrialCurve, constants: Mapping[str, float], total: float, force: float) -> bool:
@@ -141,25 +125,19 @@ def collect_replaced(session: Session) -> None:
 
 
 def _replaced(session: Session) -> dict[str, Any]:
-    config = session.config
+    config, factory = session.config, session.config.optimizer
     baseline = session.trial(config, stage=Role.BASELINE).number
-    record, constants = session.record, _constants(session)
+    record, constants = session.record, {} if callable(factory) else constants_of(config.to_dict())
+    if callable(factory):
+        with isolated_rng():
+            model = build_model(session.workload, config, session.device)
+            constants = torch_constants(factory([p for p in model.parameters() if p.requires_grad], config.peak_lr))
     curve = next((c for c in judged(record).curves if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]
     found = [] if curve is None else suspects(curve, constants, noise_scale=max(scales, default=None))
     trials = run_round(session, [Asked(STAGE, _with(config, suspect)) for suspect in found])
     rows = [s._asdict() | {"baseline": baseline, "trial": t.number} for s, t in zip(found, trials, strict=True)]
     return {"constants": constants, "rows": rows}
-
-
-def _constants(session: Session) -> dict[str, float]:
-    factory = session.config.optimizer
-    if not callable(factory):
-        return constants_of(session.config.to_dict())
-    with isolated_rng():
-        model = build_model(session.workload, session.config, session.device)
-        optimizer = factory([p for p in model.parameters() if p.requires_grad], session.config.peak_lr)
-    return torch_constants(optimizer)
 
 
 def torch_constants(optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One round of a study: trials that do not depend on each other, asked for together so that they train side by side."""
+"""Facts about a model before it trains, by forward passes: the scale of its learning rates, and the loss of guessing."""
 
 from __future__ import annotations
 
@@ -12,21 +12,99 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.record.read import TrialRecord
-from workbench.record.roles import Role
-from workbench.studies.session import Session
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
-from workbench.train.lane_stack import build_model
-from workbench.train.lanes.memory import check_lanes
+from workbench.train.gradients import LoopGradients
+from workbench.train.lane_stack import LaneStack, build_model
 from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
-__all__ = ["Asked", "run_round"]
-
+__all__ = ["CriticalLR", "measure_chance", "measure_critical_lr"]
 
 Weighted = tuple[Any, int, Tensor | None]
+"""A batch, its number of examples and their weights."""
+
+
+class CriticalLR(NamedTuple):
+    """A bracket of the smallest lr that raises the loss along the first update.
+
+    Attributes:
+        below: largest lr tried that still lowered the loss, 0 if none did.
+        above: smallest lr tried that raised it, inf if none did.
+        forwards: forward passes it took.
+    """
+
+    below: float
+    above: float
+    forwards: int
+
+    @property
+    def value(self) -> float | None:
+        """The geometric middle of the bracket, None where there is no bracket."""
+        return math.sqrt(self.below * self.above) if self.below > 0 and math.isfinite(self.above) else None
+
+
+def measure_critical_lr(
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    factor: float = 4.0,
+    tolerance: float = 1.1,
+    decades: float = 12.0,
+) -> CriticalLR:
+    """Bracket the critical lr of a fresh model on its first batch; the caller's random state is left bit for bit as it was.
+
+    Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
+    divides by `factor` per forward pass until the loss is bracketed, then halves the bracket.
+
+    Args:
+        workload: what to look at.
+        config: decides the update's direction; its lr and schedule play no part.
+        device: where.
+        factor: step of the search.
+        tolerance: the bracket's final ratio.
+        decades: how far the search may go from its start, both ways.
+    """
+    config = config.replace(warmup_steps=0, schedule="constant")
+    with isolated_rng():
+        stack = LaneStack(workload, [config], device)
+        stack.models[0].train()
+        batches = next(train_batches(workload, config, device))
+        start = float(LoopGradients(workload, stack)([batches]).loss)
+        origin = stack.values.clone()
+        lr = torch.full((1, 1), config.peak_lr, dtype=origin.dtype, device=device)
+        updater = make_updater([config], stack.values, stack.parameters)
+        direction = updater.update(stack.values, stack.grad, lr, 0) / config.peak_lr
+        slope = float((stack.grad * direction).sum())
+        if not math.isfinite(slope) or slope <= 0 or not math.isfinite(start):
+            return CriticalLR(0.0, math.inf, 0)
+
+        def raises(step: float) -> bool:
+            stack.values.copy_(origin - step * direction)
+            total = weight = 0.0
+            with torch.no_grad(), isolated_rng():
+                for batch, examples in batches:
+                    with autocast(device, config.precision):
+                        _, losses, weights = per_example(workload, stack.models[0], batch, examples)
+                    weights = torch.ones_like(losses) if weights is None else weights
+                    total, weight = total + float((weights * losses).sum()), weight + float(weights.sum())
+            return not total / weight < start
+
+        first = 2 * abs(start) / slope if start else 1.0
+        tries, forwards = math.ceil(decades * math.log(10) / math.log(factor)), 1
+        low, high = (0.0, first) if raises(first) else (first, math.inf)
+        while (low == 0.0 or math.isinf(high)) and forwards <= tries:
+            probe = high / factor if low == 0.0 else low * factor
+            low, high = (low, probe) if raises(probe) else (probe, high)
+            forwards += 1
+        while low > 0.0 and math.isfinite(high) and high / low > tolerance:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if raises(middle) else (middle, high)
+            forwards += 1
+        return CriticalLR(low, high, forwards)
 
 
 def measure_chance(
@@ -40,10 +118,9 @@ def measure_chance(
 ) -> float | None:
     """Return the mean loss of the best output that is the same for every training example; None where there is none.
 
-    For the cross-entropies it is the entropy of the class or token frequencies, for a squared error the variance of the
-    targets. For any other loss of one output tensor the constant is fitted, as logits where the model ends in a softmax or a
-    log-softmax. A loss that the fit drives without end has no such level, nor one that is the same for every example. The
-    caller's random state is left as it was.
+    For the cross-entropies it is the entropy of the class or token frequencies. For any other loss of one output tensor the
+    constant is fitted, as logits where the model ends in a softmax or a log-softmax. A loss that the fit drives without end has
+    no such level, nor one that is the same for every example. The caller's random state is left as it was.
 
     Args:
         workload: what is trained.
@@ -62,17 +139,17 @@ def measure_chance(
         first, examples = next(stream)
         with torch.no_grad(), autocast(device, config.precision):
             outputs, _, _ = per_example(workload, model, first, examples)
-        weighted = (_weighted(workload, *pair) for pair in itertools.chain([(first, examples)], stream))
+        weights = workload.weights
+        weighted: Iterable[Weighted] = (
+            (batch, count, None if weights is None else weights(batch).detach())
+            for batch, count in itertools.chain([(first, examples)], stream)
+        )
         classes = classes_of(workload.loss, outputs)
         if classes is not None and isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)):
             return _entropy(workload.loss, weighted, classes, sampled=len(workload.train_data) > max_examples)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > max_outputs:
             return None
         return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, max_bytes // (_bytes(first) or 1)))))
-
-
-def _weighted(workload: Workload, batch: Any, examples: int) -> Weighted:
-    return batch, examples, None if workload.weights is None else workload.weights(batch).detach()
 
 
 def _entropy(
@@ -109,8 +186,7 @@ def _fitted(
 ) -> float | None:
     """Return the loss of the best constant output; None where it has no minimum.
 
-    At a minimum the last search finds no more than the share `tolerance` of the gain, and the slope is below a tenth of what it
-    was at the start (rules of thumb).
+    At one the last search finds at most the share `tolerance` of the gain, and the slope is below a tenth of the first (rules of thumb).
     """
     constant, shaped = _parametrised(outputs)
     if not _compares(workload, [shaped(constant.detach() + torch.randn_like(constant)), outputs[0]], batches[0]):
@@ -142,20 +218,18 @@ def _fitted(
 def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighted) -> bool:
     """Tell whether the loss of one and the same output differs between examples: else it is held against nothing in the batch.
 
-    Args:
-        workload: what is trained.
-        constants: outputs to try, in order; a loss may refuse one that no model makes.
-        weighted: a batch.
+    The constants are tried in order, because a loss may refuse one that no model makes.
     """
     batch, examples, _ = weighted
+
+    def differs(constant: Tensor) -> bool:
+        losses = workload.loss(constant.expand(examples, *constant.shape), batch)
+        return bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
+
     for constant in constants[:-1]:
         with contextlib.suppress(RuntimeError, ValueError):
-            return _differs(workload.loss(constant.expand(examples, *constant.shape), batch))
-    return _differs(workload.loss(constants[-1].expand(examples, *constants[-1].shape), batch))
-
-
-def _differs(losses: Tensor) -> bool:
-    return bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
+            return differs(constant)
+    return differs(constants[-1])
 
 
 def _parametrised(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -171,35 +245,3 @@ def _parametrised(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         if torch.allclose(outputs.logsumexp(1), ones.to(outputs) * 0, atol=1e-3):
             return mean.clone().requires_grad_(), lambda value: value.log_softmax(0)
     return mean.clone().requires_grad_(), lambda value: value
-
-
-class Asked(NamedTuple):
-    """A trial that a round asks for, and what for."""
-
-    stage: Role
-    config: TrainConfig
-
-
-def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
-    """Run the trials of one round and return their records in the order asked; the same trial twice is one.
-
-    Args:
-        session: the study.
-        asked: its trials; they may be of different stages and lengths.
-
-    Raises:
-        WorkbenchError: one cannot be trained; it is named, and nothing is written.
-    """
-    unique: dict[TrainConfig, str] = {}
-    for trial in asked:
-        unique.setdefault(trial.config, trial.stage)
-    if not unique:
-        return []
-    session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
-    sizes = check_lanes(session.workload, list(unique))
-    mixed = len(set(unique.values())) > 1
-    for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with
-        session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
-    records = session.trials(list(unique), stage=next(iter(unique.values())))
-    done = dict(zip(unique, records, strict=True))
-    return [done[trial.config] for trial in asked]

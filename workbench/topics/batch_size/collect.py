@@ -13,6 +13,9 @@ from scipy import stats
 from torch import Tensor
 
 from workbench.config import TrainConfig
+from workbench.errors import WorkloadError
+from workbench.record.roles import Role
+from workbench.studies.session import Session
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
@@ -22,7 +25,7 @@ from workbench.train.rng import isolated_rng
 from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 
-__all__ = ["NoiseScale", "measure_noise_scale"]
+__all__ = ["NoiseScale", "collect_noise_scale", "measure_noise_scale"]
 
 GROUPS = 8
 """Of micro-batches, each left out once for the interval (rule of thumb)."""
@@ -48,10 +51,6 @@ class NoiseScale(NamedTuple):
     high: float
     examples: int
     micro_batch: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return self._asdict()
 
 
 def measure_noise_scale(
@@ -174,3 +173,33 @@ def _jackknife(left_out: list[float]) -> float:
     """Return the standard error from estimates that each leave out one group."""
     values = np.asarray(left_out)
     return math.sqrt((len(values) - 1) / len(values) * float(np.square(values - values.mean()).sum()))
+
+
+def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> None:
+    """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5).
+
+    Args:
+        session: the study.
+        checkpoints: only the latest ones, so many; None takes all that were kept.
+    """
+    session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
+
+
+def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, Any]]:
+    """Return a row for each moment that could be measured; `WorkloadError` says why there is none."""
+    rows: list[dict[str, Any]] = []
+    reasons: dict[str, None] = {}
+    trial = session.trial(session.config, stage=Role.BASELINE)
+    kept = [(int(p.name.partition("-")[2]), p) for p in sorted((trial.folder / "checkpoints").glob("step-*"))]
+    trained = [(step, path) for step, path in kept if step > 0]
+    latest = trained if checkpoints is None else trained[max(0, len(trained) - checkpoints) :]
+    moments: list[tuple[int, Path | None]] = [(0, None), *latest]
+    for step, checkpoint in moments:
+        found = measure_noise_scale(session.workload, session.config, session.device, checkpoint=checkpoint)
+        if isinstance(found, str):
+            reasons[found] = None
+        else:
+            rows.append({"step": step} | found._asdict())
+    if not rows:
+        raise WorkloadError("; ".join(reasons))
+    return rows

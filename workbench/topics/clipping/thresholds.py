@@ -1,42 +1,101 @@
-"""`read_ladder`: the thresholds that were tried at one lr, which of them keeps training stable, and at what price."""
+"""The candidate thresholds of gradient clipping: which steps one would touch, and what the clipped runs show of those tried (F4.9 to F4.12)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from workbench.curves.clip_threshold import ClipThreshold, choose_threshold
 from workbench.curves.clipped_runs import max_grad_norm_of
 from workbench.curves.trials import RecordLike
+from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import Role
 
-__all__ = ["Rung", "is_calm", "is_cured", "leading", "masks", "read_ladder"]
+__all__ = [
+    "Candidate", "ClippedSteps", "clipped_steps", "is_calm", "is_cured", "leading", "listed_steps", "masks", "read_ladder",
+]  # fmt: skip
 
-_WORSE = {"none": 0, "not_measured": 0, "recovered": 1, "settling": 2, "lasting": 3, "divergent": 4}
+
+class ClippedSteps(NamedTuple):
+    """A threshold with the norms that it comes from, and the steps whose norm is finite and above it, in order."""
+
+    chosen: ClipThreshold
+    steps: NDArray[np.int64]
+
+
+def clipped_steps(
+    steps: ArrayLike,
+    norms: ArrayLike,
+    *,
+    percentile: float,
+    diagnosis: Diagnosis | None = None,
+    trial: int | None = None,
+) -> ClippedSteps:
+    """Choose a threshold as `diagnose_clipping` does, and tell which steps it would clip.
+
+    Args:
+        steps: of one trial, shape (steps,).
+        norms: L2 norms of the gradient before clipping, shape (steps,).
+        percentile: of the norms in the steady stretch (F4.9).
+        diagnosis: where its `clipping.threshold` was measured on this trial, its steady stretch is used.
+        trial: which one the norms are of.
+    """
+    first = end = None
+    if diagnosis is not None and "clipping.threshold" in diagnosis:
+        evidence = diagnosis["clipping.threshold"].evidence
+        if trial is not None and evidence.get("trial") == trial and "first_step" in evidence:
+            first, end = int(evidence["first_step"]), int(evidence["last_step"]) + 1
+    values = np.asarray(norms, dtype=np.float64).ravel()
+    chosen = choose_threshold(values, percentile=percentile, first=first, end=end)
+    limit = np.inf if chosen.threshold is None else chosen.threshold
+    above = np.isfinite(values) & (values > limit)
+    return ClippedSteps(chosen, np.asarray(steps, dtype=np.int64).ravel()[above])
+
+
+def listed_steps(steps: ArrayLike, *, most: int = 8) -> str:
+    """Return step numbers as words, neighbours as one stretch, those beyond `most` counted: "3, 17, 40 to 44 and 2 more"."""
+    values = np.asarray(steps, dtype=np.int64).ravel()
+    runs = np.split(values, np.flatnonzero(np.diff(values) > 1) + 1) if values.size else []
+    named = [f"{run[0]:,}" if run.size == 1 else f"{run[0]:,} to {run[-1]:,}" for run in runs[:most]]
+    rest = int(sum(run.size for run in runs[most:]))
+    return ", ".join(named) + (f" and {rest:,} more" if rest else "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class Candidate:
     """The runs with one threshold at one lr, one a seed.
 
     Attributes:
-        lr: peak learning rate.
-        max_grad_norm: threshold.
         rows: what `clipped_runs` returns for them.
         clip_frac: share of the steps that were clipped, mean over the seeds; None where unknown.
-        cured: how many of them are more stable than the same run without clipping.
-        lasting: how many did not come back.
     """
 
     lr: float
     max_grad_norm: float
     rows: tuple[Mapping[str, Any], ...]
     clip_frac: float | None
-    cured: int
-    lasting: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> Candidate:
+        """Return the candidate of some runs with one lr and threshold."""
+        shares = [row["clip_frac"] for row in rows if row["clip_frac"] is not None]
+        frac, first = float(np.mean(shares)) if shares else None, rows[0]
+        return cls(lr=first["lr"], max_grad_norm=first["max_grad_norm"], rows=tuple(rows), clip_frac=frac)
+
+    @property
+    def cured(self) -> int:
+        """How many of the runs are more stable than the same run without clipping."""
+        return sum(map(is_cured, self.rows))
+
+    @property
+    def lasting(self) -> int:
+        """How many of the runs did not come back."""
+        return sum(bool(row["lasting"]) for row in self.rows)
 
     @property
     def passes(self) -> bool:
@@ -54,7 +113,7 @@ class Rung:
 
 def is_calm(row: Mapping[str, Any], name: str = "outcome") -> bool:
     """Tell whether a run, or with "twin_outcome" the same run without clipping, shows no rise at all."""
-    return _WORSE.get(str(row[name]), 4) == 0 and not row["lasting" if name == "outcome" else "twin_lasting"]
+    return str(row[name]) in ("none", "not_measured") and not row["lasting" if name == "outcome" else "twin_lasting"]
 
 
 def is_cured(row: Mapping[str, Any]) -> bool:
@@ -91,7 +150,7 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
     return None if too_high is None or (hides and row["falling"] and not swings) else hides
 
 
-def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[Rung]:
+def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[Candidate]:
     """Return the thresholds tried, loosest first: the baseline's own where it clips, and those of the clipping study.
 
     Args:
@@ -104,7 +163,7 @@ def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[R
     groups: dict[tuple[float, float], list[Mapping[str, Any]]] = {}
     for row in at_lr or chosen:
         groups.setdefault((row["lr"], row["max_grad_norm"]), []).append(row)
-    return [_rung(lr, limit, group) for (lr, limit), group in sorted(groups.items(), key=lambda kv: -kv[0][1])]
+    return [Candidate.of(group) for _, group in sorted(groups.items(), key=lambda item: -item[0][1])]
 
 
 def leading(
@@ -113,40 +172,24 @@ def leading(
     *,
     aggressive_frac: float = 0.5,
     unstable_lr: float | None = None,
-) -> tuple[Rung | None, Literal["own", "passes", "tightest"]]:
-    """Return the threshold that verdicts are about, and why that one.
+) -> tuple[Candidate | None, Literal["own", "passes", "tightest"]]:
+    """Return the threshold that the verdicts are about, and why: the baseline's own, the loosest that works, or the tightest.
 
-    "own": the baseline clips, so its runs; "passes": the loosest that cures, else the loosest that keeps training stable at
-    whatever price; "tightest": none does.
+    One that cures goes before a looser one that only keeps training stable.
 
     Args:
         record: a study, or a single trial.
         rows: what `clipped_runs` returns.
-        aggressive_frac: see `Rung.cures`.
+        aggressive_frac: see `Candidate.cures`.
         unstable_lr: see `masks`.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
-    own = [r for r in rows if r["max_grad_norm"] == limit and r["lr"] == lr] if limit is not None else []
-    own = [
-        row for row in own if row["twin"] is not None
-    ] or own  # a proof trains more seeds, and those with clipping only
-    if own:
-        return _rung(own[0]["lr"], own[0]["max_grad_norm"], own), "own"
+    own = [row for row in rows if limit is not None and row["max_grad_norm"] == limit and row["lr"] == lr]
+    if own:  # a proof trains more seeds, and those with clipping only
+        return Candidate.of([row for row in own if row["twin"] is not None] or own), "own"
     ladder = read_ladder(record, rows)
-    curing = [rung for rung in ladder if rung.cures(aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)]
-    passing = curing or [rung for rung in ladder if rung.passes]
+    curing = [one for one in ladder if one.cures(aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)]
+    passing = curing or [one for one in ladder if one.passes]
     if passing:
         return passing[0], "passes"
     return (ladder[-1] if ladder else None), "tightest"
-
-
-def _rung(lr: float, limit: float, rows: Sequence[Mapping[str, Any]]) -> Rung:
-    shares = [row["clip_frac"] for row in rows if row["clip_frac"] is not None]
-    return Rung(
-        lr=lr,
-        max_grad_norm=limit,
-        rows=tuple(rows),
-        clip_frac=float(np.mean(shares)) if shares else None,
-        cured=sum(is_cured(row) for row in rows),
-        lasting=sum(bool(row["lasting"]) for row in rows),
-    )

@@ -1,4 +1,4 @@
-"""Where a second moment was out of date when the loss rose: the sign that an adaptive rule's own memory made the step too long.
+"""Signs of two faults of a rule's own: a second moment out of date when the loss rose, and weights that decay shrinks.
 
 Adam divides by the root of an average of squared gradients that reaches 1 / (1 - beta2) steps back. Where gradients grow at once, the
 average is out of date and the step longer than the learning rate says (Wortsman et al. 2023, arXiv:2304.13013). The sign alone is
@@ -7,16 +7,28 @@ no proof, because any instability makes gradients grow: the same run with a shor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.classify import Rise
+from workbench.curves.replaced import Twin, read_twins
+from workbench.curves.rises import Rise
 from workbench.curves.rules import rule_view, rules_in
-from workbench.curves.trials import RecordLike, TrialVerdict, judge
+from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 
-__all__ = ["MEMORY_FIELD", "StaleMoment", "shorter", "stale_moments", "staleness"]
+__all__ = [
+    "MEMORY_FIELD",
+    "DecayPair",
+    "StaleMoment",
+    "accumulated",
+    "decay_pairs",
+    "shorter",
+    "stale_moments",
+    "staleness",
+]
 
 FloatArray = NDArray[np.float64]
 MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": "rho"}
@@ -88,27 +100,79 @@ def stale_moments(
         memory = float(view.config[MEMORY_FIELD[name]])
         if 1.0 / (1.0 - memory) < min_memory_steps:
             continue
-        peers = view.full_length
-        trials = sorted(judge(peers, peers), key=lambda item: (item.curve.lr, item.curve.seed))
-        hits = [hit for item in trials for hit in _stale(item, name, memory, ratio, before_steps)]
-        found += hits[:1]
+        trials = sorted(judge(view.full_length, view.full_length), key=lambda item: (item.curve.lr, item.curve.seed))
+        hits = (hit for item in trials for hit in _stale(item, name, memory, ratio, before_steps))
+        found += [hit for hit in [next(hits, None)] if hit is not None]
     return found
 
 
-def _stale(item: TrialVerdict, name: str, memory: float, ratio: float, before_steps: int) -> list[StaleMoment]:
-    steps = item.curve.steps
+def _stale(item: TrialVerdict, name: str, memory: float, ratio: float, before_steps: int) -> Iterator[StaleMoment]:
+    steps, half = item.curve.steps, item.verdict.width // 2
     if "grad_norm" not in steps.columns or not item.verdict.rises:
-        return []
+        return
     ratios = staleness(steps["grad_norm"].to_numpy(dtype=np.float64), memory)
-    found = []
     for rise in item.verdict.rises:
-        reach = before_steps + item.verdict.width // 2
-        low, high = max(rise.onset_step - reach, 0), rise.onset_step + 2 + item.verdict.width // 2
-        window = ratios[low:high]
+        low = max(rise.onset_step - before_steps - half, 0)
+        window = ratios[low : rise.onset_step + 2 + half]
         if window.size and np.isfinite(window).any() and np.nanmax(window) >= ratio:
-            at = int(np.nanargmax(window))
-            hit = StaleMoment(
-                trial=item, rise=rise, field=MEMORY_FIELD[name], memory=memory, step=low + at, ratio=float(window[at])
-            )
-            found.append(hit)
-    return found
+            at, field = int(np.nanargmax(window)), MEMORY_FIELD[name]
+            longer = float(window[at])
+            yield StaleMoment(trial=item, rise=rise, field=field, memory=memory, step=low + at, ratio=longer)
+
+
+REACHES_ALL = ("sgd", "momentum", "nesterov", "adamw")
+"""Rules whose decay takes the same share of every weight; the others divide it by the size of the gradients first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayPair:
+    """One run with weight decay and its control run without.
+
+    Attributes:
+        ratio: norm of the weights at the end with decay over that without; None where the norms were not recorded.
+        accumulated: the decay that the run adds up to, see `accumulated`.
+    """
+
+    twin: Twin
+    ratio: float | None
+    accumulated: float | None
+
+    @property
+    def gain(self) -> float:
+        """How much better the selected checkpoint is without decay, or where none was selected, how much lower the end loss."""
+        return self.twin.gain if self.twin.selected_gain is None else self.twin.selected_gain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pair as JSON values."""
+        return self.twin.to_dict() | {"norm_ratio": self.ratio, "accumulated_decay": self.accumulated}
+
+
+def decay_pairs(record: RecordLike) -> list[DecayPair]:
+    """Return every run with weight decay that has a twin without, in order of the twin's number."""
+    return [
+        DecayPair(twin=twin, ratio=_ratio(twin), accumulated=accumulated(twin.own.curve))
+        for twin in read_twins(record, "weight_decay")
+        if twin.after == 0
+    ]
+
+
+def accumulated(curve: TrialCurve) -> float | None:
+    """Return the sum of lr * weight_decay over a run, momentum counted: without gradients weights would shrink to exp of minus that.
+
+    None for the rules that divide coupled decay by the size of the gradients, where no such number exists.
+    """
+    name = str(curve.config["optimizer"])
+    if name not in REACHES_ALL:
+        return None
+    longer = 1.0 / (1.0 - float(curve.config["momentum"])) if name in ("momentum", "nesterov") else 1.0
+    lrs = curve.steps["lr"].to_numpy(dtype=np.float64)
+    return float(np.nansum(lrs) * float(curve.config["weight_decay"]) * longer)
+
+
+def _ratio(twin: Twin) -> float | None:
+    norms = []
+    for curve in (twin.own.curve, twin.twin.curve):
+        recorded = curve.steps.get("param_norm")
+        found = np.empty(0) if recorded is None else recorded.to_numpy(dtype=np.float64)
+        norms += found[np.isfinite(found)][-1:].tolist()
+    return norms[0] / norms[1] if len(norms) == 2 and norms[1] > 0 else None

@@ -1,0 +1,166 @@
+"""What holds for every study of the sweeps and every verdict on one: codes, odd records, interruptions, and fields that make no sense."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from tests.helpers.simulated_records import record, trial
+from tests.helpers.workloads import small_workload
+from workbench.curves.replaced import CODES as REPLACED
+from workbench.curves.replaced import diagnose_replaced
+from workbench.record.json_values import dumps
+from workbench.topics.batch_size.diagnose import CODES as BATCH_SIZE
+from workbench.topics.clipping.diagnose import CODES as CLIPPING
+from workbench.topics.comparison.diagnose import CODES as COMPARISON
+from workbench.topics.lr_sweep.diagnose import CODES as LR
+from workbench.topics.optimizers.diagnose import CODES as OPTIMIZERS
+from workbench.topics.recommendation.study import Proof
+from workbench.topics.schedule.diagnose import CODES as SCHEDULE
+from workbench.topics.stability.diagnose import CODES as STABILITY
+from workbench.topics.warmup.diagnose import CODES as WARMUP
+from workbench.train.hooks import Step
+from workbench.workloads.analytic import valley
+
+LRS = (0.1, 0.2, 0.4)
+ODD = {
+    "empty": record([]),
+    "one trial": record([trial(np.linspace(2, 1, 50), 0.1)]),
+    "NaN": record([trial(np.full(30, np.nan), lr, seed=s) for lr in LRS for s in (0, 1)]),
+    "constant": record([trial(np.full(30, 2.0), lr, seed=s) for lr in LRS for s in (0, 1)]),
+    "two steps": record([trial([2.3, 2.2], lr, seed=s) for lr in LRS for s in (0, 1)]),
+    "diverged": record(
+        [trial([2.3, math.nan], lr, columns={"grad_norm": np.ones(2)}) for lr in LRS], max_grad_norm=1.0
+    ),
+}
+
+
+def compared(one: Any) -> wb.Diagnosis:
+    return wb.diagnose_comparison(one, one, one)
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("diagnose", "codes"), [
+    (wb.diagnose_lr_sweep, LR), (wb.diagnose_clipping, CLIPPING), (wb.diagnose_warmup, WARMUP), (wb.diagnose_optimizers, OPTIMIZERS),
+    (wb.diagnose_instability, STABILITY), (wb.diagnose_batch_size, BATCH_SIZE), (wb.diagnose_schedule, SCHEDULE),
+    (diagnose_replaced, REPLACED), (compared, COMPARISON),
+])  # fmt: skip
+def test_every_code_is_there_once_and_claims_nothing_of_an_odd_record(
+    diagnose: Callable[[Any], wb.Diagnosis], codes: Sequence[str], name: str
+) -> None:
+    found = diagnose(ODD[name])
+    assert tuple(f.code for f in found) == tuple(codes)
+    for finding in found:
+        assert finding.clause
+        assert finding.status != "not_measured" or "Not measured" in finding.summary or finding.value is None
+        assert name != "empty" or finding.status in ("ok", "not_measured")
+        assert bool(finding.advice) <= (finding.status != "ok")
+    json.loads(dumps(found.to_dict()), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+class StopsAt(wb.Hook):
+    """Presses Ctrl-C at the nth update that is made, counted over all trials."""
+
+    def __init__(self, at: float) -> None:
+        self.at, self.seen = at, 0
+
+    def on_step(self, step: Step) -> None:
+        before, self.seen = self.seen, self.seen + len(step.trials)
+        if before < self.at <= self.seen:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("study", "workload"), [
+    (wb.ClippingStudy(peak_lr=0.1), valley()),
+    (wb.WarmupStudy(unstable_base_learning_rate=2 / 201), valley(total_steps=400)),
+    (wb.OptimizersStudy(optimizers=("sgd", "adam"), seeds=2, lrs=(0.01, 0.1)), small_workload()),
+    (wb.InstabilityStudy(sweep=wb.LRSweep(lrs=(0.01, 0.1, 0.5)), probe_steps=20), small_workload()),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+@pytest.mark.parametrize("share", [0.1, 0.8])
+def test_an_interrupted_study_goes_on_and_ends_the_same(
+    tmp_path: Path, study: Any, workload: Any, share: float
+) -> None:
+    whole = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "whole")
+    total = int(whole.trials["steps_run"].sum())
+    with pytest.raises(wb.StudyInterrupted):
+        study.run(workload, wb.Trainer(device="cpu", hooks=[StopsAt(share * total)]), out=tmp_path / "s")
+    rest = StopsAt(math.inf)
+    again = study.run(workload, wb.Trainer(device="cpu", hooks=[rest]), out=tmp_path / "s")
+    assert rest.seen < total, "what was trained is not trained again"
+    columns = ["trial", "step", "loss", "lr", "grad_norm"]
+    assert again.steps[columns].equals(whole.steps[columns])
+    assert again.trials["stage"].equals(whole.trials["stage"])
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (wb.LRSweep, {"lrs": ()}, r"lrs=\[\] holds no learning rate"),
+    (wb.LRSweep, {"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
+    (wb.LRSweep, {"lrs": (math.nan, math.inf, "a", True)}, r"wrong: \[nan, inf, 'a', True\]"),
+    (wb.LRSweep, {"lrs": (1, 0.2, 1.0, 0.2)}, r"holds the same lr more than once: \[1\.0, 0\.2\].*ask for seeds="),
+    (wb.LRSweep, {"seeds": True}, "seeds=True must be an integer of at least 1"),
+    (wb.LRSweep, {"lanes": 2.0}, r"lanes=2\.0 must be an integer of at least 1"),
+    (wb.LRSweep, {"tolerance": 5}, "tolerance=5 must be between 0 and 1"),
+    (wb.LRSweep, {"max_short_frac": 1.5}, r"max_short_frac=1\.5 must be above 0 and at most 1"),
+    (wb.LRSweep, {"decades": 0}, "decades=0 must be above 0"),
+    (wb.ClippingStudy, {"peak_lr": math.inf}, "peak_lr=inf must be a finite number above 0"),
+    (wb.ClippingStudy, {"reference_lr": "x"}, "reference_lr='x'"),
+    (wb.ClippingStudy, {"tries": True}, "tries=True must be an integer of at least 1"),
+    (wb.ClippingStudy, {"halvings": -1}, "halvings=-1 must be an integer of at least 0"),
+    (wb.ClippingStudy, {"looser": 1.0}, r"looser=1\.0 must be a finite number above 1"),
+    (wb.ClippingStudy, {"percentiles": ()}, "must hold at least one number"),
+    (wb.ClippingStudy, {"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
+    (wb.ClippingStudy, {"percentiles": (50.0, 50.0)}, "must decrease"),
+    (
+        wb.WarmupStudy,
+        {"unstable_base_learning_rate": math.nan},
+        "unstable_base_learning_rate=nan must be a finite number above 0",
+    ),
+    (wb.WarmupStudy, {"multiples": (10.0, -5)}, r"multiples\[1\]=-5"),
+    (wb.WarmupStudy, {"warmup_steps": ()}, r"warmup_steps=\(\) must hold at least one"),
+    (wb.WarmupStudy, {"warmup_steps": (10.5,)}, r"warmup_steps\[0\]=10.5 must be an integer of at least 1"),
+    (wb.WarmupStudy, {"warmup_steps": (3,)}, "a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
+    (wb.WarmupStudy, {"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
+    (wb.WarmupStudy, {"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
+    (wb.WarmupStudy, {"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
+    (wb.OptimizersStudy, {"optimizers": "adam"}, "must be a list of rules"),
+    (wb.OptimizersStudy, {"optimizers": ("adan",)}, "'adan' is no update rule.*adam"),
+    (wb.OptimizersStudy, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 or 2 chance is not measured"),
+    (wb.OptimizersStudy, {"memory_factor": math.inf}, "memory_factor=inf must be a finite number above 1"),
+    (wb.OptimizersStudy, {"sweep": wb.LRSweep(steps=10)}, "give lrs=... and steps=... to the study"),
+    (wb.OptimizersStudy, {"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
+    (wb.OptimizersStudy, {"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "no learning rates for sgd"),
+    (
+        wb.OptimizersStudy,
+        {"lrs": {"adam": (0.1,), "sgd": (1.0,)}, "optimizers": ("adam",)},
+        "'sgd', which is not one of",
+    ),
+    (wb.InstabilityStudy, {"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
+    (wb.InstabilityStudy, {"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
+    (wb.InstabilityStudy, {"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
+    (wb.InstabilityStudy, {"fix_percentile": 101}, "fix_percentile=101 must be above 0 and at most 100"),
+    (wb.InstabilityStudy, {"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
+    (wb.BatchSizeStudy, {"batch_sizes": [0]}, r"batch_sizes\[0\]=0"),
+    (wb.BatchSizeStudy, {"equal": "steps"}, "equal='steps' must name 'steps', 'examples' or both"),
+    (wb.BatchSizeStudy, {"memories": [1.0]}, r"memories\[0\]=1.0 must be at least 0 and below 1"),
+    (wb.BatchSizeStudy, {"finalists": True}, "finalists=True"),
+    (wb.BatchSizeStudy, {"weight_decays": (0.0,)}, r"weight_decays\[0\]=0.0 must be a finite number above 0"),
+    (wb.ComparisonStudy, {"lrs": []}, "at least one"),
+    (wb.ComparisonStudy, {"warmup_steps": True}, "warmup_steps=True must be an integer of at least 1; None takes"),
+    (wb.ComparisonStudy, {"cap_frac": 1.5}, "cap_frac=1.5 must be above 0 and at most 1: 0.1 is a tenth"),
+    (Proof, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 nothing is proved"),
+    (Proof, {"more_seeds": -1}, "more_seeds=-1 must be an integer of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("study", "fields", "said"), REFUSED)
+def test_a_field_that_makes_no_sense_is_refused(study: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(wb.UsageError, match=said):
+        study(**fields)

@@ -1,0 +1,22 @@
+"""Guards for numbers that a person gives: each raises `ConfigError` with the name, the value and what it may be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from workbench.errors import ConfigError
+
+__all__ = ["check_integer", "check_number"]
+
+
+def check_integer(name: str, value: Any, *, low: int = 1, hint: str = "") -> None:
+    """Raise unless `value` is an integer of at least `low`; `hint` goes on the sentence."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name}={value!r} must be an integer of at least {low}{hint}.")
+
+
+def check_number(name: str, value: Any, *, above: float = 0.0) -> None:
+    """Raise unless `value` is a finite number above `above`."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) and above < value < math.inf):
+        raise ConfigError(f"{name}={value!r} must be a finite number above {above:g}.")
