@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shutil
@@ -14,7 +13,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from tests.notebooks.tour import anchors, broken_links, chain_problems, glossary_problems, tour_problems
+from tests.notebooks.tour import broken_links, chain_problems, glossary_problems, tour_problems
 from workbench.notebook.runner import VERDICT_MIME, read_verdict, run_notebook
 
 ROOT = Path(__file__).parents[2]
@@ -125,16 +124,6 @@ def tiny(folder: Path) -> Path:
     return folder / "notebooks"
 
 
-def test_a_small_tour_is_well(tmp_path: Path) -> None:
-    folder = tiny(tmp_path)
-    assert [tour_problems(path, tmp_path / "docs" / "playbook.md") for path in sorted(folder.glob("*.ipynb"))] == [
-        [],
-        [],
-    ]
-    assert chain_problems(folder) == []
-    assert glossary_problems(tmp_path / "docs" / "glossary.md") == []
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     path = tiny(tmp_path) / "00_a.ipynb"
@@ -144,12 +133,6 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     nbformat.write(notebook, path)
     said = tour_problems(path, tmp_path / "docs" / "playbook.md")
     assert any(expected in line for line in said), said
-
-
-def test_a_gap_in_the_chain_is_found(tmp_path: Path) -> None:
-    folder = tiny(tmp_path)
-    shutil.copy(folder / "01_b.ipynb", folder / "02_c.ipynb")
-    assert [line.split(" leads")[0] for line in chain_problems(folder)] == ["01_b.ipynb", "02_c.ipynb"]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +148,3 @@ def test_a_gap_in_the_chain_is_found(tmp_path: Path) -> None:
 def test_a_fault_in_the_glossary_is_found(page: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "glossary.md").write_text(f"# G\n\n{page}")
     assert any(expected in line for line in glossary_problems(tmp_path / "glossary.md"))
-
-
-def test_only_headings_that_both_readers_find_are_anchors() -> None:
-    assert anchors("## best lr\n## Best lr\n## lr*\n# lr\n") == {"best-lr"}
-
-
-def test_jupyterlab_shows_pages_as_pages() -> None:
-    text = (ROOT / "workbench" / "cli" / "lab" / "labconfig" / "default_setting_overrides.json").read_text()
-    assert (
-        json.loads(text)["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"]["markdown"] == "Markdown Preview"
-    )

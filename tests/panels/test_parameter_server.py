@@ -15,7 +15,6 @@ from torch import nn
 
 from tests.helpers.leftovers import Leftovers
 from tests.helpers.panels import pixels, said
-from tests.helpers.server_facts import facts, served
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -118,24 +117,6 @@ def test_it_ends_with_the_cluster() -> None:
     assert pixels(panel.picture.value).std() > 0
 
 
-def test_a_second_panel_takes_the_place_of_the_first(loop: Loop) -> None:
-    first = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
-    second = parameter_server_panel(loop.coordinator, loop.placed, **FAST)
-    assert len(watching()) == 1
-    loop.train(30)
-    until(lambda: "Running: 30 updates" in said(second))
-    assert said(first).startswith("Running: 0 updates")
-    first.close()
-    assert len(watching()) == 1
-
-
-def test_without_a_page_it_looks_once(loop: Loop) -> None:
-    loop.train(40)
-    shown = parameter_server_panel(loop.coordinator, loop.placed, live=False)
-    assert "Running: 40 updates." in shown.alt
-    assert watching() == []
-
-
 def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
     loop.train(40)
     seen: list[Any] = []
@@ -156,14 +137,6 @@ def test_it_counts_what_the_servers_count(loop: Loop) -> None:
     held = [place.server for place in loop.placed.places]
     assert sum(lags) == 40 * len(held)
     assert counted["steps"] == watch.last.updates == 40
-
-
-def test_a_record_of_several_trials_has_one_to_choose() -> None:
-    panel = parameter_server_panel(served(facts(workers=1), facts(workers=3)), live=True)
-    assert [value for _, value in panel.controls["trial"].options] == [0, 1]
-    assert "with 0 other workers" in said(panel)
-    panel.controls["trial"].value = 1
-    assert "with 2 other workers" in said(panel)
 
 
 def test_it_rests_so_long_that_looking_costs_a_small_share_of_a_core(

@@ -13,14 +13,11 @@ import pytest
 
 from tests.helpers.study_folders import CONFIG, write_study
 from workbench.errors import RecordError, UsageError
-from workbench.record.read import StudyRecord
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.views.studies import StudiesTable, studies_panel
 from workbench.views.studies_data import (
     NOISE,
     compare,
     draw_comparison,
-    draw_study,
     open_study,
     side,
     study_table,
@@ -103,16 +100,6 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
     assert "The best, trial 2, has validation/loss" in opened["said"]
     assert panel.figure.startswith(PNG)
     assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
-
-
-def test_the_picture_with_a_diagnosis_on_disk_and_with_a_damaged_one(runs: Path) -> None:
-    record = StudyRecord(runs / "first")
-    judged = draw_study(record)
-    (runs / "first" / "diagnosis.json").write_text(json.dumps(diagnose_lr_sweep(record).to_dict()))
-    assert draw_study(record) == judged, "kept or made anew, it is the same diagnosis"
-    (runs / "first" / "diagnosis.json").write_text("{")
-    assert (draw_study(record) or b"").startswith(PNG)
-    assert draw_study(record) != judged
 
 
 def test_what_goes_wrong_is_said_and_the_panel_goes_on(runs: Path) -> None:

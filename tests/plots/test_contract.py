@@ -140,27 +140,15 @@ def test_draws_into_the_given_axes_and_leaves_no_trace(name: str) -> None:
     ax, before, open_before = blank(), dict(mpl.rcParams), plt.get_fignums()
     assert FIGURES[name](study(), diagnosis(), ax) is ax
     assert ax.has_data()
-    assert why_not_measured(ax) is None
-    assert dict(mpl.rcParams) == before
-    assert plt.get_fignums() == open_before
-
-
-@every_figure
-def test_makes_one_figure_of_its_own_without_axes(name: str) -> None:
-    before = dict(mpl.rcParams)
-    ax = FIGURES[name](study(), diagnosis(), None)
-    assert isinstance(ax, Axes)
-    assert len(plt.get_fignums()) == 1
-    assert dict(mpl.rcParams) == before
-
-
-@every_figure
-def test_has_title_labels_and_legend(name: str) -> None:
-    ax = FIGURES[name](study(), diagnosis(), blank())
     assert ax.get_title(loc="left")
     assert ax.get_xlabel()
     assert ax.get_ylabel()
     assert ax.get_legend() is not None
+    assert why_not_measured(ax) is None
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == open_before
+    assert isinstance(FIGURES[name](study(), diagnosis(), None), Axes)
+    assert len(plt.get_fignums()) == len(open_before) + 1
 
 
 @every_figure
@@ -179,12 +167,12 @@ def test_empty_record_says_not_measured_and_why(name: str) -> None:
 
 
 @every_record_figure
-@pytest.mark.parametrize("values", [[np.nan] * 30, [np.nan], [1.5], [1.0, np.inf], [0.0] * 20, [2.0] * 20, [-1.0] * 20])
+@pytest.mark.parametrize("values", [[np.nan], [1.0, np.inf], [0.0] * 20, [-1.0] * 20])
 @pytest.mark.parametrize("stage", ["lr_sweep", "baseline", "probe", "confirm"])
 def test_survives_poor_curves_and_renders(name: str, values: list[float], stage: str) -> None:
     record = one_trial(np.array(values), stage=stage, total_steps=max(len(values), 1))
     ax = RECORD_FIGURES[name](record, None, blank())
-    ax.get_figure(root=True).savefig(io.BytesIO())
+    ax.get_figure(root=True).canvas.draw()
     assert ax.has_data() or why_not_measured(ax)
 
 

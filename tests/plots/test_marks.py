@@ -15,9 +15,7 @@ from tests.helpers.records import LRS, one_trial, study
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
 from workbench.config import TrainConfig
-from workbench.plots.style import not_measured
 from workbench.topics.checkpoints.early_stopping import stop_with_patience
-from workbench.topics.schedule.figures import mark_warmup
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8, warmup_steps=10)
 
@@ -46,11 +44,6 @@ def test_a_mark_is_one_line_where_it_was_asked_for(draw: Callable[..., Axes], la
     assert marked.get_xlim() == plain.get_xlim()
 
 
-def test_a_size_beyond_those_that_were_tried_is_told() -> None:
-    ax = plots.plot_batch_norm(norms({8: [0.6, 0.7], None: [0.5, 0.5]}), mark=4096, ax=blank())
-    assert "4,096 examples: not tried" in labels(ax)
-
-
 def test_one_curve_lies_over_the_others() -> None:
     ax = plots.plot_loss_curves(study(), lrs=LRS, mark=0.04, ax=blank())
     assert labels(ax) == ["lr 0.04"]
@@ -67,19 +60,6 @@ def test_clipped_steps_are_marked_at_their_norms() -> None:
     limit = np.percentile(norms_[20:], 90)
     assert np.asarray(dots.get_xdata()).tolist() == np.flatnonzero(norms_ > limit).tolist()
     assert np.asarray(dots.get_ydata()).tolist() == norms_[norms_ > limit].tolist()
-
-
-def test_limits_of_a_warmup_are_lines_and_the_axis_can_be_held() -> None:
-    ax = plots.plot_schedule(CONFIG, limits=[(5, "5 %"), (10, "10 %")], last_step=200, ax=blank())
-    assert {"5 %", "10 %"} <= set(labels(ax))
-    assert ax.get_xlim() == pytest.approx((-2.0, 202.0))
-
-
-def test_the_end_of_a_warmup_is_marked_where_there_is_one() -> None:
-    ax = mark_warmup(plots.plot_loss_curves(study(), trials=[1], ax=blank()), 12)
-    assert "its warmup ends at step 12" in labels(ax)
-    assert len(mark_warmup(plots.plot_loss_curves(study(), trials=[1], ax=blank()), 0).lines) == len(ax.lines) - 1
-    assert len(mark_warmup(not_measured(blank(), "nothing"), 12).lines) == 0
 
 
 def test_a_rule_of_ones_own_is_the_first_bar() -> None:

@@ -83,15 +83,6 @@ def columns_with_ink(shown: np.ndarray) -> np.ndarray:
     return np.flatnonzero((shown[..., :3] < 0.6).any(axis=(0, 2)))
 
 
-def test_longer_labels_get_more_room() -> None:
-    canvas = Redrawn(size=SIZE)
-    canvas.png([curve(1.0)])
-    wide = canvas.png([curve(123456.0)])
-    assert np.array_equal(pixels(wide), pixels(Redrawn(size=SIZE).png([curve(123456.0)])))
-    assert columns_with_ink(pixels(wide))[0] > 0, "nothing is cut off"
-    assert columns_with_ink(pixels(canvas.png([curve(1.0)])))[0] > 0
-
-
 def test_what_is_inside_moves_over_a_frame_that_stays() -> None:
     def at(step: float) -> Draw:
         def draw(ax: Axes) -> Any:
@@ -121,10 +112,6 @@ def test_a_caption_lies_below_and_goes_again() -> None:
     assert (said[-40:, :, :3] < 0.6).any()
     assert not np.array_equal(said, pixels(plain))
     assert np.array_equal(pixels(canvas.png([curve(1.0)])), pixels(plain))
-
-
-def test_the_same_numbers_give_the_same_bytes() -> None:
-    assert Redrawn(size=SIZE).png([curve(2.0)]) == Redrawn(size=SIZE).png([curve(2.0)])
 
 
 def test_threads_that_draw_at_once_leave_the_style_alone() -> None:

@@ -45,24 +45,6 @@ def test_hessian_has_the_stated_eigenvalues(condition: float, loss_scale: float)
     torch.testing.assert_close(measured[1:] / measured[:-1], torch.full((4,), condition**0.25).double())
 
 
-@pytest.mark.parametrize("loss_scale", [1.0, 100.0])
-def test_noise_is_the_deviation_of_one_examples_gradient(loss_scale: float) -> None:
-    workload = quadratic(dimension=4, noise=0.7, loss_scale=loss_scale)
-    theta = torch.randn(4).double()
-    rows = workload.train_data.tensors[0]
-    gradients = eigenvalues(dimension=4, loss_scale=loss_scale) * (theta - rows)
-    torch.testing.assert_close(
-        gradients.std(0, correction=0) / loss_scale, torch.full((4,), 0.7, dtype=torch.float64), rtol=1e-9, atol=0
-    )
-    outputs = torch.func.functional_call(workload.build_model(), {"theta": theta}, (rows[:3],))
-    per_example = torch.autograd.functional.jacobian(
-        lambda t: workload.loss(torch.func.functional_call(workload.build_model(), {"theta": t}, (rows[:3],)), None),
-        theta,
-    )
-    torch.testing.assert_close(per_example, gradients[:3])
-    assert outputs.shape == (3, 4)
-
-
 def test_gradient_descent_follows_the_closed_form() -> None:
     workload = quadratic(peak_lr=1.5)
     start, end = train(workload, 100)

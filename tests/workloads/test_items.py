@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from workbench.errors import ConfigError, DataError, UsageError
 from workbench.workloads.items import (
+    CountedStream,
     Delayed,
+    HostShare,
     IndexedDataset,
     StoredDataset,
     cache_dataset,
@@ -57,19 +59,6 @@ def test_items_pass_unchanged() -> None:
     assert wrapped[-1] == data[5]
     assert wrapped.__getitems__([1, 4]) == [data[1], data[4]]
     assert IndexedDataset(Subset(data, [5, 0])).__getitems__([1, 0]) == [data[0], data[5]]
-
-
-def test_a_batch_is_fetched_in_one_call() -> None:
-    calls: list[Sequence[int]] = []
-
-    class Batched(Broken):
-        def __getitems__(self, indices: Sequence[int]) -> list[int]:
-            calls.append(indices)
-            return list(indices)
-
-    loader: DataLoader[Any] = DataLoader(IndexedDataset(Batched()), batch_size=5)
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert calls == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 def test_the_item_that_raises_is_named() -> None:
@@ -203,3 +192,33 @@ def test_a_folder_of_another_dataset_is_refused_by_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=f"holds {said}"):
             cache_dataset(other, tmp_path / "s")
+
+
+class Counted(IterableDataset[int]):
+    """Says that it has `length` items, and yields `count`; number 3 raises where it is `broken`."""
+
+    def __init__(self, count: int, length: int, broken: bool = False) -> None:
+        self.count, self.length, self.broken = count, length, broken
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        for k in range(self.count):
+            yield 1 // int(k != 3) if self.broken else k
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(4, "yields 4 examples, though its length is 5"), (6, "yields more than 5")]
+)
+def test_a_stream_that_is_evaluated_yields_what_its_length_says(count: int, said: str) -> None:
+    assert list(CountedStream(Counted(5, 5), exact=True)) == list(range(5))
+    assert list(CountedStream(Counted(count, 5))) == list(range(count)), "training takes what comes"
+    with pytest.raises(DataError, match=said):
+        list(CountedStream(Counted(count, 5), split="validation", exact=True))
+    with pytest.raises(DataError, match="item 3 of the validation split .*ZeroDivisionError"):
+        list(CountedStream(Counted(5, 5, broken=True), split="validation"))
+
+
+def test_a_hosts_share_is_its_places_in_each_whole_micro_batch() -> None:
+    assert list(HostShare(range(11), slice(2, 4), 4)) == [2, 3, 6, 7]

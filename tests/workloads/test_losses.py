@@ -89,11 +89,6 @@ def test_token_loss_is_the_mean_over_counted_tokens() -> None:
     torch.testing.assert_close((weights * losses).sum() / weights.sum(), whole)
 
 
-def test_without_an_ignored_index_every_token_counts() -> None:
-    with pytest.raises(WorkloadError, match="target -100 is out of range"):
-        TokenCrossEntropy()(torch.zeros(1, 2, 4), [None, torch.tensor([[0, -100]])])
-
-
 def test_a_batch_of_tokens_predicts_its_next_token() -> None:
     tokens = torch.tensor([[5, 6, 7]])
     assert forward_tokens(lambda x: x, tokens).tolist() == [[5, 6]]
@@ -101,13 +96,6 @@ def test_a_batch_of_tokens_predicts_its_next_token() -> None:
     pair = [torch.tensor([[1]]), torch.tensor([[2]])]
     assert forward_tokens(lambda x: x, pair) is pair[0]
     assert next_tokens(pair) is pair[1]
-
-
-def test_logits_of_another_length_are_explained() -> None:
-    with pytest.raises(WorkloadError, match=r"\(1, 3, 4\) against targets of shape \(1, 2\)"):
-        TokenCrossEntropy()(torch.zeros(1, 3, 4), torch.zeros(1, 3).long())
-    with pytest.raises(WorkloadError, match="returned list"):
-        TokenAccuracy()([torch.zeros(1, 2, 4)], torch.zeros(1, 3).long())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +159,9 @@ def test_padding_counts_for_nothing() -> None:
     logits, padding = F.one_hot(torch.tensor([[1, 2, 0]]), 3).float(), [None, torch.tensor([[-1, -1, -1]])]
     assert TokenAccuracy()(logits, [None, torch.tensor([[1, 0, 0]])]).tolist() == pytest.approx([2 / 3])
     assert TokenAccuracy(ignore_index=-1)(logits, [None, torch.tensor([[1, 0, -1]])]).tolist() == [0.5]
+    assert TokenAccuracy(ignore_index=0)(logits, [None, torch.tensor([[1, 1, 0]])]).tolist() == [0.5], (
+        "0 is a class too"
+    )
     for metric in (TokenCrossEntropy(ignore_index=-1), TokenAccuracy(ignore_index=-1)):
         assert metric(torch.randn(1, 3, 3), padding).tolist() == [0.0]
     assert TokenCount(next_tokens, -1)(padding).tolist() == [0.0]

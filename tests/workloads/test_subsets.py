@@ -54,15 +54,6 @@ def test_a_draw_is_random_without_replacement_and_named_by_size_and_seed() -> No
     assert (described["size"], described["of"], len(described["crc32"])) == (5, 13, 8)
 
 
-def test_a_subset_of_a_subset_is_one_of_the_whole_and_training_data_stay() -> None:
-    workload = small_workload()
-    part = periodic_subset(periodic_subset(workload, [0, 1]), [12])
-    assert list(example_ids(part.validation_data)) == [12]
-    assert part.train_data is workload.train_data
-    assert list(example_ids(workload.validation_data)) == list(range(13))
-    assert whole(workload) is workload
-
-
 @pytest.mark.parametrize("examples", [0, -3, True, "a", "64", 1.5, ["a"], [0, 1.5], [True], None])
 def test_what_is_no_number_and_no_list_of_indices_is_refused(examples: Any) -> None:
     with pytest.raises(UsageError, match=r"examples(=|\[)"):
@@ -109,13 +100,6 @@ def test_a_stratified_sample_has_every_class_in_its_share(size: int, seed: int) 
     assert (np.abs(counts - exact) < 1 + (size < 40)).all()
     if size >= 3:
         assert counts.min() >= 1
-
-
-def test_every_example_is_as_likely_as_any_other() -> None:
-    drawn = np.concatenate([draw_sample(DATA, 50, seed=s).indices for s in range(400)])
-    counts = np.bincount(drawn, minlength=200)
-    assert counts.mean() == 100
-    assert counts.std() == pytest.approx(np.sqrt(400 * 0.25 * 0.75), rel=0.2)
 
 
 @pytest.mark.parametrize("size", [0, -1, 201, 1.5, True])

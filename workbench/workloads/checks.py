@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError, nearest
-from workbench.workloads.base import Workload, second_of_batch
+from workbench.workloads.base import Workload
 
 __all__ = [
     "check_data",
@@ -22,7 +20,6 @@ __all__ = [
     "check_selection",
     "check_weights",
     "chosen_config",
-    "scan_targets",
 ]
 
 LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score)(_|$|\d)")
@@ -175,40 +172,6 @@ def check_weights(weights: Tensor, *, where: str, share: bool = False) -> None:
             f"weights(batch) gives 0 to all {weights.numel()} examples of {where}, so there is no mean to take. At least one "
             "weight must be above 0: look at what the function compares, such as a padding value."
         )
-
-
-def scan_targets(
-    data: Any, *, classes: int, split: str = "train", targets: Callable[[Any], Any] = second_of_batch
-) -> list[int]:
-    """Return how many examples each class has, after checking that every target is one of them.
-
-    Reads the whole split once; the loss itself checks nothing that would slow training down.
-
-    Args:
-        data: the dataset of one split; an item is `(inputs, class)`.
-        classes: number of outputs of the model.
-        split: named in the error.
-        targets: item -> integer class; the default is `item[1]`.
-
-    Raises:
-        DataError: a target is no integer from 0 to `classes - 1`; the example's index is named.
-    """
-    counts = [0] * classes
-    for index in range(len(data)):
-        value = torch.as_tensor(targets(data[index]))
-        if value.numel() != 1 or value.is_floating_point():
-            raise DataError(
-                f"example {index} of the {split} split has a target of shape {tuple(value.shape)} and type "
-                f"{value.dtype}: a class is one integer. Take regression(...) for numbers."
-            )
-        label = int(value)
-        if not 0 <= label < classes:
-            raise DataError(
-                f"example {index} of the {split} split has target {label}, but the model has {classes} outputs, so "
-                f"classes are 0 to {classes - 1}. Give the model more outputs, or number the classes from 0."
-            )
-        counts[label] += 1
-    return counts
 
 
 def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.notebooks import VERDICT, write_notebook
 from workbench import cli
-from workbench.errors import UnknownNameError, UsageError
+from workbench.errors import UsageError
 from workbench.notebook.batch import NotebookRun, NotebookRuns, run_notebooks, write_summary
 from workbench.notebook.runner import read_verdict
 
@@ -105,12 +105,6 @@ def test_everything_is_checked_before_the_first_kernel(
     assert not Path("runs").exists()
 
 
-def test_a_file_is_no_folder_for_many_runs(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("papermill.execute_notebook", never)
-    with pytest.raises(UsageError, match="many runs need a folder"):
-        run_notebooks(notebook, [{}], out="sweep.ipynb")
-
-
 def test_interrupted_the_copy_keeps_what_it_has_and_the_rest_is_not_begun(notebook: Path) -> None:
     cell = (
         "print('before', flush=True)\nimport time, pathlib\npathlib.Path('begun').touch()\n"
@@ -125,17 +119,6 @@ def test_interrupted_the_copy_keeps_what_it_has_and_the_rest_is_not_begun(notebo
     for copy in ("001.ipynb", "001.html"):
         assert "saved" in Path("runs/notebooks/03_asked", copy).read_text()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.slow
-def test_a_notebook_that_swallows_the_interrupt_is_stopped_before_its_next_cell(notebook: Path) -> None:
-    cell = "import time, pathlib\ntry:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('swallowed')"
-    write_notebook(notebook, cell, "open('next', 'w')")
-    stop_when(Path("begun"))
-    with pytest.raises(KeyboardInterrupt):
-        run_notebooks(notebook, [{}])
-    assert "swallowed" in Path("runs/notebooks/03_asked/001.ipynb").read_text()
-    assert not Path("next").exists()
 
 
 def stop_when(path: Path) -> None:
@@ -153,11 +136,9 @@ def stop_when(path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        pytest.param(["-p", "status=fail"], 0, "w: fail", marks=pytest.mark.slow),
         (["-p", "status=fail", "--fail-on", "fail"], 3, "w: fail"),
         (["-p", "status=crash", "--fail-on", "warn"], 1, "stopped at"),
         (["-p", "statsu=ok"], 2, "Did you mean 'status'"),
-        pytest.param(["--sweep", "status=ok,fail", "--fail-on", "fail"], 3, "summary.html", marks=pytest.mark.slow),
         (["--sweep", "status=fail,crash", "--fail-on", "fail"], 1, "run 2 crashed"),
     ],
 )
@@ -195,13 +176,6 @@ def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path
     assert cli.main(["run", "asked", "--sweep", "status=ok,warn", "--out", "mine", "--fail-on", "fail"]) == 0
     assert [row["verdict"] for row in rows(Path("mine"))] == ["ok", "warn"]
     assert Path("ran.txt").read_text().count("ok") == 1, "what was complete did not run again"
-
-
-def test_a_value_that_no_study_would_take_is_found_before(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("papermill.execute_notebook", never)
-    write_notebook(notebook, parameters='workload: str = "digits_mlp"')
-    with pytest.raises(UnknownNameError, match=r"run 2: .*'digits_mlpp'.*Did you mean 'digits_mlp'"):
-        run_notebooks(notebook, [{}, {"workload": "digits_mlpp"}])
 
 
 def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One figure, one sentence, the verdict table: of every kind of study, finished or not, and in a kernel by itself."""
+"""A record on a page: `show_study` in figure, sentence and verdicts, `curves_panel` with every row that there is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from IPython.display import Image as Still
 from matplotlib import image
 
 import workbench as wb
 from tests.helpers.study_folders import write_study
+from tests.helpers.workloads import small_workload
+from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
 from workbench.playbook.records import diagnosis_of
+from workbench.record.read import StudyRecord, open_record
+from workbench.record.write import StudyWriter
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.registry import STUDIES
+from workbench.train.trainer import Trainer
+from workbench.views.curves import CurvesWidget, curves_panel
 from workbench.views.summary import show_study, study_picture, study_sentence
 
 
@@ -63,15 +71,6 @@ def test_a_study_that_was_left_says_how_to_go_on(study: Path, tmp_path: Path) ->
     assert said.endswith(f"the call that began `{left}` goes on from there.")
 
 
-def test_nothing_trained_yet_is_said_and_drawn(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "study.json").write_bytes((study / "study.json").read_bytes())
-    picture, sentence, verdict = shown(monkeypatch, wb.open(tmp_path / "empty"))
-    assert "no trial yet" in sentence.data
-    assert verdict.verdict == "not_measured"
-    assert len(picture.data) > 1000
-
-
 def test_a_record_that_was_opened_earlier_is_read_again(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,13 +83,6 @@ def test_a_record_that_was_opened_earlier_is_read_again(
     shutil.rmtree(path / "trials/2")
     _, sentence, _ = shown(monkeypatch, record)
     assert sentence.data.startswith("2 trials")
-
-
-def test_a_single_trial_is_shown_by_its_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    record = wb.Trainer().run(wb.load_workload("quadratic"), out=tmp_path / "one")
-    picture, sentence, _ = shown(monkeypatch, record)
-    assert sentence.data.startswith("1 trial of quadratic: 1 complete")
-    assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
 
 
 @pytest.mark.parametrize("kind", sorted({*STUDIES, "trial", "comparison"}))
@@ -124,3 +116,47 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
     record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>"))
     assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    out = tmp_path_factory.mktemp("runs") / "sweep"
+    return LRSweep(lrs=[0.01, 0.05, 1e20]).run(small_workload(), Trainer(device="cpu"), out=out)
+
+
+def told(panel: Any) -> Page:
+    """What a page is told that asks, as it does when it is drawn."""
+    page = Page()
+    panel.send = page.tell
+    panel._handle_custom_msg({"kind": "all"}, [])
+    return page
+
+
+def test_a_study_is_a_widget_that_answers_with_its_curves(swept: StudyRecord) -> None:
+    panel = curves_panel(swept, live=True)
+    assert isinstance(panel, CurvesWidget)
+    assert panel.still
+    page = told(panel)
+    same_curves(page, swept)
+    assert {n: t["state"] for n, t in page.trials.items()} == {0: "complete", 1: "complete", 2: "diverged"}
+    assert page.trials[2]["lr"] == 1e20
+    assert [t["note"] for t in page.trials.values()] == ["", "", ""]
+    panel.close()
+
+
+def test_a_trial_trained_alone_and_a_study_that_still_runs(tmp_path: Path) -> None:
+    record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    page = told(curves_panel(open_record(tmp_path / "s"), live=True))
+    same_curves(page, record)
+    writer = StudyWriter.open(tmp_path / "t", kind="trial", workload="w", config=small_workload().config.to_dict())
+    shown = curves_panel(StudyRecord(tmp_path / "t"), live=True)  # not a row yet
+    assert "no step yet. Run wb.LRSweep()" in shown.words.value
+    assert "open it again" in shown.words.value
+    writer.close()
+
+
+def test_without_a_page_it_is_one_picture(swept: StudyRecord) -> None:
+    shown = curves_panel(swept)
+    assert isinstance(shown, Still)
+    assert "training loss" in shown.alt
+    assert image.imread(io.BytesIO(shown.data), format="png").std() > 0

@@ -1,0 +1,224 @@
+"""A parameters cell: names, types, values held against them; grids and files of values, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from workbench.errors import UsageError
+from workbench.notebook.parameters import (
+    NotebookParameter,
+    check_values,
+    parse_sweeps,
+    read_parameters,
+    read_rows,
+)
+
+KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
+
+
+def parameter(kind: str) -> NotebookParameter:
+    return NotebookParameter(name="x", type=kind, default="1")
+
+
+def test_plain_cells_are_read_as_papermill_reads_them(tmp_path) -> None:
+    source = (
+        "steps: int = 200  # updates of a trial\n\n# a comment\nname: str = 'digits_cnn'  # which\n"
+        "lrs: list[float] = [0.1, 0.2]  # tried\nfast = True\n"
+    )
+    cell = new_code_cell(source, metadata={"tags": ["parameters"]})
+    nbformat.write(
+        new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}),
+        tmp_path / "n.ipynb",
+    )
+    theirs = papermill.inspect_notebook(tmp_path / "n.ipynb")
+    ours = {p.name: p for p in read_parameters(source)}
+    assert list(ours) == list(theirs) == ["steps", "name", "lrs", "fast"]
+    for name, p in ours.items():
+        assert (p.default, p.help) == (theirs[name]["default"], theirs[name]["help"])
+        assert p.type == theirs[name]["inferred_type_name"] or name == "fast"
+    assert ours["fast"].type == "bool"
+
+
+def test_what_papermill_cannot_read_is_read() -> None:
+    source = "lr: float | None = None  # lr=None: found\nnote: 'str' = 'a=b'  # why = because\nmany: list[int] = [\n    1,\n]  # more"
+    assert [(p.name, p.type, p.default, p.help) for p in read_parameters(source)] == [
+        ("lr", "float | None", "None", "lr=None: found"),
+        ("note", "str", "'a=b'", "why = because"),
+        ("many", "list[int]", "[1]", "more"),
+    ]
+
+
+def test_what_is_no_parameter_is_left_out() -> None:
+    assert read_parameters("import os\nx: int\nprint(1)\na.b = 3\nc, d = 1, 2\n") == ()
+    with pytest.raises(UsageError, match="line 1"):
+        read_parameters("x: int = = 3")
+
+
+FITS = [
+    ("int", [0, -3], [1.0, True, "1", None, [1]]),
+    ("float", [0.5, 2, float("inf")], [True, "0.5", None]),
+    ("str", ["", "a"], [1, None, ["a"]]),
+    ("bool", [True, False], [0, 1, "true"]),
+    ("list[float]", [[], [1, 0.5], (1.0,)], [0.5, ["a"], [True], "0.1"]),
+    ("list[list[int]]", [[[1], []]], [[1]]),
+    ("dict[str, int]", [{"a": 1}], [[("a", 1)], "a"]),
+    ("float | None", [None, 1], ["none", [None]]),
+    ("Optional[int]", [None, 1], [1.5]),
+    ("Union[int, str]", [1, "a"], [1.5, None]),
+    ("Literal['a', 'b']", ["a", "b"], ["c", 1, None]),
+    ("MyType", [1, None, "a"], []),
+    ("Any", [1, None, "a"], []),
+]
+
+
+@pytest.mark.parametrize(("kind", "good", "bad"), FITS)
+def test_values_against_types(kind: str, good: list[Any], bad: list[Any]) -> None:
+    assert [v for v in good if not parameter(kind).accepts(v)] == []
+    assert [v for v in bad if parameter(kind).accepts(v)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("int", "200", 200),
+        ("float", "1e-3", 0.001),
+        ("str", "true", "true"),
+        ("str", "", ""),
+        ("bool", "true", True),
+        ("list[float]", "0.1,0.2", [0.1, 0.2]),
+        ("list[float]", "0.1", [0.1]),
+        ("list[str]", "sgd,adam", ["sgd", "adam"]),
+        ("float | None", "none", None),
+        ("Any", "__import__('os').getpid()", "__import__('os').getpid()"),
+    ],
+)
+def test_words_of_a_command_line(kind: str, text: str, value: Any) -> None:
+    found = parameter(kind).parse(text)
+    assert (type(found), found) == (type(value), value)
+
+
+MANY = read_parameters(
+    "steps: int = 1\nlr: float = 0.1\nname: str = 'a'\nlrs: list[float] = [0.1]\nfast: bool = True\nwarm: int | None = None\n"
+    "mode: 'Literal[\"min\", \"max\"]' = 'min'\nany = None"
+)
+
+
+def test_a_grid_is_every_combination_the_last_one_fastest() -> None:
+    assert parse_sweeps(MANY, ["steps=1,2", "name=x,y"]) == [
+        {"steps": 1, "name": "x"}, {"steps": 1, "name": "y"}, {"steps": 2, "name": "x"}, {"steps": 2, "name": "y"}
+    ]  # fmt: skip
+    assert parse_sweeps(MANY, []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=0.1,1e-3,1", [0.1, 1e-3, 1]),
+        ("fast=true,False", [True, False]),
+        ("warm=none,10", [None, 10]),
+        ('name="a,b",c', ["a,b", "c"]),
+        ("name=it's,so", ["it's", "so"]),
+        ("any={'a,': [1,2]},(3,4)", [{"a,": [1, 2]}, [3, 4]]),
+        ("lrs=[0.1],[0.1, 0.2],[]", [[0.1], [0.1, 0.2], []]),
+        ("mode=min,max", ["min", "max"]),
+    ],
+)
+def test_values_are_of_the_declared_type(text: str, values: list[object]) -> None:
+    assert [next(iter(row.values())) for row in parse_sweeps(MANY, [text])] == values
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["lrs=0.1,0.2"], r"stands in brackets: --sweep 'lrs=\[0.1\]"),
+        (["steps=1,two"], "steps='two' must be of type int"),
+        (["steps=1,,2"], "steps='' must be of type int"),
+        (["steps=1,1"], "1 stands there twice"),
+        (["steps=1", "steps=2"], "given twice"),
+        (["step=1"], "Did you mean 'steps'"),
+        (["steps"], "name=value"),
+        (["=3"], "name=value"),
+        (["mode=min,mid"], "mode='mid' must be of type Literal"),
+    ],
+)
+def test_what_is_wrong_is_named(texts: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_sweeps(MANY, texts)
+
+
+def test_a_file_holds_one_run_a_row(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text('\ufeffsteps,name,lrs\n5,"x, y","[0.1, 0.2]"\n,z,\n\n')
+    assert read_rows(MANY, tmp_path / "r.csv") == [{"steps": 5, "name": "x, y", "lrs": [0.1, 0.2]}, {"name": "z"}]
+    (tmp_path / "r.json").write_text('[{"steps": 5, "lrs": [0.1]}, {}]')
+    assert read_rows(MANY, tmp_path / "r.json") == [{"steps": 5, "lrs": [0.1]}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("r.txt", "", "must end in .json or .csv"),
+        ("r.json", "{", "r.json: is not valid JSON"),
+        ("r.json", '{"steps": 1}', "list of objects"),
+        ("r.json", "[]", "holds no row"),
+        ("r.json", '[{}, {"steps": "1"}]', "row 2: parameter steps='1' must be of type int"),
+        ("r.csv", "steps\n", "holds no row"),
+        ("r.csv", "stps\n1\n", "r.csv: row 1: .*Did you mean 'steps'"),
+        ("r.csv", "steps,lrs\n1,0.1,0.2\n", "row 1: 3 cells under 2 names"),
+        ("r.csv", "steps\n1\nx\n", "row 2: parameter steps='x'"),
+        ("none.csv", None, "No such file"),
+        ("r.csv", b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(name: str, content: Any, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UsageError, match=said):
+        read_rows(MANY, tmp_path / name)
+
+
+DECLARED = read_parameters('workload: str = "quadratic"\ndevice: str = "cpu"\nprecision: str = ""')
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("workload", "quadratc", "Did you mean 'quadratic'"),
+        ("workload", "", "no bundled workload"),
+        ("workload", "mine.py:w", "no file 'mine.py'"),
+        ("workload", "there.py:", "behind the colon"),
+        ("workload", "no_such_module_here:w", "no module 'no_such_module_here'"),
+        ("device", "gpu", "Allowed: auto, cpu, cuda"),
+        ("precision", "float16", "Allowed: bfloat16, float32, float64"),
+    ],
+)
+def test_a_value_that_no_study_would_take_is_refused(name: str, value: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    with pytest.raises(UsageError, match=said):
+        check_values(DECLARED, {name: value}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workload": "digits_cnn"},
+        {"workload": "there.py:w"},
+        {"workload": "json:loads"},
+        {"device": "cuda:1"},
+        {"precision": "bfloat16"},
+        {"precision": ""},
+    ],
+)
+def test_a_value_that_a_study_takes_is_let_through(given: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    check_values(DECLARED, given, cwd=tmp_path)
+
+
+def test_a_name_with_another_meaning_is_left_alone(tmp_path: Path) -> None:
+    declared = read_parameters('workload: str = "heavy"\ndevice: str = "a phone"\nprecision: int = 3')
+    check_values(declared, {"workload": "light", "device": "a tablet", "precision": 4}, cwd=tmp_path)
