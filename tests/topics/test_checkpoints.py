@@ -18,6 +18,7 @@ import workbench as wb
 from tests.helpers.simulated_checkpoints import TOTAL, evaluated, overfitted
 from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_workload
+from workbench.curves.selection import expected_maximum, wobble
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Finding
 from workbench.plots.style import why_not_measured
@@ -186,6 +187,22 @@ def test_selection_by_noise_is_found_and_its_luck_is_the_expected_maximum() -> N
     assert found.evidence["luck"] == pytest.approx(2.16 * 0.1, rel=0.25), (
         "the best of 40 draws lies 2.16 deviations out"
     )
+
+
+@pytest.mark.parametrize(("draws", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi))])
+def test_the_expected_maximum_of_normal_draws_has_the_closed_form(draws: int, exact: float) -> None:
+    assert expected_maximum(draws) == pytest.approx(exact, abs=1e-9)
+    best = np.random.default_rng(0).standard_normal((40_000, 10)).max(1)
+    assert expected_maximum(10) == pytest.approx(best.mean(), abs=4 * best.std() / 200)
+
+
+def test_noise_is_that_of_the_draws_whatever_the_trend() -> None:
+    k = np.arange(4000)
+    noise = 0.3 * np.random.default_rng(1).standard_normal(k.size)
+    for trend in (0 * k, 2 - 0.01 * k, 1e-6 * (k - 2000.0) ** 2):
+        assert wobble(trend + noise) == pytest.approx(0.3, rel=0.05)
+    for still in ([1.0, 2.0, 5.0], [2.0] * 9, [1.0, 2.0, 3.0, 4.0, 5.0]):
+        assert wobble(np.array(still)) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_how_much_of_the_lead_carries_over_is_told() -> None:

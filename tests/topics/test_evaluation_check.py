@@ -65,14 +65,6 @@ def test_dropped_and_repeated_examples_are_told_apart() -> None:
         assert case["predicted_bias"] == pytest.approx(case["bias"])
 
 
-def test_copies_that_fill_up_a_batch_are_padding() -> None:
-    seen = [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
-    found = diagnose_evaluation_cases(facts((3, VALUES[[*range(7), 6, 6]].mean(), seen)))
-    assert found["evaluation.weighting"].evidence["cases"][0]["fault"] == "counted padding"
-    assert found["evaluation.weighting"].status == "fail"
-    assert found["evaluation.coverage"].status == "ok"
-
-
 def test_rows_that_are_no_examples_are_padding_whose_value_one_case_tells_the_other() -> None:
     pad = 0.7
     one = (VALUES.sum() + 2 * pad) / 9, [[0, 1, 2], [3, 4, 5], [6, -1, -1]]
@@ -407,37 +399,6 @@ def test_rows_that_are_padded_to_the_longest_of_their_batch_are_known(left: bool
     assert (found["evaluation.weighting"].status, found["evaluation.coverage"].status) == ("fail", "ok"), found
     sick = diagnose_evaluation_cases(collect_own_evaluation(texts(build_model=lambda: MeanOfTokens(masked=False)), CPU))
     assert sick["evaluation.weighting"].status == "fail", "padding that the model does not mask"
-
-
-def prepared(kind: str) -> Evaluate:
-    """An evaluation that prepares its inputs in its own way: the model never sees a row of the workload's."""
-
-    def evaluated(model: Any, data: Any, batch_size: int) -> float:
-        loader = DataLoader(data, batch_size=batch_size, drop_last=kind == "drop_last")
-        each = [losses(model, x * 1.0000001, y) for x, y in loader]
-        if kind == "batch means":
-            return float(torch.stack([one.mean() for one in each]).mean())
-        return float(torch.cat(each).mean()) + 0.3 * (kind == "unexplained")
-
-    return evaluated
-
-
-@pytest.mark.parametrize(
-    ("kind", "weighting", "coverage"),
-    [
-        ("healthy", "ok", "ok"),
-        ("batch means", "fail", "ok"),
-        ("drop_last", "ok", "fail"),
-        ("unexplained", "fail", "not_measured"),
-    ],
-)
-def test_inputs_that_nobody_recognises_are_taken_in_the_order_of_the_data(
-    kind: str, weighting: str, coverage: str
-) -> None:
-    found = wb.evaluation.check(prepared(kind), workload_of(), batch_sizes=(10, 4))
-    assert found["evaluation.weighting"].status == weighting, found
-    assert found["evaluation.coverage"].status == coverage, found
-    assert all(case["by_order"] for case in found["evaluation.coverage"].evidence["cases"])
 
 
 def test_bfloat16_rounds_and_is_no_fault() -> None:

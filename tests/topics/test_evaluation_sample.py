@@ -36,9 +36,7 @@ from workbench.topics.evaluation.collect import (
 )
 from workbench.topics.evaluation.diagnose_sample import CODES
 from workbench.topics.evaluation.sample_size import (
-    climbing_gap,
     selection_gap,
-    simulate_climbing,
     simulate_selection,
 )
 from workbench.topics.evaluation.skew import worst_skew
@@ -250,16 +248,6 @@ def test_any_metric_by_the_standard_deviation_of_its_difference() -> None:
     assert (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_models_that_hardly_disagree_still_have_to_change_some_examples() -> None:
-    n = 500
-    difference = wb.evaluation.detectable_difference(n, disagreement=0.0)
-    assert 7 <= n * difference <= 8
-    fewest = next(k for k in range(1, 20) if stats.binomtest(k, k).pvalue < 0.05)  # all for the better, exact test
-    assert stats.binom.sf(fewest - 1, n, difference) == pytest.approx(0.8, abs=0.05)
-    assert stats.binom.sf(fewest - 1, n, difference / 2) < 0.3
-    assert wb.evaluation.detectable_difference(n, accuracy=1.0) == pytest.approx(difference)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -296,19 +284,6 @@ def test_the_best_of_many_flatters_itself_by_the_closed_form(n: int, trials: int
     expected = selection_gap(n, trials, sd=math.sqrt(0.05 / 2), spread=spread)
     assert gaps.mean() == pytest.approx(expected, abs=4 * gaps.std() / math.sqrt(300) + 0.05 * expected)
     assert gaps.mean() > 2 * gaps.std() / math.sqrt(300)
-
-
-@pytest.mark.parametrize("n", [200])
-def test_rounds_that_build_on_each_other_add_up(n: int) -> None:
-    rounds, repeats = 60, 60
-    gaps = simulate_climbing(n, rounds, repeats=repeats, held_out=500, seed=2)
-    expected = climbing_gap(n, rounds)
-    se = gaps.std(0) / math.sqrt(repeats)
-    for k in (10, 30, 60):
-        assert gaps[:, k].mean() == pytest.approx(expected[k], abs=4 * se[k] + 0.1 * expected[k])
-    assert gaps[:, -1].mean() > 1.5 * selection_gap(n, rounds, sd=math.sqrt(0.05 / 2))
-    assert (np.diff(expected) >= 0).all()
-    assert expected.max() <= 0.1
 
 
 BUNCH = load_breast_cancer()
@@ -461,15 +436,6 @@ def test_the_study_measures_draws_and_tests(record: StudyRecord) -> None:
     assert found["evaluation.too_small"].status == "ok"
     assert found["evaluation.minority_counts"].status == "warn", "19 malignant examples"
     assert found.workload == "breast_cancer"
-
-
-def test_a_budget_too_short_for_one_batch_and_a_regression(tmp_path: Path) -> None:
-    study = wb.evaluation.SampleStudy(budget_s=1e-9, smallest_difference=0.1)
-    done = study.run(small_workload(), wb.Trainer(device="cpu"), out=tmp_path / "s")
-    found = wb.evaluation.diagnose_sample(done)
-    assert found["evaluation.too_small"].summary.startswith("No size does: one batch of 13 examples takes")
-    assert found["evaluation.minority_counts"].status == "not_measured"
-    assert "sample" not in done.facts["evaluation_sample"]
 
 
 def values(loss: Any, accuracy: Any, weights: Any = None) -> ExampleValues:

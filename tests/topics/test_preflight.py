@@ -249,12 +249,6 @@ def test_a_frozen_and_an_unused_parameter_are_told_apart() -> None:
     assert facts["frozen"] == ["frozen.weight", "frozen.bias"]
 
 
-def test_only_so_many_examples_are_read() -> None:
-    facts = collected(small_workload(examples=500), max_examples=64)
-    assert 64 <= facts["train"]["read"] < 128
-    assert facts["examples"]["train"] == 500
-
-
 @pytest.mark.parametrize(
     ("workload", "said"),
     [

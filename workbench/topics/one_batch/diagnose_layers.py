@@ -8,7 +8,7 @@ from typing import Any
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis, Finding, Status
 
 __all__ = ["LAYER_CODES", "Facts", "diagnose_parameters", "layer_findings", "named", "part", "why_not"]
 
@@ -18,6 +18,18 @@ LAYER_CODES = Codes({
 })  # fmt: skip
 PARAMETER_CODES = Codes({"loop.frozen_random": "F1.1", "loop.unowned_parameters": "F1.1"})
 Facts = Mapping[str, Any]
+DEAD, FEW_UNITS = 0.8, 8
+"""Share of a layer's ReLU units that are 0 for every example; of a smaller layer all must be (rules of thumb: plain networks of 8 layers
+begin with 0.6)."""
+SATURATED, BOTH_SIDES = 0.8, 0.1
+"""Share of a layer's values within 0.01 of the bounds of its activation function; of a sigmoid, at either bound: fewer at one of them are a
+gate that begins open or closed (rules of thumb: fresh layers have less than 0.05)."""
+VANISHING, EXPLODING = 1e-5, 1e3
+"""Last layer's signal over the inputs', or first layer's gradient over the last one's (rules of thumb: eight plain layers under PyTorch's
+initialisation have 5e-4)."""
+LINEAR = 1e-4
+"""How far outputs halfway between two examples may be from the mean of theirs, over the largest difference between outputs, where only
+rounding keeps them apart (rule of thumb: float32 gives 1e-6)."""
 
 
 def part(facts: Facts, name: str) -> Facts | None:
@@ -38,47 +50,22 @@ def named(names: Sequence[str], *, shown: int = 3) -> str:
     return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
 
 
-def layer_findings(
-    facts: Facts,
-    *,
-    fits: bool,
-    dead: float = 0.8,
-    few_units: int = 8,
-    saturated: float = 0.8,
-    both_sides: float = 0.1,
-    vanishing: float = 1e-5,
-    exploding: float = 1e3,
-    linear: float = 1e-4,
-) -> list[Finding]:
-    """Return the findings of `LAYER_CODES`.
-
-    Args:
-        facts: of one batch.
-        fits: whether the model can fit it.
-        dead: share of a layer's ReLU units that are 0 for every example (rule of thumb: plain networks of 8 layers begin with 0.6).
-        few_units: of a smaller layer all must be dead (rule of thumb).
-        saturated: share of a layer's values within 0.01 of the bounds of its activation function (rule of thumb: fresh layers have
-            less than 0.05).
-        both_sides: of a sigmoid, share at either bound; fewer at one of them are a gate that begins open or closed (rule of thumb).
-        vanishing: last layer's signal over the inputs', or first layer's gradient over the last one's (rule of thumb: eight plain
-            layers under PyTorch's initialisation have 5e-4).
-        exploding: the same, the other way (rule of thumb).
-        linear: how far outputs halfway between two examples may be from the mean of theirs, over the largest difference between
-            outputs, where only rounding keeps them apart (rule of thumb: float32 gives 1e-6).
-    """
+def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
+    """Return the findings of `LAYER_CODES` from the facts of one batch; `fits` says whether the model can fit it."""
     fresh, fitted = part(facts, "layers"), part(facts, "fitted")
     if fresh is None or fitted is None:
         reason = why_not(facts, "layers" if fresh is None else "fitted")
         return [LAYER_CODES.not_measured(code, reason) for code in LAYER_CODES]
-    equal, bad = _equal(fresh, fitted), "warn" if fits else "fail"
+    equal = _equal(fresh, fitted)
+    bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
     return [
         equal,
-        _dead(units, dead, few_units, bad),
-        _saturated(units, saturated, both_sides, bad),
-        _linear(part(facts, "affine"), fresh, linear),
-        *_signals(fresh, vanishing, exploding, bad, apart=equal.status == "ok"),
+        _dead(units, bad),
+        _saturated(units, bad),
+        _linear(part(facts, "affine"), fresh),
+        *_signals(fresh, bad, apart=equal.status == "ok"),
     ]
 
 
@@ -101,15 +88,15 @@ def _equal(fresh: Facts, fitted: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _dead(units: list[dict[str, Any]], limit: float, few: int, bad: Any) -> Finding:
+def _dead(units: list[dict[str, Any]], bad: Status) -> Finding:
     code, relus = "units.dead", [u for u in units if "dead" in u]
     if not relus:
         return LAYER_CODES.finding(code, "ok", "Does not apply: no ReLU was seen.")
     shares = [(min(u["dead"], u["later"]["dead"]), u) for u in relus]
     share = max(share for share, _ in shares)
     layers = [{"module": u["module"], "units": u["units"], "dead": u["dead"]} for u in relus][:50]
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"layers": layers}}
-    off = [u["module"] for s, u in shares if s >= limit and (u["units"] >= few or s == 1)]
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": DEAD, "evidence": {"layers": layers}}
+    off = [u["module"] for s, u in shares if s >= DEAD and (u["units"] >= FEW_UNITS or s == 1)]
     if not off:
         said = f"At most {share:.0%} of a layer's ReLU units are off for every example."
         return LAYER_CODES.finding(code, "ok", said, **known)
@@ -119,14 +106,14 @@ def _dead(units: list[dict[str, Any]], limit: float, few: int, bad: Any) -> Find
     )  # fmt: skip
 
 
-def _saturated(units: list[dict[str, Any]], limit: float, both: float, bad: Any) -> Finding:
+def _saturated(units: list[dict[str, Any]], bad: Status) -> Finding:
     code, bounded = "units.saturated", [u for u in units if "saturated" in u]
     if not bounded:
         return LAYER_CODES.finding(code, "ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
     share = max(u["saturated"] for u in bounded)
     layers = [{k: u[k] for k in ("module", "op", "saturated")} for u in bounded][:50]
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"layers": layers}}
-    off = [u for u in bounded if u["saturated"] >= limit and u.get("one_sided", 1.0) >= both]
+    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": SATURATED, "evidence": {"layers": layers}}
+    off = [u for u in bounded if u["saturated"] >= SATURATED and u.get("one_sided", 1.0) >= BOTH_SIDES]
     if not off:
         said = f"At most {share:.0%} of a layer's values lie at the bounds of its activation function."
         return LAYER_CODES.finding(code, "ok", said, **known)
@@ -137,14 +124,14 @@ def _saturated(units: list[dict[str, Any]], limit: float, both: float, bad: Any)
     )  # fmt: skip
 
 
-def _linear(affine: Facts | None, fresh: Facts, limit: float) -> Finding:
+def _linear(affine: Facts | None, fresh: Facts) -> Finding:
     code, layers = "units.linear", [each["module"] for each in fresh["layers"]]
     if affine is None or len(layers) < 2:
         said = "Does not apply: fewer than two layers between numbers and outputs that vary."
         return LAYER_CODES.finding(code, "ok", said)
     far, evidence = affine["deviation"], {"layers": layers[:50]}
-    known: dict[str, Any] = {"value": far, "unit": "ratio", "threshold": limit, "evidence": evidence}
-    if not far <= limit:
+    known: dict[str, Any] = {"value": far, "unit": "ratio", "threshold": LINEAR, "evidence": evidence}
+    if not far <= LINEAR:
         return LAYER_CODES.finding(code, "ok", "The outputs are no linear function of the inputs.", **known)
     return LAYER_CODES.finding(
         code, "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", **known,
@@ -152,7 +139,7 @@ def _linear(affine: Facts | None, fresh: Facts, limit: float) -> Finding:
     )  # fmt: skip
 
 
-def _signals(fresh: Facts, vanishing: float, exploding: float, bad: Any, *, apart: bool) -> list[Finding]:
+def _signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
     """Judge last layer's signal over the first, and first layer's gradient over the last, where there are two to compare."""
     codes = ("gradients.vanishing", "gradients.exploding")
     if not apart:
@@ -168,15 +155,15 @@ def _signals(fresh: Facts, vanishing: float, exploding: float, bad: Any, *, apar
     least, most = min(forward, backward), max(forward, backward)
     both = {"last_signal_over_first": forward, "first_gradient_over_last": backward}
     said = f"the last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"
-    low: dict[str, Any] = {"value": least, "threshold": vanishing, "evidence": {**both, "layers": fresh["layers"][:50]}}
-    high: dict[str, Any] = {"value": most, "threshold": exploding, "evidence": both}
+    low: dict[str, Any] = {"value": least, "threshold": VANISHING, "evidence": {**both, "layers": fresh["layers"][:50]}}
+    high: dict[str, Any] = {"value": most, "threshold": EXPLODING, "evidence": both}
     found = [LAYER_CODES.finding(codes[0], "ok", f"T{said[1:]}.", unit="ratio", **low)]
-    if least < vanishing:
+    if least < VANISHING:
         found = [LAYER_CODES.finding(
             codes[0], bad, f"The signal dies out in the fresh model: {said}.", unit="ratio", **low,
             advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections."],
         )]  # fmt: skip
-    if most <= exploding:
+    if most <= EXPLODING:
         said = f"Neither signal nor gradient grows by more than {most:.3g} times through the layers."
         return [*found, LAYER_CODES.finding(codes[1], "ok", said, unit="ratio", **high)]
     return [*found, LAYER_CODES.finding(
