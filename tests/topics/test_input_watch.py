@@ -1,7 +1,9 @@
-"""What a step reads of a batch, where it fetches numbers, and the clock that tells waiting from working."""
+"""What a step reads of a batch, where it fetches numbers; the clock, the rounds of a loop, and the time limit."""
 
 from __future__ import annotations
 
+import math
+import signal
 import time
 from collections import namedtuple
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.topics.input.loaders import now
+from workbench.topics.input.loaders import TimedOut, now, time_limit
+from workbench.topics.input.loop import Loop, as_round
 from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 
-MODEL = nn.Linear(4, 2)
+NET = nn.Linear(4, 2)
 BATCH: dict[str, Any] = {
     "x": torch.randn(8, 4),
     "y": torch.randn(8, 2),
@@ -21,11 +24,11 @@ BATCH: dict[str, Any] = {
     "file": ["a"] * 8,
     "n": 3,
 }
-Pair = namedtuple("Pair", ["x", "y"])
+Both = namedtuple("Both", ["x", "y"])
 
 
 def loss_of(x: Tensor, y: Tensor) -> Tensor:
-    return ((MODEL(x) - y) ** 2).mean()
+    return ((NET(x) - y) ** 2).mean()
 
 
 def moved(batch: dict[str, Any]) -> dict[str, Any]:
@@ -50,9 +53,9 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
         ),
         (BATCH, lambda b: loss_of(b["x"], b.get("y") * b["n"]), {"x", "y", "n"}, {"mask", "file"}),
         ([BATCH["x"], BATCH["y"], BATCH["mask"]], lambda b: loss_of(*b[:2]), {"0", "1"}, {"2"}),
-        ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: MODEL(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
-        (Pair(BATCH["x"], BATCH["y"]), lambda b: MODEL(b.x).sum(), {"x"}, {"y"}),
-        (BATCH["x"], lambda b: MODEL(b).sum(), {"item"}, set()),
+        ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: NET(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
+        (Both(BATCH["x"], BATCH["y"]), lambda b: NET(b.x).sum(), {"x"}, {"y"}),
+        (BATCH["x"], lambda b: NET(b).sum(), {"item"}, set()),
         (BATCH, lambda b: loss_of(b["x"][:, :4], b["y"].detach().clone()), {"x", "y"}, {"mask", "file", "n"}),
     ],
 )
@@ -70,26 +73,22 @@ def test_moving_is_no_reading_and_bytes_are_counted() -> None:
     assert found["read_bytes"] == 192
 
 
-def test_a_step_that_is_seen_to_read_nothing_is_not_known() -> None:
-    assert not observe_reads(BATCH, lambda b: None)["known"]
-
-
-def test_a_batch_is_given_on_unchanged() -> None:
+def test_a_batch_is_given_on_unchanged_and_nothing_read_is_not_known() -> None:
     seen: list[Any] = []
-    observe_reads(BATCH, seen.append)
-    assert dict(seen[0]) == {**BATCH} or all(seen[0][k] is BATCH[k] for k in BATCH)
+    assert not observe_reads(BATCH, seen.append)["known"]
     assert isinstance(seen[0], dict)
+    assert all(seen[0][k] is BATCH[k] for k in BATCH)
 
 
 def trained(fetch: Any) -> Any:
-    optimizer = torch.optim.Adam(MODEL.parameters())
+    optimizer = torch.optim.Adam(NET.parameters())
     count = [0]
 
     def step(batch: Any) -> None:
         loss = loss_of(batch["x"], batch["y"])
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(MODEL.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(NET.parameters(), 1.0)
         optimizer.step()
         fetch(loss.detach(), count[0])
         count[0] += 1
@@ -114,7 +113,7 @@ def trained(fetch: Any) -> Any:
 def test_fetches_are_counted_with_their_place(fetch: Any, share: float, per_step: float) -> None:
     found = count_syncs([BATCH], trained(fetch), steps=20)
     assert (found["share"], found["per_step"]) == (share, per_step)
-    assert all(place.startswith("test_reads.py:") for place in found["places"])
+    assert all(place.startswith("test_input_watch.py:") for place in found["places"])
     assert bool(found["places"]) == (share > 0)
 
 
@@ -141,3 +140,44 @@ def test_the_clock_tells_waiting_from_working() -> None:
     worked = now().since(began)
     assert worked.cpu_s == pytest.approx(0.05, abs=0.01)
     assert worked.blocked_s < 0.02
+
+
+LOOP = Loop(
+    wait_s=[1.0, 0.010, 0.020, 0.5, 0.030], queued_s=[0.9, 0.004, 0.002, 0.1, 0.0], step_s=[0.1] * 5, step_queued_s=[0.05, 0.0, 0.03, 0.05, 0.06],
+    first=[True, False, False, True, False], total_s=2.06,
+)  # fmt: skip
+
+
+def test_time_that_other_programs_had_is_no_wait_and_first_batches_stand_apart() -> None:
+    found = as_round(LOOP, ahead=False)
+    assert found["wait_s"] == pytest.approx((0.006 + 0.018 + 0.030) / 3)
+    assert found["steady_s"] == pytest.approx((2.06 - 1.1 - 0.6) / 3)
+    assert found["queued_s"] == pytest.approx((0.006 + 0.03 + 0.06) / 3)
+    assert (found["steps"], found["step_s"], found["starts"]) == (5, pytest.approx(0.1), [1.0, 0.5])
+
+
+def test_behind_a_device_all_its_work_is_shared_out() -> None:
+    assert as_round(LOOP, ahead=True)["steady_s"] == pytest.approx((2.06 - 1.5) / 5)
+
+
+def test_a_loop_without_a_batch_has_no_times() -> None:
+    assert all(math.isnan(as_round(Loop(), ahead=False)[name]) for name in ("steady_s", "wait_s", "step_s"))
+
+
+def test_the_time_limit_gives_the_alarm_back() -> None:
+    def own(*_: object) -> None:
+        raise AssertionError("the alarm of somebody else")
+
+    before = signal.signal(signal.SIGALRM, own)
+    try:
+        with (
+            pytest.raises(TimedOut, match=r"nothing came for 0.05 s.*test_input_watch.py"),
+            time_limit(0.05, "nothing came"),
+        ):
+            time.sleep(5)
+        assert signal.getsignal(signal.SIGALRM) is own
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        with time_limit(0.2, "nothing came"):
+            time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGALRM, before)
