@@ -176,7 +176,7 @@ def chance_better(ours: NormArm, theirs: NormArm, *, sign: float) -> float:
     gains = np.array([sign * (theirs.metrics[seed] - ours.metrics[seed]) for seed in seeds])
     if len(gains) < 2 or not np.isfinite(gains).all():
         return math.nan
-    if np.ptp(gains) == 0:
+    if np.ptp(gains) <= 1e-9 * np.abs(gains).max():  # all alike, but for rounding
         return 0.0 if gains.mean() > 0 else 1.0
     return float(stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue)
 

@@ -95,11 +95,11 @@ def launch(
     check_hosts(hosts)
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
+    chosen = _free_port() if port is None else _checked_port(port)
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "failures.json", "draws-*.jsonl"):
         for path in folder.glob(pattern):
             path.unlink()
-    chosen = _free_port() if port is None else _checked_port(port)
     command = [
         sys.executable, "-m", "workbench.topics.hosts.run_rank", "torchrun", str(folder), "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
         "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",

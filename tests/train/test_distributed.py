@@ -1,25 +1,31 @@
-"""One trial on several hosts, real processes over gloo: the same numbers as on one, and one of them writes."""
+"""One trial on several ranks, real processes over gloo: the same numbers as on one, one of them writes, and a killed one changes no bit."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
+import workbench as wb
 from tests.helpers.torchrun import torchrun
+from tests.helpers.workloads import small_net
 from tests.hosts.programs.together import cases, normalised
+from tests.train.test_evaluation import EXAMPLES, workload_of
+from workbench.errors import DataError, UsageError
 from workbench.record.read import open_record
-from workbench.topics.batch_norm.collect import audit_batch_norm
-from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model, save_checkpoint
+from workbench.train.distributed.data_parallel import PartialSum, evaluate_shard, join_shards
 from workbench.train.evaluation import evaluate
-from workbench.train.trainer import Trainer
 
 HOSTS = 2
+KILLED = "tests.hosts.programs.killed"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def seen(together: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", list(cases()))
 def test_losses_and_metrics_are_those_of_one_host(name: str, together: Path, tmp_path: Path) -> None:
-    alone = Trainer(device="cpu", gradients="loop").run(cases()[name], out=tmp_path / name)
+    alone = wb.Trainer(device="cpu", gradients="loop").run(cases()[name], out=tmp_path / name)
     joined = open_record(together / name)
     assert len(joined.steps) == len(alone.steps) > 0
     for column in ("loss", "grad_norm", "lr", "clipped"):
@@ -52,7 +58,7 @@ def test_losses_and_metrics_are_those_of_one_host(name: str, together: Path, tmp
 
 
 def test_batch_norm_over_all_hosts_trains_as_one_host_and_by_itself_does_not(together: Path, tmp_path: Path) -> None:
-    alone = Trainer(device="cpu", gradients="loop").run(normalised(), out=tmp_path / "normalised")
+    alone = wb.Trainer(device="cpu", gradients="loop").run(normalised(), out=tmp_path / "normalised")
     joined, local = open_record(together / "normalised"), open_record(together / "local")
     np.testing.assert_allclose(joined.steps["loss"], alone.steps["loss"], rtol=1e-9)
     np.testing.assert_allclose(joined.evals["value"], alone.evals["value"], rtol=1e-9)
@@ -79,12 +85,6 @@ def test_a_checkpoint_has_merged_statistics_and_gives_the_metric_that_was_record
     torch.testing.assert_close(stored.model["1.running_var"], sum(variances) / 2 + between)
 
 
-def test_weighted_examples_leave_the_standard_error_in_the_right_place(together: Path, tmp_path: Path) -> None:
-    alone = Trainer(device="cpu", gradients="loop").run(cases()["weighted"], out=tmp_path / "weighted")
-    ratio = open_record(together / "weighted").steps["loss_se"] / alone.steps["loss_se"]
-    assert 0.8 < ratio.median() < 1.25
-
-
 def test_one_host_writes_one_trial_and_all_of_them_return_it(together: Path, seen: list[dict[str, Any]]) -> None:
     assert [host["rank"] for host in seen] == [0, 1]
     for name in (*cases(), "drawing"):
@@ -101,11 +101,11 @@ def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Pa
     assert best.checkpoint is not None
     model, stored = normalised().build_model().double(), load_checkpoint(best.checkpoint)
     codes = ("rank_local", "first_device_ema", "variance_of_means")
-    found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=best.checkpoint))
+    found = wb.diagnose_batch_norm(wb.audit_batch_norm(model, checkpoint=best.checkpoint))
     assert [found[f"batch_norm.{code}"].status for code in codes] == ["ok"] * 3
     first = {n.removeprefix("statistics/"): t for n, t in stored.trainer.items() if n.startswith("statistics/")}
     planted = save_checkpoint(tmp_path, stored._replace(model=stored.model | first))
-    found = diagnose_batch_norm(audit_batch_norm(model, checkpoint=planted))
+    found = wb.diagnose_batch_norm(wb.audit_batch_norm(model, checkpoint=planted))
     assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["warn", "warn"]
 
 
@@ -149,3 +149,86 @@ def test_what_many_hosts_cannot_do_is_said_on_all_of_them(seen: list[dict[str, A
 
 def _events(folder: Path) -> list[str]:
     return (folder / "trials" / "0" / "events.jsonl").read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [14, 31])
+def test_a_killed_host_changes_no_bit(step: int, tmp_path: Path) -> None:
+    """Weights, optimizer, dropout and noise of every host go on as they were: all of them draw in this workload."""
+    marker = tmp_path / "killed"
+    torchrun(KILLED, tmp_path / "whole", marker, "-1")
+    assert not marker.exists()
+    torchrun(KILLED, tmp_path / "killed-once", marker, str(step), options=["--max-restarts=1"])
+    assert marker.exists()
+    whole, killed = (open_record(tmp_path / name) for name in ("whole", "killed-once"))
+    events = [json.loads(line) for line in (killed.path / "trials/0/events.jsonl").read_text().splitlines()]
+    resumed = [event for event in events if event["event"] == "resumed"]
+    assert [event["step"] for event in resumed] == [step // 4 * 4], "from the newest checkpoint, one every 4 steps"
+    columns = ["step", "loss", "loss_se", "grad_norm", "lr"]
+    pd.testing.assert_frame_equal(whole.steps[columns], killed.steps[columns], check_exact=True)
+    compared = ["step", "split", "metric", "value", "num_examples"]
+    pd.testing.assert_frame_equal(whole.evals[compared], killed.evals[compared], check_exact=True)
+    last = "trials/0/checkpoints/step-00000040"
+    for name in ("model.safetensors", "trainer.safetensors"):
+        assert (whole.path / last / name).read_bytes() == (killed.path / last / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_another_number_of_hosts_goes_on_where_the_first_was_killed(tmp_path: Path) -> None:
+    """Two hosts up to step 14, then one: the losses are those of one from the start."""
+    torchrun(KILLED, tmp_path / "killed", tmp_path / "marker", "14", "tensors", succeeds=False)
+    trainer = wb.Trainer(device="cpu", gradients="loop")
+    whole = trainer.run(cases()["tensors"], out=tmp_path / "whole")
+    killed = trainer.run(cases()["tensors"], out=tmp_path / "killed")
+    events = [json.loads(line) for line in (killed.path / "trials/0/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [12]
+    np.testing.assert_allclose(killed.steps["loss"], whole.steps["loss"], rtol=1e-9)
+    np.testing.assert_allclose(killed.evals["value"], whole.evals["value"], rtol=1e-9)
+
+
+# A split shared out over ranks: each example once (P2.11).
+
+
+@pytest.mark.parametrize(
+    ("hosts", "batch_size"), [*itertools.product((1, 2, 4), (1, 10, 103, 128)), (103, 10), (110, 10)]
+)
+def test_one_metric_for_any_number_of_hosts_and_any_batch_size(hosts: int, batch_size: int) -> None:
+    workload, model = workload_of(), small_net().double()
+    whole = evaluate(workload, model, batch_size=EXAMPLES)
+    parts = [evaluate_shard(workload, model, shard, hosts, batch_size=batch_size) for shard in range(hosts)]
+    for one, joined in zip(whole, join_shards(parts), strict=True):
+        assert joined.value == pytest.approx(one.value, rel=1e-13)
+        assert (joined.metric, joined.num_examples, joined.num_correct) == (one.metric, EXAMPLES, one.num_correct)
+    assert sum(part[0].num_examples for part in parts if part) == EXAMPLES
+
+
+def test_weights_are_summed_and_the_mean_of_host_means_would_differ() -> None:
+    workload = workload_of(weights=lambda batch: batch[1].abs() * (batch[1] > 0))
+    model = small_net().double()
+    (whole, _) = evaluate(workload, model, batch_size=16)
+    parts = [evaluate_shard(workload, model, shard, 4, batch_size=16) for shard in range(4)]
+    (joined, _) = join_shards(parts)
+    assert joined.value == pytest.approx(whole.value, rel=1e-12)
+    assert joined.num_examples == whole.num_examples < EXAMPLES
+    naive = np.mean([part[0].total / part[0].weight for part in parts])
+    assert abs(naive - whole.value) > 1e-3 * whole.value
+
+
+def test_what_cannot_be_shared_out_is_refused() -> None:
+    class Stream(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            return iter([])
+
+    model = small_net().double()
+    with pytest.raises(UsageError, match="shard=2 must be 0 to 1"):
+        evaluate_shard(workload_of(), model, 2, 2, batch_size=4)
+    with pytest.raises(UsageError, match="no example"):
+        join_shards([[], []])
+    with pytest.raises(UsageError, match="no example with a weight above 0"):
+        join_shards([[PartialSum("loss", 0.0, 0.0, 0, None, 0.1)], []])
+    streamed = workload_of().replace(validation_data=Stream())
+    with pytest.raises(DataError, match="iterable only"):
+        evaluate_shard(streamed, model, 0, 2, batch_size=4)

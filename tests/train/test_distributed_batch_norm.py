@@ -1,8 +1,7 @@
-"""Synchronised batch norm on real gloo processes against the whole batch in one; merged running statistics against exact ones."""
+"""Synchronised batch norm on real gloo processes against the whole batch in one; merged statistics against those of the examples themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import workbench as wb
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
-from workbench.errors import UsageError
-from workbench.topics.batch_norm.collect import audit_batch_norm
-from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.train.batch_norm import ghost_batch_norm
-from workbench.train.distributed.batch_norm import (
-    SynchronisedBatchNorm,
-    gather_running_statistics,
-    merge_running_statistics,
-    merged_running_statistics,
-    synchronise_batch_norm,
-)
+from workbench.errors import ConfigError, UsageError
+from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
 from workbench.train.lanes.recorder import CannotRecord, Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -83,33 +74,17 @@ def test_data_parallel_leaves_the_processes_with_different_statistics(ranks: lis
     assert np.ptp(ranks[0]["apart"]["1"].mean, axis=0).min() > 1e-3
 
 
-SEEN = {
-    "copied": ("warn", "warn"),
-    "local": ("warn", "warn"),
-    "merged": ("ok", "ok"),
-    "synchronised": ("ok", "ok"),
-    "frozen": ("ok", "ok"),
-}
-"""How a job trains and writes -> rank_local, first_device_ema."""
+SEEN = {"copied": "warn", "local": "warn", "merged": "ok", "synchronised": "ok", "frozen": "ok"}
+"""How a job trains and writes -> rank_local and first_device_ema."""
 
 
 @pytest.mark.parametrize("job", SEEN)
-def test_the_copying_of_the_first_process_is_found_in_a_job_and_nothing_in_a_healthy_one(
+def test_the_copying_of_the_first_process_is_found_and_nothing_in_a_healthy_job(
     job: str, ranks: list[dict[str, Any]]
 ) -> None:
     for rank in ranks:
         found = rank["verdicts"][job]
-        assert (found["rank_local"], found["first_device_ema"]) == SEEN[job]
-
-
-def test_a_wrapper_around_one_process_copies_nothing(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = DistributedDataParallel(small_net())
-        found = diagnose_batch_norm(audit_batch_norm(wrapped, checkpoint=wrapped.state_dict()))
-    finally:
-        dist.destroy_process_group()
-    assert found["batch_norm.first_device_ema"].status == "not_measured"
+        assert (found["rank_local"], found["first_device_ema"]) == (SEEN[job], SEEN[job])
 
 
 def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[dict[str, Any]]) -> None:
@@ -128,33 +103,34 @@ def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[
         assert ranks[0]["merged"]["running_var"][0] == 6.0
 
 
-def test_a_block_with_merged_statistics_gives_each_process_its_own_back(ranks: list[dict[str, Any]]) -> None:
+def test_a_block_gives_each_process_its_own_statistics_back_and_models_that_differ_are_refused(
+    ranks: list[dict[str, Any]],
+) -> None:
     for number, rank in enumerate(ranks):
         assert torch.equal(rank["inside"]["running_var"], rank["merged"]["running_var"])
         assert rank["after"]["running_mean"][0] == 2 * number - 3
         assert rank["after"]["running_var"][0] == 1
-
-
-def test_models_that_differ_are_refused_by_every_process(ranks: list[dict[str, Any]]) -> None:
-    assert all("every process must have the same model" in rank["refused"] for rank in ranks)
+        assert "every process must have the same model" in rank["refused"]
 
 
 # One process by itself.
 
 
-def test_alone_it_is_batch_norm_over_the_own_batch() -> None:
+def test_alone_it_is_batch_norm_and_its_state_fits_torch() -> None:
     for kind in KINDS:
         layer, x, _ = whole_batch(kind, 7)
-        expected, before = layer(x), layer.state_dict()
+        expected = layer(x)
         ours, x, _ = whole_batch(kind, 7)
-        ours = synchronise_batch_norm(ours)
+        ours = wb.synchronise_batch_norm(ours)
         torch.testing.assert_close(ours(x), expected, **EXACT)
-        for name, value in before.items():
+        for name, value in layer.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, **EXACT)
+        layer.load_state_dict(ours.state_dict())
+        assert torch.equal(layer.eval()(x), ours.eval()(x))
 
 
 def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
-    layer, state = synchronise_batch_norm(ghost_batch_norm(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
+    layer, state = wb.synchronise_batch_norm(wb.ghost_batch_norm(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x), nn.BatchNorm1d(3)(x))
     assert torch.equal(state, torch.get_rng_state())
@@ -163,55 +139,69 @@ def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
 
 
 def test_a_model_is_converted_in_one_line() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(ghost_batch_norm(nn.BatchNorm2d(2), 5)))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(wb.ghost_batch_norm(nn.BatchNorm2d(2), 5))
+    )
     parameters, names = list(model.parameters()), list(model.state_dict())
-    model = synchronise_batch_norm(model)  # type: ignore[assignment]
+    model = wb.synchronise_batch_norm(model)  # type: ignore[assignment]
     layers = [module for module in model.modules() if isinstance(module, SynchronisedBatchNorm)]
     assert [layer.stat_examples for layer in layers] == [None, 5]
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    again = synchronise_batch_norm(model)
+    again = wb.synchronise_batch_norm(model)
     assert [m.stat_examples for m in again.modules() if isinstance(m, SynchronisedBatchNorm)] == [None, 5]
     plain = nn.Linear(2, 2)
-    assert synchronise_batch_norm(plain) is plain
+    assert wb.synchronise_batch_norm(plain) is plain
 
 
 def test_alone_merging_changes_nothing() -> None:
     layer = nn.BatchNorm1d(3)
     layer(torch.randn(8, 3))
     before = {name: t.clone() for name, t in layer.state_dict().items()}
-    found = merge_running_statistics(layer)
-    with merged_running_statistics(layer):
+    found = wb.merge_running_statistics(layer)
+    with wb.merged_running_statistics(layer):
         pass
     assert found[""].mean.shape == (1, 3)
     assert found[""].batches.tolist() == [1.0]
     assert all(torch.equal(before[name], t) for name, t in layer.state_dict().items())
-    assert gather_running_statistics(nn.Linear(2, 2)) == {}
-    assert gather_running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
+    assert wb.gather_running_statistics(nn.Linear(2, 2)) == {}
+    assert wb.gather_running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: merge_running_statistics(nn.BatchNorm1d(2), how="mean"), "how='mean' must be 'merge' or 'average'"),
-        (lambda: merge_running_statistics(nn.BatchNorm1d(2), examples=-1), "examples=-1 must be finite"),
-    ],
-)
-def test_arguments_are_checked(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        call()
+def test_a_wrapper_around_one_process_copies_nothing(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(small_net())
+        found = wb.diagnose_batch_norm(wb.audit_batch_norm(wrapped, checkpoint=wrapped.state_dict()))
+    finally:
+        dist.destroy_process_group()
+    assert found["batch_norm.first_device_ema"].status == "not_measured"
 
 
-def test_too_few_values_and_wrong_shapes_are_refused() -> None:
-    layer = synchronise_batch_norm(nn.BatchNorm1d(2))
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        layer(torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"expected an input of shape \(examples, 2"):
-        layer(torch.zeros(4, 3))
+def test_what_cannot_be_synchronised_or_merged_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithActivation(nn.BatchNorm1d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.relu(super().forward(input))
+
+    layer = wb.synchronise_batch_norm(nn.BatchNorm1d(2))
+    for call, error, message in (
+        (lambda: wb.merge_running_statistics(nn.BatchNorm1d(2), how="mean"), UsageError, "how='mean' must be 'merge' or 'average'"),  # type: ignore[arg-type]
+        (lambda: wb.merge_running_statistics(nn.BatchNorm1d(2), examples=-1), UsageError, "examples=-1 must be finite"),
+        (lambda: layer(torch.zeros(1, 2)), ValueError, "Expected more than 1 value per channel"),
+        (lambda: layer(torch.zeros(4, 3)), ValueError, r"expected an input of shape \(examples, 2"),
+        (lambda: wb.synchronise_batch_norm(WithActivation(2)), ConfigError, "WithActivation has a forward of its own"),
+        (lambda: wb.synchronise_batch_norm(nn.LazyBatchNorm1d()), ConfigError, "does not know its channels yet"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for call in (lambda: layer(torch.randn(4, 2)), lambda: wb.merge_running_statistics(nn.BatchNorm1d(2))):
+        with pytest.raises(UsageError, match="WORLD_SIZE=4, but the process group is not initialised"):
+            call()
 
 
 def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = synchronise_batch_norm(nn.BatchNorm1d(2)), torch.randn(4, 2)
+    layer, x = wb.synchronise_batch_norm(nn.BatchNorm1d(2)), torch.randn(4, 2)
     monkeypatch.setattr("workbench.train.distributed.batch_norm.place", lambda _: (0, 2))
     with Recorder() as recorder:
         recorder.placeholder("x", x)
@@ -219,19 +209,44 @@ def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.Monkey
             layer(x)
 
 
-def test_a_process_group_that_was_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match="WORLD_SIZE=4, but the process group is not initialised"):
-        synchronise_batch_norm(nn.BatchNorm1d(2))(torch.randn(4, 2))
-    with pytest.raises(UsageError, match="init_process_group"):
-        merge_running_statistics(nn.BatchNorm1d(2))
+# Merged statistics.
 
 
-def test_a_state_that_was_made_here_fits_torch(tmp_path: Path) -> None:
-    layer = synchronise_batch_norm(nn.BatchNorm1d(3))
-    layer(torch.randn(8, 3))
-    torch.save(layer.state_dict(), tmp_path / "state.pt")
-    twin = nn.BatchNorm1d(3)
-    twin.load_state_dict(torch.load(tmp_path / "state.pt"))
-    x = torch.randn(5, 3)
-    assert torch.equal(layer.eval()(x), twin.eval()(x))
+def test_the_spread_of_the_means_is_part_of_the_variance() -> None:
+    found = wb.merge_statistics([-3, -1, 1, 3], [1, 1, 1, 1])
+    assert (found.mean, found.variance, found.average_variance, found.spread) == (0.0, 6.0, 1.0, 5.0)
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (1, 9, 4), (7,), (0, 3, 4)])
+def test_groups_of_any_size_give_the_statistics_of_all_their_examples(sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(3 * i, 1 + i, size=(n, 4)) for i, n in enumerate(sizes)]
+    means, variances = (np.array([f(g) if len(g) else np.full(4, np.nan) for g in groups]) for f in (_mean, _var))
+    found, whole = wb.merge_statistics(means, variances, sizes), np.concatenate(groups)
+    np.testing.assert_allclose(found.mean, whole.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.variance, whole.var(0), rtol=1e-12)
+    np.testing.assert_allclose(found.average_variance + found.spread, found.variance, rtol=1e-12)
+
+
+def _mean(group: np.ndarray) -> np.ndarray:
+    return group.mean(0)
+
+
+def _var(group: np.ndarray) -> np.ndarray:
+    return group.var(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], []), "at least one group"),
+        (([1.0, 2.0], [1.0]), r"means \(2,\), variances \(1,\)"),
+        ((1.0, 1.0), "at least one group"),
+        (([1.0], [1.0], [1, 2]), r"counts \(2,\)"),
+        (([1.0, 2.0], [1.0, 1.0], [0, 0]), "not all 0"),
+        (([1.0, 2.0], [1.0, 1.0], [-1, 2]), "at least 0"),
+    ],
+)
+def test_shapes_and_counts_are_checked(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        wb.merge_statistics(*arguments)  # type: ignore[arg-type]

@@ -1,0 +1,280 @@
+"""Verdicts on batch norm: of planted facts, of a study's arms, of simulated devices; whose examples make a statistic; and the figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from scipy import stats
+
+import workbench as wb
+from tests.helpers.simulated_norms import row, study
+from tests.helpers.simulated_records import record
+from workbench.errors import UsageError
+from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.plots.style import why_not_measured
+from workbench.record.json_values import to_json
+from workbench.topics.batch_norm.diagnose import CODES, NormArm, better_arms
+
+
+def judged(*args: Any, **facts: Any) -> Diagnosis:
+    return wb.diagnose_batch_norm(study(*args, **facts))
+
+
+def ema(warm: float) -> list[dict[str, Any]]:
+    return [{"layer": "1", "momentum": 0.1, "batches": 10, "warm": warm}]
+
+
+def estimate(shift: float | None, noise: float | None) -> dict[str, Any]:
+    layers = [{"layer": "1", "shift": 0.01, "noise": 0.01}, {"layer": "4", "shift": shift, "noise": noise}]
+    return {"batches": 20, "layers": layers, "loss": None}
+
+
+@pytest.mark.parametrize(
+    ("made", "status"),
+    [
+        (judged(), "ok"),
+        (wb.diagnose_batch_norm(record([], facts={})), "not_measured"),
+        (wb.diagnose_batch_norm(record([], facts={"batch_norm": None})), "not_measured"),
+        (wb.diagnose_batch_norm(record([], facts={"batch_norm": {"layers": 0}})), "ok"),
+        (judged(batch_norm={"unused": 2, "examples": None, "ema": [], "estimate": None}), "ok"),
+    ],
+)
+def test_each_code_is_given_once_with_its_clause(made: Diagnosis, status: str) -> None:
+    assert {f.code: f.clause for f in made} == CODES
+    assert {f.status for f in made} == {status}
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "status"),
+    [
+        ({"examples": 15}, "small_batch", "warn"),
+        ({"examples": 16}, "small_batch", "ok"),
+        ({"examples": None}, "small_batch", "not_measured"),
+        ({"examples": 4, "independent": 15.9}, "small_batch", "warn"),  # values that are steady stand in for examples,
+        ({"examples": 4, "independent": 16.0}, "small_batch", "ok"),
+        ({"examples": 64, "independent": 3.0}, "small_batch", "ok"),  # and not the other way round
+        ({"examples": 64, "refused": 1}, "small_batch", "fail"),
+        ({"examples": None, "refused": 3}, "small_batch", "fail"),
+        ({"unused": 1, "examples": 2}, "small_batch", "warn"),
+        ({"ema": ema(0.95)}, "cold_ema", "ok"),
+        ({"ema": ema(0.8)}, "cold_ema", "warn"),
+        ({"ema": ema(0.4)}, "cold_ema", "fail"),
+        ({"ema": ema(math.nan)}, "cold_ema", "not_measured"),
+        ({"unused": 1, "layers": 2, "frozen_new": ["b1"]}, "cold_ema", "warn"),
+        ({"unused": 2, "layers": 2, "frozen_new": ["b1"]}, "cold_ema", "warn"),
+        ({"unused": 2, "layers": 2, "frozen_new": []}, "cold_ema", "ok"),
+        ({"estimate": estimate(0.4, 0.01)}, "stale", "ok"),
+        ({"estimate": estimate(0.6, 0.01)}, "stale", "warn"),
+        ({"estimate": estimate(0.6, 0.3)}, "stale", "ok"),  # noise explains it
+        ({"estimate": estimate(math.nan, 0.1)}, "stale", "not_measured"),
+        ({"estimate": estimate(None, None)}, "stale", "not_measured"),  # what JSON makes of it
+        ({"estimate": None}, "stale", "not_measured"),
+        ({"asked": 64, "examples": 16}, "ghost_size", "warn"),
+        ({"asked": 64, "examples": 64}, "ghost_size", "ok"),
+        ({"examples": None}, "ghost_size", "not_measured"),
+    ],
+)
+def test_planted_facts(facts: dict[str, Any], code: str, status: str) -> None:
+    assert judged(batch_norm=facts)[f"batch_norm.{code}"].status == status
+
+
+def test_the_advice_for_a_cold_average_makes_it_warm() -> None:
+    assert "at least 22 batches" in judged(batch_norm={"ema": ema(1 - 0.9**10)})["batch_norm.cold_ema"].advice[0]
+    assert 1 - 0.9**22 >= 0.9 > 1 - 0.9**21
+
+
+@pytest.mark.parametrize(("stored", "status"), [(0.31, "ok"), (1.5, "warn"), (0.2, "ok"), (math.nan, "warn")])
+def test_where_the_loss_is_known_it_decides(stored: float, status: str) -> None:
+    """Statistics that differ and cost nothing are no alarm; what they cost is a share of what training learned."""
+    loss = {"start": 2.3, "stored": stored, "anew": 0.3}
+    far = estimate(0.9, 0.01)
+    assert judged(batch_norm={"ema": ema(0.8), "loss": loss})["batch_norm.cold_ema"].status == status
+    assert judged(batch_norm={"estimate": far, "loss": loss})["batch_norm.stale"].status == status
+    if stored == 1.5:
+        both = judged(batch_norm={"ema": ema(0.8), "estimate": far, "loss": loss})
+        assert [both[f"batch_norm.{name}"].status for name in ("cold_ema", "stale")] == ["warn", "ok"], "told once"
+
+
+# The arms of a study.
+
+WHOLE = [0.50, 0.52, 0.48, 0.51, 0.49]
+
+
+def test_a_virtual_batch_that_is_better_beyond_chance_is_named() -> None:
+    arms = {
+        None: WHOLE,
+        64: [v + 0.001 for v in WHOLE],
+        16: [v - 0.1 for v in WHOLE[::-1]],
+        8: [v + 0.1 for v in WHOLE],
+    }
+    ghost = judged(arms)["batch_norm.ghost_size"]
+    assert ghost.status == "warn"
+    assert "bn_stat_examples=16" in ghost.advice[0]
+    assert {row["statistic"] for row in ghost.evidence["arms"]} == {128, 64, 16, 8}
+    larger = {size: [v + 3 for v in values] for size, values in arms.items()}
+    assert "bn_stat_examples=8" in judged(larger, select_mode="max")["batch_norm.ghost_size"].advice[0]
+
+
+def test_the_chance_that_is_allowed_is_the_one_that_was_given() -> None:
+    """Paired gains 3, 1, 2 and 2 hundredths: t = 4.9 with 3 degrees of freedom, 0.8 % by chance, 2.4 % with three arms."""
+    whole = [0.5, 0.5, 0.5, 0.5]
+    arms: dict[int | None, list[float]] = {None: whole, 16: [0.47, 0.49, 0.48, 0.48], 8: [0.6] * 4, 32: [0.6] * 4}
+    chance = judged(arms)["batch_norm.ghost_size"].evidence["chance"][16]
+    assert chance == pytest.approx(3 * stats.ttest_1samp([0.03, 0.01, 0.02, 0.02], 0, alternative="greater").pvalue)
+    for alpha, status in ((chance * 1.01, "warn"), (chance * 0.99, "ok"), (0.05, "warn")):
+        assert wb.diagnose_batch_norm(study(arms), alpha=alpha)["batch_norm.ghost_size"].status == status
+
+
+def test_chance_names_a_virtual_batch_as_seldom_as_asked_for() -> None:
+    """Arms that are all alike, and seeds that lift all of them together, as shared seeds do."""
+    rng, named, studies = np.random.default_rng(0), 0, 2000
+    for _ in range(studies):
+        seed = rng.normal(0.5, 0.05, 4)
+        whole, *others = (
+            NormArm(size, 128, 1, dict(enumerate(seed + rng.normal(0, 0.02, 4)))) for size in (None, 8, 16, 32, 64)
+        )
+        named += min(better_arms(others, whole, sign=1.0).values()) < 0.05
+    assert named < studies * 0.05 + 3 * math.sqrt(studies * 0.05 * 0.95)
+    assert named > studies * 0.02, "a test that never fires is none"
+
+
+@pytest.mark.parametrize("values", [[math.nan] * 3, [0.5], []])
+def test_arms_that_say_little_are_told_and_not_judged(values: list[float]) -> None:
+    found = judged({None: [0.5] * max(len(values), 1), 16: values})["batch_norm.ghost_size"]
+    assert found.status == "ok"
+
+
+# Simulated devices.
+
+
+@pytest.mark.parametrize(
+    ("devices", "rank_local", "variance_of_means"),
+    [
+        ([row(1, spread=0), row(4, spread=0.049)], "ok", "ok"),
+        ([row(1, spread=0), row(4, spread=0.06)], "warn", "ok"),
+        ([row(1, spread=0), row(4, spread=math.nan)], "not_measured", "ok"),
+        ([row(4, missing=0.2)], "ok", "warn"),
+        ([row(4), row(4, shards="sorted", spread=0.5, missing=0.9)], "ok", "ok"),  # nobody sorts
+        ([row(4, shards="sorted", spread=0.5, missing=0.9)], "warn", "warn"),
+    ],
+)
+def test_a_loss_and_a_variance_that_depend_on_the_device_are_found(
+    devices: list[dict[str, Any]], rank_local: str, variance_of_means: str
+) -> None:
+    found = judged(batch_norm_devices=devices)
+    assert found["batch_norm.rank_local"].status == rank_local
+    assert found["batch_norm.variance_of_means"].status == variance_of_means
+    assert ("50.00%" in found["batch_norm.rank_local"].summary) == any(row["shards"] == "sorted" for row in devices)
+
+
+def test_norms_are_told_at_their_best_learning_rate() -> None:
+    rows = [{"norm": norm, "batch_size": 4, "lr": lr, "values": [v], "mean": v} for norm, lr, v in
+            (("batch", 0.1, 0.9), ("batch", 0.2, 0.8), ("layer", 0.1, 0.5), ("layer", 0.2, math.inf))]  # fmt: skip
+    summary = judged(batch_norm_swap=rows)["batch_norm.small_batch"].summary
+    assert "4: batch 0.8, layer 0.5" in summary
+
+
+# Whose examples make a statistic.
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "hosts", "asked"), list(itertools.product([64, 256], [1, 2, 8, 16], [2, 16, 64, 256, None]))
+)
+def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, asked: int | None) -> None:
+    layout = wb.statistics_layout(batch_size, hosts, asked)
+    each = batch_size // hosts
+    wanted = each if asked is None else min(asked, batch_size)
+    groups: list[int] = []  # join hosts until a statistic has what it asks for
+    for _ in range(hosts):
+        if groups and groups[-1] * each < wanted:
+            groups[-1] += 1
+        else:
+            groups.append(1)
+    assert layout.statistics == len(groups)
+    assert layout.hosts_each == groups[0]
+    assert layout.examples == wanted
+    assert layout.synchronised == (each < wanted)
+
+
+def test_what_the_layout_says() -> None:
+    assert wb.statistics_layout(256, 2, 32).left_out == pytest.approx(0.75)
+    for layout, said, there in (
+        ((256, 2, 32), "75% of the examples make no statistic (P6.6)", True), ((64, 8, None), "Below 16 examples", True),
+        ((128, 8, None), "Below 16 examples", False), ((64, 8, 8), "merge", True), ((64, 8, 64), "merge", False),
+    ):  # fmt: skip
+        assert (said in wb.statistics_layout(*layout).words) == there
+
+
+@pytest.mark.parametrize(("given", "said"), [((64, 3, 8), "cannot be split over hosts=3"), ((64, 0, 8), "hosts=0"), ((64, 2, 0), "stat_examples=0"), ((0, 1, None), "batch_size=0"), ((64, True, 8), "hosts=True")])  # fmt: skip
+def test_what_cannot_be_dealt_out_is_refused(given: tuple[int, int, int | None], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        wb.statistics_layout(*given)
+
+
+# Figures.
+
+ARMS: dict[int | None, list[float]] = {8: [0.6, 0.7], 32: [0.5, 0.52], None: [0.55, 0.55]}
+DEVICES = [row(k, shards=kind, spread=0.01 * k) for kind in ("dealt", "sorted") for k in (1, 2, 8)]
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Any:
+    yield
+    plt.close("all")
+
+
+def test_each_arm_lies_at_its_mean_and_the_whole_batch_is_marked() -> None:
+    ax = wb.plot_batch_norm(study(ARMS))
+    bars = next(c for c in ax.containers if c.get_label() == "statistics from a subsample")
+    line: Any = bars[0]
+    assert line.get_ydata().tolist() == pytest.approx([0.65, 0.51, 0.55])
+    assert [round(x / 0.95) for x in line.get_xdata()] == [8, 32, 128]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "32", "128"]
+    assert next(x for x in ax.get_lines() if x.get_label() == "whole batch").get_ydata()[0] == pytest.approx(0.55)
+
+
+def test_the_distance_of_the_devices_is_drawn_for_each_way_to_shard() -> None:
+    ax = wb.plot_batch_norm_devices(study(batch_norm_devices=DEVICES))
+    lines = {str(line.get_label()): line for line in ax.get_lines()}
+    assert len(lines) == 6
+    loss: Any = lines["validation loss, sorted shards"]
+    assert list(loss.get_xdata()) == [2, 8]
+    assert list(loss.get_ydata()) == pytest.approx([0.02, 0.08])
+    assert ax.get_yscale() == "log"
+
+
+@pytest.mark.parametrize("plot", [wb.plot_batch_norm, wb.plot_batch_norm_devices])
+def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot: Any) -> None:
+    r = study(ARMS, batch_norm_devices=DEVICES)
+    found = wb.diagnose_batch_norm(r)
+    fields = Finding.__dataclass_fields__
+    again = Diagnosis(findings=tuple(Finding(**{n: to_json(getattr(f, n)) for n in fields}) for f in found))
+    one, other = plot(r, found), plot(r, again)
+    assert [list(a.get_ydata()) for a in one.get_lines()] == [list(b.get_ydata()) for b in other.get_lines()]
+    for nothing in (
+        record([]),
+        study(),
+        record([], facts={"batch_norm": {"layers": 0}}),
+        study({None: [math.nan] * 2}),
+    ):
+        assert why_not_measured(plot(nothing))
+
+
+def test_hosts_that_share_a_statistic_look_alike_and_examples_in_none_are_pale() -> None:
+    def bars(layout: tuple[int, int, int]) -> list[Rectangle]:
+        ax = wb.plot_batch_norm_layout(wb.statistics_layout(*layout), ax=Figure().subplots())
+        return sorted((p for p in ax.patches if isinstance(p, Rectangle)), key=lambda p: (p.get_x(), p.get_y()))
+
+    shared = bars((64, 8, 16))
+    looks = [(bar.get_facecolor(), bar.get_hatch()) for bar in shared]
+    assert [bar.get_width() for bar in shared] == [8] * 8
+    assert [looks[k] == looks[k + 1] for k in range(0, 8, 2)] == [True] * 4
+    assert len(set(looks)) == 4
+    assert [(bar.get_x(), bar.get_width()) for bar in bars((64, 2, 8))] == [(0, 8)] * 2 + [(8, 24)] * 2
