@@ -16,7 +16,7 @@ import workbench as wb
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
 from workbench.errors import ConfigError, UsageError
 from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
-from workbench.train.lanes.recorder import CannotRecord, Recorder
+from workbench.train.lanes.recorder import CannotBatch, Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
@@ -205,7 +205,7 @@ def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.Monkey
     monkeypatch.setattr("workbench.train.distributed.batch_norm.place", lambda _: (0, 2))
     with Recorder() as recorder:
         recorder.placeholder("x", x)
-        with pytest.raises(CannotRecord, match="reads the value"):
+        with pytest.raises(CannotBatch, match="reads the value"):
             layer(x)
 
 
