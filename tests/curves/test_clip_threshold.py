@@ -47,20 +47,16 @@ def test_nan_and_inf_are_counted_and_change_nothing_else() -> None:
     assert found.clip_frac == pytest.approx((norms > found.threshold).mean())
 
 
-@pytest.mark.parametrize(
-    ("norms", "why"),
-    [
-        ([], "no gradient norm was recorded"),
-        ([math.nan] * 50, "none of the 50 gradient norms is finite"),
-        ([math.inf] * 30 + [math.nan] * 30, "none of the 60 gradient norms is finite"),
-        ([0.0] * 100, "all gradient norms are 0: no gradient reaches the parameters"),
-        ([0.7] * 100, r"all gradient norms are equal \(0.7\): a threshold would clip every step or none"),
-        ([0.7] * 50 + [math.nan] + [0.7 * (1 + 1e-8)] * 50, "all gradient norms are equal"),
-        ([1.0, 2.0] * 10, "the steady stretch has 18 finite gradient norms, and 20 are needed"),
-        ([1.0, 2.0] * 10 + [math.nan] * 80, "the steady stretch has 10 finite gradient norms, and 20 are needed"),
-        ([0.0] * 96 + [1.0] * 4, "96% of the gradient norms are 0, and so is their 90th percentile"),
-    ],
-)
+@pytest.mark.parametrize(("norms", "why"), [
+    ([], "no gradient norm was recorded"), ([math.nan] * 50, "none of the 50 gradient norms is finite"),
+    ([math.inf] * 30 + [math.nan] * 30, "none of the 60 gradient norms is finite"),
+    ([0.0] * 100, "all gradient norms are 0: no gradient reaches the parameters"),
+    ([0.7] * 100, r"all gradient norms are equal \(0.7\): a threshold would clip every step or none"),
+    ([0.7] * 50 + [math.nan] + [0.7 * (1 + 1e-8)] * 50, "all gradient norms are equal"),
+    ([1.0, 2.0] * 10, "the steady stretch has 18 finite gradient norms, and 20 are needed"),
+    ([1.0, 2.0] * 10 + [math.nan] * 80, "the steady stretch has 10 finite gradient norms, and 20 are needed"),
+    ([0.0] * 96 + [1.0] * 4, "96% of the gradient norms are 0, and so is their 90th percentile"),
+])  # fmt: skip
 def test_norms_that_choose_nothing_say_why(norms: list[float], why: str) -> None:
     found = choose_threshold(norms, first=0 if 0.0 in norms[:1] else None)
     assert found.threshold is None
@@ -68,22 +64,13 @@ def test_norms_that_choose_nothing_say_why(norms: list[float], why: str) -> None
     assert re.search(why, found.reason)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (10, 100)),
-        ({"skip_frac": 0.0}, (0, 100)),
-        ({"warmup_steps": 30}, (30, 100)),
-        ({"warmup_steps": 5}, (10, 100)),
-        ({"warmup_steps": 500}, (100, 100)),
-        ({"rises": [(60, None)]}, (10, 61)),
-        ({"rises": [(20, 40)]}, (40, 100)),
-        ({"rises": [(70, 90)]}, (10, 71)),
-        ({"rises": [(30, 35), (90, None)]}, (35, 91)),
-        ({"rises": [(0, None)]}, (10, 10)),
-        ({"rises": [(0, 20)]}, (20, 100)),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, (10, 100)), ({"skip_frac": 0.0}, (0, 100)), ({"warmup_steps": 30}, (30, 100)),
+    ({"warmup_steps": 5}, (10, 100)), ({"warmup_steps": 500}, (100, 100)), ({"rises": [(60, None)]}, (10, 61)),
+    ({"rises": [(20, 40)]}, (40, 100)), ({"rises": [(70, 90)]}, (10, 71)),
+    ({"rises": [(30, 35), (90, None)]}, (35, 91)), ({"rises": [(0, None)]}, (10, 10)),
+    ({"rises": [(0, 20)]}, (20, 100)),
+])  # fmt: skip
 def test_the_steady_stretch_lies_behind_the_start_and_between_the_rises(
     settings: dict[str, object], expected: tuple[int, int]
 ) -> None:
@@ -166,17 +153,10 @@ def test_alternation_of_noise_is_minus_one_half(seed: int) -> None:
     assert alternation(np.random.default_rng(seed).normal(size=20_000)) == pytest.approx(-0.5, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("above", "twin", "optimizer", "fixed"),
-    [
-        (STEPS, FALLING, "sgd", True),
-        (int(0.8 * STEPS), FALLING, "sgd", False),
-        (STEPS, BLOWN, "sgd", False),
-        (STEPS, None, "sgd", False),
-        (STEPS, FALLING, "adam", False),
-    ],
-    ids=["all", "some", "needed", "nobody knows", "adaptive"],
-)
+@pytest.mark.parametrize(("above", "twin", "optimizer", "fixed"), [
+    (STEPS, FALLING, "sgd", True), (int(0.8 * STEPS), FALLING, "sgd", False), (STEPS, BLOWN, "sgd", False),
+    (STEPS, None, "sgd", False), (STEPS, FALLING, "adam", False),
+], ids=["all", "some", "needed", "nobody knows", "adaptive"])  # fmt: skip
 def test_where_the_clip_fixes_every_step_nothing_is_said_of_the_lr(above: int, twin: Any, optimizer: str, fixed: bool) -> None:  # fmt: skip
     """Whatever larger lrs were trained: they make up for the threshold. Where training needs it, the lr is too high instead."""
     slow = 2.3 - 1e-3 * np.arange(STEPS)

@@ -125,8 +125,7 @@ def moment(step, value, low=1.0, high=1e9):
 
 @pytest.mark.parametrize(("rows", "value", "word"), [
     ([moment(0, 500.0), moment(10, 700.0), moment(20, 900.0)], 700.0, "larger than 64"),
-    ([moment(0, 4.0)], 4.0, "smaller than 64"),
-    ([moment(0, 60.0), moment(9, 70.0)], 65.0, "near where"),
+    ([moment(0, 4.0)], 4.0, "smaller than 64"), ([moment(0, 60.0), moment(9, 70.0)], 65.0, "near where"),
     ([moment(0, 60.0), moment(9, math.inf, low=900.0)], 480.0, "at least 900"),
 ])  # fmt: skip
 def test_the_noise_scale_as_a_prediction(rows, value, word):
@@ -271,18 +270,3 @@ def test_at_a_checkpoint_and_nothing_of_the_caller_moves(tmp_path: Any) -> None:
     trained = measure(workload, checkpoint=best.checkpoint)
     assert torch.equal(torch.get_rng_state(), state)
     assert trained.low > measure(workload).value, "as the gradient shrinks its noise stays"
-
-
-BEST = {16: 0.0125, 64: 0.1, 256: 0.4}
-
-
-def heights(ax, label):
-    line = next(line for line in ax.get_lines() if line.get_label() == label)
-    return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-
-
-def test_the_tuned_lrs_and_the_two_rules():
-    ax = wb.plot_tuned_lr(batches(BEST))
-    assert list(heights(ax, "best at equal steps").values()) == pytest.approx(list(BEST.values()))
-    assert heights(ax, "proportional to the batch")[256] == pytest.approx(0.1 * 4)
-    assert heights(ax, "to its square root")[16] == pytest.approx(0.1 / 2)

@@ -39,39 +39,26 @@ def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **chang
     return usual | changes
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"lasting": True, "outcome": "lasting"}, False),
-        ({"outcome": "recovered"}, True),
-        ({"twin": None, "twin_outcome": None, "twin_lasting": None}, False),
-        ({"twin_outcome": "recovered", "twin_lasting": False}, True),
-        ({"twin_outcome": "recovered", "twin_lasting": False, "outcome": "recovered"}, False),
-        ({"twin_outcome": "none", "twin_lasting": False}, False),
-        ({"twin_outcome": "none", "twin_lasting": True}, True),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True), ({"lasting": True, "outcome": "lasting"}, False), ({"outcome": "recovered"}, True),
+    ({"twin": None, "twin_outcome": None, "twin_lasting": None}, False),
+    ({"twin_outcome": "recovered", "twin_lasting": False}, True),
+    ({"twin_outcome": "recovered", "twin_lasting": False, "outcome": "recovered"}, False),
+    ({"twin_outcome": "none", "twin_lasting": False}, False), ({"twin_outcome": "none", "twin_lasting": True}, True),
+])  # fmt: skip
 def test_cured_is_stable_where_the_same_without_clipping_is_not(changes: dict[str, Any], expected: bool) -> None:
     assert is_cured(row(**changes)) is expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "edge", "expected"),
-    [
-        ({"parked": True}, None, True),
-        ({"parked": False}, None, False),
-        ({"parked": True, "lasting": True}, None, False),
-        ({"parked": True, "falling": True}, None, None),
-        ({"parked": True, "falling": True, "alternation": -0.5}, None, None),
-        ({"parked": True, "falling": True, "alternation": -0.98}, None, True),
-        ({"parked": False, "falling": True}, None, False),
-        ({"parked": True, "twin_lasting": False}, 0.1, False),
-        ({"parked": True, "twin_lasting": None}, None, None),
-        ({"parked": True, "twin_lasting": None}, 0.4, True),
-        ({"parked": True, "twin_lasting": None}, 0.6, False),
-    ],
-)
+@pytest.mark.parametrize(("changes", "edge", "expected"), [
+    ({"parked": True}, None, True), ({"parked": False}, None, False),
+    ({"parked": True, "lasting": True}, None, False), ({"parked": True, "falling": True}, None, None),
+    ({"parked": True, "falling": True, "alternation": -0.5}, None, None),
+    ({"parked": True, "falling": True, "alternation": -0.98}, None, True),
+    ({"parked": False, "falling": True}, None, False), ({"parked": True, "twin_lasting": False}, 0.1, False),
+    ({"parked": True, "twin_lasting": None}, None, None), ({"parked": True, "twin_lasting": None}, 0.4, True),
+    ({"parked": True, "twin_lasting": None}, 0.6, False),
+])  # fmt: skip
 def test_clipping_hides_an_lr_that_is_stable_only_while_clipped(
     changes: dict[str, Any], edge: float | None, expected: bool | None
 ) -> None:
@@ -219,18 +206,14 @@ def nonfinite(loss, lr, count, *, stage="lr_sweep"):
     return trial(loss, lr, stage=stage, columns={"grad_norm": norms})
 
 
-@pytest.mark.parametrize(
-    ("trials", "status", "count"),
-    [
-        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 0)], "ok", 0),
-        ([nonfinite(FALLING, 0.1, 0), nonfinite(DIVERGED, 0.4, 1)], "ok", 1),
-        ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 3)], "ok", 3),
-        ([nonfinite(FALLING, 0.2, 0), nonfinite(FALLING, 0.4, 3)], "warn", 3),
-        ([nonfinite(FALLING, 0.1, 2), nonfinite(DIVERGED, 0.4, 1)], "fail", 3),
-        ([nonfinite(DIVERGED, 0.1, 1)], "ok", 1),
-        ([nonfinite(FALLING, 0.4, 0), nonfinite(DIVERGED, 0.9, 1, stage="baseline")], "ok", 1),
-    ],
-)
+@pytest.mark.parametrize(("trials", "status", "count"), [
+    ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 0)], "ok", 0),
+    ([nonfinite(FALLING, 0.1, 0), nonfinite(DIVERGED, 0.4, 1)], "ok", 1),
+    ([nonfinite(FALLING, 0.1, 0), nonfinite(FALLING, 0.4, 3)], "ok", 3),
+    ([nonfinite(FALLING, 0.2, 0), nonfinite(FALLING, 0.4, 3)], "warn", 3),
+    ([nonfinite(FALLING, 0.1, 2), nonfinite(DIVERGED, 0.4, 1)], "fail", 3), ([nonfinite(DIVERGED, 0.1, 1)], "ok", 1),
+    ([nonfinite(FALLING, 0.4, 0), nonfinite(DIVERGED, 0.9, 1, stage="baseline")], "ok", 1),
+])  # fmt: skip
 def test_nonfinite_norms_are_counted_and_weighed_by_where_they_are(trials, status: str, count: int) -> None:
     found = wb.diagnose_clipping(record(trials, peak_lr=0.1, total_steps=STEPS))["clipping.nonfinite"]
     assert (found.status, found.value) == (status, count)

@@ -125,8 +125,7 @@ def test_where_the_baselines_own_lr_does_not_train_a_wider_rule_is_a_cure():
 
 
 @pytest.mark.parametrize(("more", "why"), [
-    ({"wider_decades": 1.5}, "not wide enough"),
-    ({"level": 0.5}, "ends higher"),
+    ({"wider_decades": 1.5}, "not wide enough"), ({"level": 0.5}, "ends higher"),
     ({"last": 0.5}, "its own end is not bracketed, which counts for it; the baseline's is"),
 ])  # fmt: skip
 def test_what_is_not_certainly_wider_is_not_called_so(more, why):
@@ -153,8 +152,7 @@ def twin(loss, lr=0.01, **changed):
 
 
 @pytest.mark.parametrize(("loss", "status", "said"), [
-    (falling(), "ok", "trains alike"),
-    (falling(0.01), "ok", "trains alike"),
+    (falling(), "ok", "trains alike"), (falling(0.01), "ok", "trains alike"),
     (falling(0.5), "warn", "its end loss is higher by 0.5"),
     (BLOWN, "warn", "stable here, lastingly unstable there"),
 ])  # fmt: skip
@@ -216,8 +214,7 @@ def decaying(loss_without, norm, *, evals=()):
 
 @pytest.mark.parametrize(("norm", "loss", "status", "said"), [
     (0.2, falling(), "warn", "0.2 times as large as without it, and without it training is better by 0.3"),
-    (0.2, falling(0.3), "ok", "costs nothing"),
-    (0.8, falling(), "ok", "0.8 times as large"),
+    (0.2, falling(0.3), "ok", "costs nothing"), (0.8, falling(), "ok", "0.8 times as large"),
 ])  # fmt: skip
 def test_weight_decay_is_held_against_the_same_run_without(norm, loss, status, said):
     finding = wb.diagnose_optimizers(decaying(loss, norm))["optimizers.weight_decay_shrinks"]

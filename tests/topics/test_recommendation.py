@@ -124,20 +124,11 @@ def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -
     assert said(two_arms(0.59 + SPREAD, 0.5 + spread))[0]
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "vetoes"),
-    [
-        ("loop.no_gradient", "warn", True),
-        ("loss.broadcast", "fail", True),
-        ("schedule.collapse", "fail", True),
-        ("data.labels", "fail", True),
-        ("data.scale", "warn", False),
-        ("init.loss", "warn", False),
-        ("architecture.no_norm", "warn", False),
-        ("loop.no_gradient", "ok", False),
-        ("lr.too_low", "warn", False),
-    ],
-)
+@pytest.mark.parametrize(("code", "status", "vetoes"), [
+    ("loop.no_gradient", "warn", True), ("loss.broadcast", "fail", True), ("schedule.collapse", "fail", True),
+    ("data.labels", "fail", True), ("data.scale", "warn", False), ("init.loss", "warn", False),
+    ("architecture.no_norm", "warn", False), ("loop.no_gradient", "ok", False), ("lr.too_low", "warn", False),
+])  # fmt: skip
 def test_a_fault_of_structure_is_mended_before_anything_is_tuned(code: str, status: str, vetoes: bool) -> None:
     adopted, reason = said(two_arms(1.0 + SPREAD, 0.5 + SPREAD), known(0.3, None, alarm(code, status)))
     assert adopted is not vetoes
@@ -341,15 +332,12 @@ def looked_at(folder: Path, **config: Any) -> wb.StudyRecord:
         return session.record
 
 
-@pytest.mark.parametrize(
-    ("config", "code", "field"),
-    [
-        ({"weight_decay": 2.0}, REPLACED_STUDY_DECAY, "weight_decay"),
-        ({"optimizer": decayed}, REPLACED_STUDY_DECAY, "weight_decay"),
-        ({"optimizer": "adam", "eps": 10.0}, REPLACED_STUDY_CONSTANTS, "eps"),
-        ({"optimizer": slow}, REPLACED_STUDY_CONSTANTS, "eps"),
-    ],
-)
+@pytest.mark.parametrize(("config", "code", "field"), [
+    ({"weight_decay": 2.0}, REPLACED_STUDY_DECAY, "weight_decay"),
+    ({"optimizer": decayed}, REPLACED_STUDY_DECAY, "weight_decay"),
+    ({"optimizer": "adam", "eps": 10.0}, REPLACED_STUDY_CONSTANTS, "eps"),
+    ({"optimizer": slow}, REPLACED_STUDY_CONSTANTS, "eps"),
+])  # fmt: skip
 def test_a_setting_that_keeps_it_from_learning_is_found_and_its_twin_trained_once(
     tmp_path: Path, config: dict[str, Any], code: str, field: str
 ) -> None:

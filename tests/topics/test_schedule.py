@@ -140,16 +140,10 @@ def test_nan_and_too_short_are_not_measured(lr: np.ndarray) -> None:
     assert len(diagnosis.findings) == 3
 
 
-@pytest.mark.parametrize(
-    ("lr", "status"),
-    [
-        (np.where(T < 20, 1.0, 0.005), "warn"),
-        (np.where(T < 320, 0.0, 1.0), "warn"),
-        (np.where(T < 20, 1.0, 0.05), "ok"),
-        (0.1 ** (T // 134.0), "ok"),
-    ],
-    ids=["falls to half a percent", "begins late", "falls to a twentieth", "staircase by tenths"],
-)
+@pytest.mark.parametrize(("lr", "status"), [
+    (np.where(T < 20, 1.0, 0.005), "warn"), (np.where(T < 320, 0.0, 1.0), "warn"),
+    (np.where(T < 20, 1.0, 0.05), "ok"), (0.1 ** (T // 134.0), "ok"),
+], ids=["falls to half a percent", "begins late", "falls to a twentieth", "staircase by tenths"])  # fmt: skip
 def test_a_run_that_is_mostly_without_a_learning_rate(lr: np.ndarray, status: str) -> None:
     """It does not end early, and learns for a small part of its steps."""
     assert diagnose(lr)["schedule.collapse"].status == status

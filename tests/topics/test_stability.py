@@ -6,12 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import workbench as wb
-from tests.helpers.records import BEST, excursion, falling, study
-from tests.helpers.records import diagnosis as said
 from tests.helpers.simulated_records import record, trial
 from tests.helpers.workloads import small_workload
 from workbench.topics.stability import diagnose_first as stability_first
@@ -232,35 +228,3 @@ def test_stability_first_silence_is_not_health(monkeypatch: pytest.MonkeyPatch, 
     finding = wb.check_stability(folder)["stability.verdict"]
     assert finding.status == "not_measured"
     assert "did not measure stability.mid" in finding.summary
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-def drawn(ax: Axes, label: str) -> np.ndarray:
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return np.asarray(line.get_data(), dtype=float)
-
-
-def test_probe_shows_what_a_coarse_interval_hides() -> None:
-    ax = wb.plot_probe(study(), said(), ax=blank())
-    assert drawn(ax, "every step")[1] == pytest.approx(excursion())
-    x, y = drawn(ax, "every 100 steps")
-    assert x.tolist() == [0, 100, 200]
-    assert y == pytest.approx(excursion()[[0, 100, 200]])
-    assert drawn(ax, "before the first update")[1].tolist() == pytest.approx([excursion()[0]] * 2)
-    assert set(drawn(ax, "stability.early_recovers")[0].tolist()) == {10}
-
-
-def test_confirm_draws_both_multiples_the_best_run_and_the_onset() -> None:
-    ax = wb.plot_confirm(study(), said(), ax=blank())
-    assert drawn(ax, "lr 0.08 = lr*")[1] == pytest.approx(falling(BEST))
-    for label in (
-        "lr 0.4 = 5 x lr*: rise after decline",
-        "lr 0.8 = 10 x lr*",
-        "lr 0.4 diverged at step 40",
-        "lr 0.8 diverged at step 40",
-    ):
-        assert drawn(ax, label).size
-    assert set(drawn(ax, "lr 0.4 jumps after step 40")[0].tolist()) == {40}

@@ -39,14 +39,10 @@ def seen(record: Any) -> dict[str, tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 1e-2])
-@pytest.mark.parametrize(
-    ("relative_lr", "codes"),
-    [
-        (1.5, {}),
-        (3.0, {"stability.early_recovers": ("ok", 0)}),
-        (4.5, {"stability.early": ("fail", 0), "stability.divergent": ("fail", 0)}),
-    ],
-)
+@pytest.mark.parametrize(("relative_lr", "codes"), [
+    (1.5, {}), (3.0, {"stability.early_recovers": ("ok", 0)}),
+    (4.5, {"stability.early": ("fail", 0), "stability.divergent": ("fail", 0)}),
+])  # fmt: skip
 def test_catapults_are_named_by_what_they_do(
     tmp_path: Path, relative_lr: float, codes: dict[str, tuple[str, int]], loss_scale: float
 ) -> None:

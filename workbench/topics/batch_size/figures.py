@@ -28,13 +28,8 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     fitted one of them. Sick: dots that stay apart; then something else needs tuning (regularisation, steps), or the batch is
     beyond the noise scale, the dotted line, at equal examples.
 
-    Args:
-        record: a study of batch sizes.
-        diagnosis: its `batch_size.tuned_directly` gives the results; made from the record without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. One mark a seed, a line through the geometric means at equal steps and one at equal examples.
+    The results are those of `batch_size.tuned_directly` of the diagnosis, which is made from the record where there is none. One mark a
+    seed, a line through the geometric means at equal steps and one at equal examples.
 
     Source: F6.2, F6.3, F6.7.
     """
@@ -83,13 +78,8 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
     Healthy: filled marks; no shape is the right one, and the thin lines show which rule, if any, would have found it. Sick: a hollow
     mark lies at the end of what was tried, so that the best may lie beyond.
 
-    Args:
-        record: a study of batch sizes.
-        diagnosis: its `batch_size.tuned_directly` gives what was tuned; made from the record without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes; for a rule with momentum the learning rate is that of its steps, lr / (1 - momentum).
+    What was tuned is that of `batch_size.tuned_directly` of the diagnosis, which is made from the record where there is none. For a rule
+    with momentum the learning rate is that of its steps, lr / (1 - momentum).
 
     Source: F6.4.
     """

@@ -54,17 +54,10 @@ def plot_grad_norm(
     norm that climbs until the run diverges, or a band that lies above the threshold, so that nearly every step is
     clipped and the threshold acts as a lower learning rate.
 
-    Args:
-        record: a study or a single trial.
-        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured, and on the trial that it
-            was measured on the same percentile of each tenth of the run: where that falls, no one threshold fits.
-        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
-        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one, and marks the
-            steps that it would clip.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. Non-finite norms are marked along the top edge.
+    The threshold that `clipping.threshold` of the diagnosis proposes is drawn, and on the trial that it was measured on the same
+    percentile of each tenth of the run: where that falls, no one threshold fits. The trial is by default the baseline's, else the
+    sweep's at the baseline's lr or at lr*. `percentile` draws the threshold at this percentile of the trial's own norms instead, and
+    marks the steps that it would clip. Non-finite norms are marked along the top edge.
 
     Source: F1.9 (log the norm), F4.7 (unclipped), F4.8 (this picture by default).
     """
@@ -102,17 +95,9 @@ def plot_grad_norm_histogram(
     tail that reaches many times further than the hump is wide, or a second hump (outlier batches), or a threshold to
     the left of the hump (most steps are clipped).
 
-    Args:
-        record: a study or a single trial.
-        diagnosis: draws the threshold that `clipping.threshold` proposes, where it was measured.
-        trial: which trial; by default the baseline's, else the sweep's at the baseline's lr or at lr*.
-        bins: number of bins between the smallest and the largest norm.
-        percentile: draws the threshold at this percentile of the trial's own norms instead of the proposed one.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. The counts and the numbers in the title, of norms that are zero, not finite or beyond the axis, add up to all
-        steps: where a few outliers lie so far away that the hump would be two bars, the axis ends with the hump.
+    Trial, diagnosis and percentile are those of `plot_grad_norm`; `bins` lie between the smallest and the largest norm. The counts and
+    the numbers in the title, of norms that are zero, not finite or beyond the axis, add up to all steps: where a few outliers lie so
+    far away that the hump would be two bars, the axis ends with the hump.
 
     Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
     """
@@ -224,15 +209,9 @@ def plot_clipping(
     with hollow marks (half of the steps or more are clipped) reach a low loss, or every threshold is marked along the top
     edge: the learning rate is too high, and no threshold makes up for that.
 
-    Args:
-        record: a study with clipped runs, as `ClippingStudy` makes them.
-        diagnosis: of `diagnose_clipping`; its `clipping.threshold` draws the threshold that is proposed.
-        aggressive_frac: share of clipped steps from which a point is hollow (F4.11).
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. Runs that did not come back have no place on the y axis: they are marked along the top edge, a cross
-        for diverged, a triangle for the others.
+    `clipping.threshold` of the diagnosis draws the threshold that is proposed; `aggressive_frac` is the share of clipped steps from
+    which a point is hollow (F4.11). Runs that did not come back have no place on the y axis: they are marked along the top edge, a
+    cross for diverged, a triangle for the others.
 
     Source: F4.10 (ladder of thresholds), F4.11 and F4.12 (the clipped share).
     """

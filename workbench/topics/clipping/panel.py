@@ -30,15 +30,9 @@ def clipping_panel(
 ) -> Any:
     """Return the norms of a trial below a slider for the percentile: the threshold, how many steps it would clip, and which.
 
-    Args:
-        record: a study or a single trial.
-        diagnosis: says which trial is meant where `trial` is None, and what its steady stretch is.
-        trial: whose norms; None is the one that `clipping.threshold` was measured on, else as in `plot_grad_norm`.
-        percentile: where the slider starts (F4.9).
-        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
-
-    Returns:
-        See `controls_panel`.
+    The trial is by default the one that `clipping.threshold` of the diagnosis was measured on, else as in `plot_grad_norm`; `percentile`
+    is where the slider starts (F4.9). `live` None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking. See
+    `controls_panel` for what it returns.
 
     Source: F4.8 (both pictures), F4.9 (the percentile), F4.10 (lowered until training is stable), F4.11 (the clipped share).
     """

@@ -53,17 +53,9 @@ def plot_comparison(
     Sick: the modified curve follows the baseline's at low learning rates and leaves it for hollow marks
     where the baseline still trains. With a warmup that cures it, it comes back to the baseline's.
 
-    Args:
-        baseline: the sweep of the workload as it was.
-        modified: the sweep of the modified one.
-        warmed: the sweep of the modified one with a warmup, if there is one.
-        diagnosis: its `comparison.*` give the points and where each arm stops; made from the records without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. A line goes through the mean over the seeds, its bar from the lowest to the highest of them; a hollow mark
-        is unstable under at least half of the seeds. A learning rate at which a seed diverged has no mean, and is marked
-        along the top edge.
+    The points and where each arm stops are those of `comparison.*` of the diagnosis, which is made from the records where there is none.
+    A line goes through the mean over the seeds, its bar from the lowest to the highest of them; a hollow mark is unstable under at least
+    half of the seeds. A learning rate at which a seed diverged has no mean, and is marked along the top edge.
 
     Source: F1.3 (figure 4), F3.16.
     """

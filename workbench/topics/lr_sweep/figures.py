@@ -52,16 +52,9 @@ def plot_lr_sweep(
     last one before the crosses (the best lr sits at the edge of the unstable region, so instability may be what keeps
     it low), or the first or last point of the grid (the bowl lies elsewhere).
 
-    Args:
-        record: a study with trials of the stage "lr_sweep".
-        diagnosis: its `lr.best` gives the points, lr* and its interval, its `lr.unstable` the edge and its bracket.
-            Without it the points are those of the sweep, and neither lr* nor the edge is drawn.
-        mark: a learning rate to point out.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. Infeasible learning rates have no place on the y axis: they are marked along the top edge, a cross
-        for diverged, a triangle for unstable to the end.
+    Points, lr* and its interval come from `lr.best` of the diagnosis, the edge and its bracket from `lr.unstable`; without one the
+    points are those of the sweep alone. `mark` is a learning rate to point out. Infeasible learning rates have no place on the y axis:
+    they are marked along the top edge, a cross for diverged, a triangle for unstable to the end.
 
     Source: F1.6, F1.12 (hyperparameter axis plot with infeasible trials marked).
     """

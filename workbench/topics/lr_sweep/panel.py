@@ -84,13 +84,8 @@ def _points(diagnosis: Diagnosis) -> Sequence[Mapping[str, Any]]:
 def lr_sweep_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live: bool | None = None) -> Any:
     """Return the sweep below a slider for the learning rate: its place, its loss curve, and how far it is from the edge.
 
-    Args:
-        record: a study with trials of the stage "lr_sweep".
-        diagnosis: of `diagnose_lr_sweep`, or of `diagnose`; made from the record without it. The slider starts at lr*.
-        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
-
-    Returns:
-        See `controls_panel`.
+    The diagnosis is of `diagnose_lr_sweep` or `diagnose`, or made from the record; the slider starts at lr*. `live` None asks the
+    environment: `WORKBENCH_LIVE=0` means that nobody is looking. See `controls_panel` for what it returns.
 
     Source: F1.6, F1.7, F1.12.
     """

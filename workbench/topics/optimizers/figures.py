@@ -44,14 +44,10 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     of the baseline's rule is the shortest, or the star stands at its right end, so that the best learning rate sits at the edge;
     then a rule with a longer bar is one to try.
 
-    Args:
-        record: a study of update rules; of any other study, the baseline's rule alone is drawn.
-        diagnosis: its `optimizers.better` gives the ranges; made from the record without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. A thin bar reaches from the last lr that trains to the largest that is stable: it does not blow up, nor learn
-        enough. Thin lines are the brackets of the two ends. Numbers on the right are the width of the bar and the end loss at lr*.
+    The ranges are those of `optimizers.better` of the diagnosis, which is made from the record where there is none; of a study of
+    anything else the baseline's rule alone is drawn. A thin bar reaches from the last lr that trains to the largest that is stable: it
+    does not blow up, nor learn enough. Thin lines are the brackets of the two ends. Numbers on the right are the width of the bar and
+    the end loss at lr*.
 
     Source: F2.3 (stable learning-rate ranges side by side).
     """
@@ -135,12 +131,7 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
     Healthy: all lines lie far below the band at the top, so the form does not matter. Sick: the black line runs within the band;
     the coloured line beside it is the reason, and where it comes down the difference ends.
 
-    Args:
-        forms: of `explain_rule`.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes, both logarithmic. Rules without two forms have nothing to draw.
+    Both axes are logarithmic. Rules without two forms have nothing to draw.
 
     Source: F7.4 to F7.6 (where the two forms part).
     """

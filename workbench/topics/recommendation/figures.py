@@ -24,13 +24,8 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
     so that another seed might have told another story; or the baseline of the candidate's length does as well as the
     candidate, so that only the length of the run has won.
 
-    Args:
-        record: a study.
-        diagnosis: with a recommendation that was proved over seeds; made from the record without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. A seed without a finite value is not in the proof and is not drawn.
+    The proof is that of the diagnosis' recommendation, which is made from the record without a diagnosis. A seed without a finite value
+    is not in the proof and is not drawn.
 
     Source: F3.12 (new against baseline), P4.7 (by selected checkpoints).
     """

@@ -81,9 +81,7 @@ def plot_schedule(
 def mark_warmup(ax: Axes, steps: int) -> Axes:
     """Mark on axes with steps, such as those of a loss curve, where the warmup of the run ended.
 
-    Args:
-        ax: what a figure of a run returned; left as it is where that says "not measured".
-        steps: of the warmup; nothing is marked where there is none.
+    Axes that say "not measured" are left as they are, and so are all where there is none.
     """
     if steps and why_not_measured(ax) is None:
         ax.axvline(steps, color=INK, linestyle=":", linewidth=1.2, label=f"its warmup ends at step {steps:,}")

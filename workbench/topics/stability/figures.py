@@ -46,16 +46,8 @@ def plot_probe(
     the dotted line (the loss before the first update) and comes back, while the coarse curve misses most of it: the
     model is unstable early and then recovers to slow training.
 
-    Args:
-        record: a study with a trial of the stage "probe".
-        diagnosis: its `stability.early` and `stability.early_recovers` add the step at which the first rise starts.
-        split: which split's evaluations are drawn; the training loss where there are none.
-        metric: which metric.
-        every_steps: the coarse interval in steps; 100 as in F1.10.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes.
+    `stability.early` and `.early_recovers` of the diagnosis add the step at which the first rise starts. The training loss is drawn
+    where the split was not evaluated; `every_steps` is the coarse interval, 100 as in F1.10.
 
     Source: F1.10, F1.11.
     """
@@ -89,14 +81,8 @@ def plot_confirm(
     Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
     that falls to the end (the model takes the larger lr), or one that never fell (no training to become unstable).
 
-    Args:
-        record: a study with trials of the stage "confirm".
-        diagnosis: `lr.best` adds the run at the best lr; `stability.mid` adds what each run shows, and its jump.
-        trials: which trials; by default all of the stage "confirm".
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. A run that diverged ends in a cross at its last finite loss.
+    `lr.best` of the diagnosis adds the run at the best lr, `stability.mid` what each run shows, and its jump. The trials are by default
+    all of the stage "confirm". A run that diverged ends in a cross at its last finite loss.
 
     Source: F1.13.
     """

@@ -28,13 +28,8 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
     10 times the unstable learning rate. Sick: crosses up to the cap (no allowed warmup opens that learning rate), or a dot
     within a hollow cross (stable in the short trial, not in the full run: a later blow-up).
 
-    Args:
-        record: a study with trials of the stage "warmup".
-        diagnosis: its `warmup.shortest` gives what was tried and the shortest; made from the record without it.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. Small marks are short trials, large ones runs of the full budget.
+    What was tried is that of `warmup.shortest` of the diagnosis, which is made from the record where there is none. Small marks are
+    short trials, large ones runs of the full budget.
 
     Source: F3.6 (the shortest, with the next shorter one failing), F3.4 (one row for each multiple), F3.10 (the cap).
     """

@@ -142,13 +142,8 @@ def warmup_choice(
 def warmup_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live: bool | None = None) -> Any:
     """Return a schedule below sliders for warmup steps and peak lr: what it asks of the run, and what the nearest trial did.
 
-    Args:
-        record: of a `WarmupStudy`.
-        diagnosis: of `diagnose_warmup`; made from the record without it. The sliders start at the shortest warmup that trains.
-        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
-
-    Returns:
-        See `controls_panel`.
+    The diagnosis is of `diagnose_warmup`, or made from the record; the sliders start at the shortest warmup that trains. `live` None asks
+    the environment: `WORKBENCH_LIVE=0` means that nobody is looking. See `controls_panel` for what it returns.
 
     Source: F3.4 and F3.6 (what is tried), F3.10 (at most 10 % of the baseline's steps), F3.14 (above 5 % the run may have to grow).
     """
