@@ -16,11 +16,8 @@ from torch.nn import functional as F
 from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
 from workbench.record.write import StudyWriter
-from workbench.topics.architecture.study import collect_architecture
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, replace_batch_norm
-from workbench.train.batches import resolve_device
 from workbench.train.checkpoint import load_checkpoint
-from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 KINDS: dict[int, tuple[type[nn.Module], tuple[int, ...]]] = {
@@ -264,29 +261,6 @@ def test_lanes_train_as_they_do_alone_by_either_way(tmp_path: Path) -> None:
         np.testing.assert_allclose(vmap, loop, rtol=1e-3, atol=1e-5)
     plain = Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=None), out=tmp_path / "plain")
     assert not np.allclose(plain.steps["loss"], alone[0], rtol=1e-3)
-
-
-def test_a_run_that_goes_on_draws_the_examples_that_it_would_have_drawn(tmp_path: Path) -> None:
-    class Breaks(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 5:
-                raise RuntimeError("planted")
-
-    workload = lane_workload(MODELS["batch_norm"])
-    config = workload.config.replace(total_steps=8, bn_stat_examples=3, checkpoint_every_steps=2)
-    whole = Trainer(gradients="loop").run(workload, config, out=tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="planted"):
-        Trainer(gradients="loop", hooks=[Breaks()]).run(workload, config, out=tmp_path / "broken")
-    resumed = Trainer(gradients="loop").run(workload, config, out=tmp_path / "broken")
-    assert (resumed.trials["state"] == "complete").all()
-    np.testing.assert_array_equal(whole.steps["loss"], resumed.steps["loss"])
-
-
-def test_the_audit_of_the_architecture_sees_the_layers_as_they_were_built() -> None:
-    workload, device = lane_workload(MODELS["conv"]), resolve_device("cpu")
-    plain = collect_architecture(workload, workload.config, device)
-    assert plain["norms"]
-    assert collect_architecture(workload, workload.config.replace(bn_stat_examples=3), device) == plain
 
 
 @pytest.mark.parametrize("way", ["loop", "vmap"])
