@@ -20,7 +20,7 @@ from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint, CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint
 from workbench.train.evaluation import Evaluation
 
-__all__ = ["Lane", "LaneLog", "padded_lrs"]
+__all__ = ["Lane", "LaneLog"]
 
 _CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 
@@ -135,14 +135,6 @@ class Lane:
             best_value=None if best is None else best[1],
             diverged_at=diverged_at,
         )
-
-
-def padded_lrs(lanes: Sequence[Lane]) -> np.ndarray:
-    """Return the lr of every step and lane, shape (steps of the longest, lanes); zero after a lane's end."""
-    table = np.zeros((max(len(lane.lrs) for lane in lanes), len(lanes)))
-    for row, lane in enumerate(lanes):
-        table[: len(lane.lrs), row] = lane.lrs
-    return table
 
 
 class LaneLog:

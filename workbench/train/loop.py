@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ from workbench.train.evaluation import Evaluation, check_first, evaluation_colum
 from workbench.train.forward import MicroBatches
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
-from workbench.train.lane import Lane, LaneLog, padded_lrs
+from workbench.train.lane import Lane, LaneLog
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.backend import Chosen
 from workbench.train.predictions import SPLIT as TRACKED_SPLIT
@@ -69,7 +70,7 @@ class TrainingLoop:
         study: where rows go.
         device: where to train.
         hooks: observers.
-        tracked: examples whose predictions are kept at every evaluation; None is none.
+        tracked: examples whose predictions are kept at every evaluation.
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
         splits: evaluated beside the one that selection compares.
@@ -392,7 +393,9 @@ class TrainingLoop:
 
     def _set_constants(self) -> None:
         """Put what differs between lanes and steps on the device: learning rates and clipping thresholds."""
-        self._host_lr = padded_lrs(self.lanes)
+        self._host_lr = np.zeros((max((len(lane.lrs) for lane in self.lanes)), len(self.lanes)))  # 0 after a lane's end
+        for row, lane in enumerate(self.lanes):
+            self._host_lr[: len(lane.lrs), row] = lane.lrs
         dtype = self.stack.values.dtype
         self._lr = torch.as_tensor(self._host_lr, dtype=dtype).to(self.device).unsqueeze(2)
         self._thresholds = clip_thresholds([lane.config for lane in self.lanes], self.stack.values)

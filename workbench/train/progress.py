@@ -14,7 +14,7 @@ Progress = Callable[[int], None]
 
 
 class ProgressBar:
-    """A bar and one status line; silent when it has no bar to draw on."""
+    """A tqdm bar and its status line, or none: then it is silent."""
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar

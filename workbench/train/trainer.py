@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from workbench.train.lanes.memory import (
     train_stacks,
 )
 from workbench.train.loop import TrainingLoop
-from workbench.train.predictions import TrackedExamples, check_track, tracked_examples
+from workbench.train.predictions import check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -239,6 +239,22 @@ class Trainer:
         sizes = check_lanes(workload, configs)
         tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
+        memory = None if self.memory_gb is None else int(self.memory_gb * 1e9)
+        wanted = "loop" if hosts.size > 1 else self.gradients  # hosts do not measure: each might choose another backend
+        given = {type(hook) for hook in self.hooks}
+        loop = partial(
+            TrainingLoop,
+            workload,
+            study=study,
+            device=device,
+            hooks=[hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks),
+            tracked=tracked,
+            choose=partial(choose_gradients, wanted=wanted, memory=memory, share=hosts.size > 1),
+            progress=progress,
+            splits=self.evaluate_also,
+            hosts=hosts,
+            synchronised=self.synchronise_batch_norm,
+        )
         with isolated_rng():
             lanes = []
             for config, writer in zip(configs, writers, strict=True):
@@ -246,55 +262,10 @@ class Trainer:
                     with _noted(writer):
                         lanes.append(begin_together(hosts, Lane(config, writer)))
             for group in group_lanes(lanes):
-                train = partial(self._train, workload, study, device, tracked=tracked, progress=progress, hosts=hosts)
                 with _noted(*(lane.writer for lane in group)):
-                    fit = self._fit(workload, group, device)
-                train_stacks(group, train, fit=fit)
+                    fit = _fit(workload, group, device, memory)
+                train_stacks(group, partial(_train, loop), fit=fit)
         return [writer.record for writer in writers]
-
-    def _fit(self, workload: Workload, lanes: Sequence[Lane], device: torch.device) -> int:
-        """Return how many of the lanes fit in memory together."""
-        if len(lanes) < 2:
-            return 1
-        lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
-        if self._memory is not None:
-            return lanes_that_fit(self._memory, lane=lane, share=STATE_SHARE)
-        return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE * STATE_SHARE)
-
-    @property
-    def _memory(self) -> int | None:
-        """The bound in bytes."""
-        return None if self.memory_gb is None else int(self.memory_gb * 1e9)
-
-    def _train(
-        self,
-        workload: Workload,
-        study: StudyWriter,
-        device: torch.device,
-        lanes: Sequence[Lane],
-        *,
-        tracked: TrackedExamples | None,
-        progress: Progress | None,
-        hosts: HostGroup,
-    ) -> None:
-        wanted = "loop" if hosts.size > 1 else self.gradients  # hosts do not measure: each might choose another backend
-        given = {type(hook) for hook in self.hooks}
-        hooks = [hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks)
-        with _noted(*(lane.writer for lane in lanes)):
-            loop = TrainingLoop(
-                workload,
-                lanes,
-                study=study,
-                device=device,
-                hooks=hooks,
-                tracked=tracked,
-                choose=partial(choose_gradients, wanted=wanted, memory=self._memory, share=hosts.size > 1),
-                progress=progress,
-                splits=self.evaluate_also,
-                hosts=hosts,
-                synchronised=self.synchronise_batch_norm,
-            )
-        loop.train()
 
 
 @contextlib.contextmanager
@@ -306,3 +277,19 @@ def _noted(*writers: TrialWriter) -> Iterator[None]:
         for writer in writers:
             writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
         raise
+
+
+def _train(make: Callable[[Sequence[Lane]], TrainingLoop], lanes: Sequence[Lane]) -> None:
+    with _noted(*(lane.writer for lane in lanes)):
+        loop = make(lanes)
+    loop.train()
+
+
+def _fit(workload: Workload, lanes: Sequence[Lane], device: torch.device, memory: int | None) -> int:
+    """Return how many of the lanes fit in memory together."""
+    if len(lanes) < 2:
+        return 1
+    lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
+    if memory is not None:
+        return lanes_that_fit(memory, lane=lane, share=STATE_SHARE)
+    return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE * STATE_SHARE)
