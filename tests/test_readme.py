@@ -44,17 +44,17 @@ def test_a_pasted_config_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(block("wb.diagnose_lr_sweep(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
+    exec(block("wb.lr_sweep.diagnose(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
     small = "workload = workload.replace(config=workload.config.replace(total_steps=20))\n"
     exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
     steps = wb.open("runs/hooked").steps
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
-    exec(block("wb.live_view()").replace("wb.LRSweep()", "wb.LRSweep(lrs=[0.1], steps=20)"), names)
+    exec(block("wb.live_view()").replace("wb.lr_sweep.Study()", "wb.lr_sweep.Study(lrs=[0.1], steps=20)"), names)
     exec(block("wb.summarise("), names)
-    arms = block("wb.ComparisonStudy(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
+    arms = block("wb.comparison.Study(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
     exec(re.sub("digits_resnet(_stride1)?", "digits_mlp", arms), names)
-    exec(block("wb.BatchSizeStudy(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
-    exec(block("wb.EvaluationSampleStudy(").replace("budget_s=1.0", "budget_s=1.0, steps=20"), names)
+    exec(block("wb.batch_size.Study(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
+    exec(block("wb.evaluation.SampleStudy(").replace("budget_s=1.0", "budget_s=1.0, steps=20"), names)
     exec(small + block("record.lanes"), names)
     lanes = wb.open("runs/many").lanes
     assert len(lanes) == 32
@@ -66,11 +66,13 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = (
-        block("wb.EvaluationStudy(").replace("steps=200", "steps=10, evaluations=2").replace("digits_cnn", "digits_mlp")
+        block("wb.evaluation.Study(")
+        .replace("steps=200", "steps=10, evaluations=2")
+        .replace("digits_cnn", "digits_mlp")
     )
     names: dict[str, Any] = {}
     exec(
-        f"import torch\nimport workbench as wb\n{source.replace('wb.check_evaluation(', 'found = wb.check_evaluation(')}",
+        f"import torch\nimport workbench as wb\n{source.replace('wb.evaluation.check(', 'found = wb.evaluation.check(')}",
         names,
     )
     assert names["found"]["evaluation.weighting"].status == "fail"
@@ -80,7 +82,7 @@ def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monke
 
 def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"wb": wb, "torch": torch}
-    exec(block("wb.create_in_process_cluster(").replace("epochs=2", "epochs=1"), names)
+    exec(block("wb.ps.create_in_process_cluster(").replace("epochs=2", "epochs=1"), names)
     assert "epoch 1/1" in capsys.readouterr().out
     assert names["last"] < names["first"] / 2
     assert names["trained"](torch.zeros(1, 64)).shape == (1, 10)
@@ -88,12 +90,12 @@ def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[
 
 def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = block("wb.ParameterServerStudy(").replace("workers=(1, 2, 3)", "workers=(1, 2), steps=20")
+    source = block("wb.ps.Study(").replace("workers=(1, 2, 3)", "workers=(1, 2), steps=20")
     names: dict[str, Any] = {"wb": wb}
     exec(source.replace("steps=200", "lrs=[0.05, 0.1], steps=20"), names)
-    codes = re.findall(r"ps\.\w+", source)
+    codes = re.findall(r"(?<!wb\.)ps\.\w+", source)
     assert [finding.code for finding in names["diagnosis"]] == codes
     columns = ["clause", "remedy", "measure", "before", "after"]
-    assert list(wb.server_remedies(names["record"]).columns) == columns
+    assert list(wb.ps.remedies(names["record"]).columns) == columns
     assert ", ".join(columns) in source
     assert names["sweep"].trials["state"].tolist() == ["complete"] * 2

@@ -32,7 +32,7 @@ def study(name: str, steps: int, out: Path) -> None:
     workload = wb.load_workload(stem)
     if lanes:
         lrs = np.geomspace(1e-3, 1.0, int(lanes)).tolist()
-        wb.LRSweep(lrs=lrs, steps=steps).run(workload, wb.Trainer(device="cpu", gradients="vmap"), out=out)
+        wb.lr_sweep.Study(lrs=lrs, steps=steps).run(workload, wb.Trainer(device="cpu", gradients="vmap"), out=out)
     else:
         config = workload.config.replace(total_steps=steps)
         wb.Trainer(device="cpu", gradients="loop").run(workload, config, out=out)

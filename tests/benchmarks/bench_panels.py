@@ -55,15 +55,15 @@ def tracked() -> Any:
 
 
 PANELS: dict[str, Callable[[], Any]] = {
-    "lr_sweep_panel": lambda: wb.lr_sweep_panel(sweep()),
-    "clipping_panel": lambda: wb.clipping_panel(one_trial(np.random.default_rng(0).lognormal(size=STEPS))),
-    "warmup_panel": lambda: wb.warmup_panel(
+    "lr_sweep_panel": lambda: wb.lr_sweep.panel(sweep()),
+    "clipping_panel": lambda: wb.clipping.panel(one_trial(np.random.default_rng(0).lognormal(size=STEPS))),
+    "warmup_panel": lambda: wb.warmup.panel(
         warmups(*GOOD, short(50, passes=True, multiple=20.0), full(50, passes=False, total=1000, multiple=20.0))
     ),
-    "batch_norm_panel": lambda: wb.batch_norm_panel(norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
-    "checkpoints_panel": lambda: wb.checkpoints_panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(5)])),
-    "predictions_panel": lambda: wb.predictions_panel(tracked()),
-    "parameter_server_panel": lambda: wb.parameter_server_panel(served(*[facts(workers=k) for k in (1, 2, 3)])),
+    "batch_norm_panel": lambda: wb.batch_norm.panel(norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
+    "checkpoints_panel": lambda: wb.checkpoints.panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(5)])),
+    "predictions_panel": lambda: wb.predictions.panel(tracked()),
+    "parameter_server_panel": lambda: wb.ps.panel(served(*[facts(workers=k) for k in (1, 2, 3)])),
 }
 
 
@@ -110,9 +110,9 @@ def cost(*, rounds: int = 6, seconds: float = 8.0) -> None:
         with placed.step() as module:
             torch.nn.functional.cross_entropy(module(x), y).backward()
 
-    with wb.create_in_process_cluster(2, 2) as cluster:
-        strategy = wb.ParameterServerStrategy(cluster)
-        coordinator = wb.ClusterCoordinator(strategy)
+    with wb.ps.create_in_process_cluster(2, 2) as cluster:
+        strategy = wb.ps.Strategy(cluster)
+        coordinator = wb.ps.ClusterCoordinator(strategy)
         model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
         placed = strategy.place(model, wb.TrainConfig(peak_lr=1e-3, total_steps=10**6, batch_size=256))
 
@@ -129,7 +129,7 @@ def cost(*, rounds: int = 6, seconds: float = 8.0) -> None:
         rates: dict[str, list[float]] = {"with": [], "without": []}
         for number in range(rounds):
             for side in ("with", "without") if number % 2 else ("without", "with"):
-                panel = wb.parameter_server_panel(coordinator, placed) if side == "with" else None
+                panel = wb.ps.panel(coordinator, placed) if side == "with" else None
                 rates[side].append(rate())
                 if panel is not None:
                     panel.close()

@@ -19,9 +19,9 @@ def main(asked: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, word in enumerate(asked):
             name, _, steps = word.partition(":")
-            study = wb.CheckpointStudy(seeds=SEEDS, steps=int(steps or 0) or None, resume=False)
+            study = wb.checkpoints.Study(seeds=SEEDS, steps=int(steps or 0) or None, resume=False)
             record = study.run(wb.load_workload(name), out=Path(folder) / str(number))
-            found = wb.diagnose_checkpoints(record)
+            found = wb.checkpoints.diagnose(record)
             said = found["checkpoints.best_not_last"]
             print(f"\n{name}, {record.config['total_steps']} steps: {said.status}. {said.summary}")
             for row in said.evidence["runs"]:
@@ -29,7 +29,7 @@ def main(asked: list[str]) -> None:
                     f"  seed {row['seed']}: best at {row['best_frac']:.0%}, gain {row['gain']:.4f}, on test {row['test_gain']:.4f}, best {row['best']:.4f}"
                 )
             print(f"  selection: {found['checkpoints.selection'].evidence}")
-            print(wb.early_stopping(record).round(4).to_string(index=False), flush=True)
+            print(wb.checkpoints.early_stopping(record).round(4).to_string(index=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def train(arms: Sequence[Arm], seeds: int = 2) -> Curves:
     with tempfile.TemporaryDirectory() as folder:
         for k, (name, workload, config) in enumerate(arms):
             quiet = config.replace(eval_every_steps=config.total_steps, checkpoint_every_steps=config.total_steps)
-            study = wb.LRSweep(lrs=[quiet.peak_lr], seeds=seeds, steps=quiet.total_steps)
+            study = wb.lr_sweep.Study(lrs=[quiet.peak_lr], seeds=seeds, steps=quiet.total_steps)
             record = study.run(workload.replace(config=quiet), wb.Trainer(device="cpu"), out=Path(folder) / str(k))
             for trial, seed in zip(record.trials["trial"], record.trials["seed"], strict=True):
                 loss = record.steps[record.steps["trial"] == trial]["loss"].to_numpy()
@@ -78,10 +78,10 @@ def every_workload_diverges() -> Iterator[str]:
         workload = wb.load_workload(name)
         with tempfile.TemporaryDirectory() as folder:
             steps = min(workload.config.total_steps, 300)
-            record = wb.LRSweep(refinements=0, steps=steps).run(
+            record = wb.lr_sweep.Study(refinements=0, steps=steps).run(
                 workload, wb.Trainer(device="cpu"), out=Path(folder) / "s"
             )
-            found = wb.diagnose_lr_sweep(record)
+            found = wb.lr_sweep.diagnose(record)
         best, edge = found["lr.best"].value, found["lr.unstable"].value
         finite += edge is not None
         ratio = math.nan if edge is None or best is None else edge / best
@@ -197,7 +197,7 @@ def online_under_shift() -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             config = workload.config.replace(total_steps=400, shared_seed=seed, per_host_seed=seed)
             trial = wb.Trainer(device="cpu").run(workload, config, out=Path(folder) / "t")
-            model = wb.load_trained(workload, trial)
+            model = wb.checkpoints.load_trained(workload, trial)
         inputs, labels = stack(data["test_data"])
         rng = np.random.default_rng(seed)
         # Served are more of some digits than others, and darker scans.
@@ -234,7 +234,7 @@ def file_shards() -> Iterator[str]:
         paths = [Path(folder) / f"part-{k:02}.bin" for k in range(16)]
         for path in paths:
             path.write_bytes(rng.bytes(4096 * 500))
-        table = wb.measure_file_shards(paths, hosts=4)
+        table = wb.hosts.measure_file_shards(paths, hosts=4)
     ways = table.groupby("files").agg(
         bytes_read=("bytes_read", "sum"), examples=("examples", "sum"), seconds=("seconds", "max")
     )

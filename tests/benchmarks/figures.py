@@ -57,8 +57,8 @@ def cases() -> dict[str, Case]:
 
 def compare(case: Case, *, seeds: int, out: Path) -> Arms:
     """Train the three arms of a case."""
-    signs = wb.InstabilityStudy(fixes=(), probe_steps=case.probe_steps)
-    study = wb.ComparisonStudy(lrs=case.lrs, seeds=seeds, steps=case.steps, instability=signs)
+    signs = wb.stability.Study(fixes=(), probe_steps=case.probe_steps)
+    study = wb.comparison.Study(lrs=case.lrs, seeds=seeds, steps=case.steps, instability=signs)
     return study.run(case.baseline, case.modified, wb.Trainer(device="cpu"), out=out)
 
 
@@ -67,10 +67,10 @@ def said(name: str, case: Case, arms: Arms, statements: wb.Diagnosis) -> Iterato
     yield f"{name}: {case.change}; {case.steps:,} steps"
     for finding in statements:
         yield f"  {_shown(finding.evidence['holds']):<12} {finding.code:<24} {finding.summary}"
-    edge = wb.diagnose_lr_sweep(arms.modified)["lr.at_edge"]
+    edge = wb.lr_sweep.diagnose(arms.modified)["lr.at_edge"]
     yield f"  {_shown(edge.evidence.get('at_edge')):<12} {'7a: best lr at the edge':<24} {edge.summary}"
     best = arms.modified.facts.get("lr_star", float("nan"))
-    for row in wb.diagnose_instability(arms.modified)["stability.mid"].evidence.get("confirm", ()):
+    for row in wb.stability.diagnose(arms.modified)["stability.mid"].evidence.get("confirm", ()):
         shown = f"{row['lr'] / best:.3g} times the best lr, {row['lr']:.4g}: {row['shape']}, {row['outcome']}"
         at = "" if row["jump_step"] is None else f", after step {row['jump_step']:,}"
         yield f"  {row['shape'] == 'rise after decline'!s:<12} {'7b: decline, then rise':<24} {shown}{at}"
@@ -86,10 +86,10 @@ def draw(name: str, case: Case, arms: Arms, statements: wb.Diagnosis, file: Path
 
     figure = Figure(figsize=(16, 5.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    sweep, stability = wb.diagnose_lr_sweep(arms.modified), wb.diagnose_instability(arms.modified)
-    wb.plot_comparison(*arms, statements, ax=left).set_title(f"4: {name}, {case.change}", loc="left", fontsize=11)
-    wb.plot_lr_sweep(arms.modified, sweep, ax=middle).set_title("7a: the modified sweep", loc="left", fontsize=11)
-    wb.plot_confirm(arms.modified, sweep + stability, ax=right).set_title(
+    sweep, stability = wb.lr_sweep.diagnose(arms.modified), wb.stability.diagnose(arms.modified)
+    wb.comparison.plot(*arms, statements, ax=left).set_title(f"4: {name}, {case.change}", loc="left", fontsize=11)
+    wb.lr_sweep.plot(arms.modified, sweep, ax=middle).set_title("7a: the modified sweep", loc="left", fontsize=11)
+    wb.stability.plot_confirm(arms.modified, sweep + stability, ax=right).set_title(
         "7b: at 5 and 10 times its best lr", loc="left", fontsize=11
     )
     figure.savefig(file, dpi=80)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             case = cases()[name]
             case = case._replace(steps=options.steps or case.steps)
             arms = compare(case, seeds=options.seeds, out=(options.out or Path(scratch)) / name)
-            statements = wb.diagnose_comparison(*arms, min_seeds=min(2, options.seeds))
+            statements = wb.comparison.diagnose(*arms, min_seeds=min(2, options.seeds))
             for line in said(name, case, arms, statements):
                 print(line, flush=True)
             if options.images is not None:

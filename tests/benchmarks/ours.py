@@ -34,7 +34,7 @@ class Study(NamedTuple):
     states: dict[str, int]
 
 
-class Synchronise(wb.Hook):
+class Synchronise(wb.hooks.Hook):
     """Waits for the device at each step, so that the time of a step is not just that of its launches."""
 
     def on_step(self, step: Step) -> None:
@@ -61,7 +61,7 @@ def run_study(
     trainer = wb.Trainer(device=str(device), gradients=gradients, hooks=hooks)
     out = runs / f"study-{next(_numbers)}"
     began = clock(device)
-    record = wb.LRSweep(lrs=lrs, steps=steps).run(fresh, trainer, executor, out, address=address)
+    record = wb.lr_sweep.Study(lrs=lrs, steps=steps).run(fresh, trainer, executor, out, address=address)
     whole = clock(device) - began
     study = Study(
         Seconds(training_seconds(record), whole), arrangement(record), record.trials["state"].value_counts().to_dict()

@@ -39,7 +39,7 @@ def losses(name: str, lr: float, steps: int) -> np.ndarray:
     config = workload.config.replace(peak_lr=lr, total_steps=steps, eval_every_steps=steps // 20, keep_best=30)
     with tempfile.TemporaryDirectory() as folder:
         trial = wb.Trainer(track=0).run(workload, config, out=Path(folder) / "run")
-        models = [wb.load_trained(workload, path) for path in trial.checkpoints]
+        models = [wb.checkpoints.load_trained(workload, path) for path in trial.checkpoints]
         found = values_each(
             workload, models, split="validation", batch_size=256, device=torch.device("cpu"), precision=None
         )

@@ -30,7 +30,7 @@ def answers(seeds: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     config = workload.config.replace(total_steps=steps)
     cpu = torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder:
-        record = wb.LRSweep(lrs=[config.peak_lr], seeds=seeds, steps=steps).run(
+        record = wb.lr_sweep.Study(lrs=[config.peak_lr], seeds=seeds, steps=steps).run(
             workload, wb.Trainer(device="cpu"), out=Path(folder) / "s"
         )
         right = []

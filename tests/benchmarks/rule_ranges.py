@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--rules", default=",".join(OPTIMIZERS))
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
-    sweep = wb.LRSweep(tolerance=0.1, refinements=0, full_batch_refinements=0)
-    study = wb.OptimizersStudy(optimizers=given.rules.split(","), steps=given.steps, sweep=sweep)
+    sweep = wb.lr_sweep.Study(tolerance=0.1, refinements=0, full_batch_refinements=0)
+    study = wb.optimizers.Study(optimizers=given.rules.split(","), steps=given.steps, sweep=sweep)
     for name in given.workloads:
         for seed in range(given.seeds):
             workload = wb.load_workload(name)
@@ -51,7 +51,7 @@ def show(record: wb.StudyRecord, title: str) -> None:
             f"{found.optimizer:9} {span:>22} {found.decades or 0:8.2f} {found.stable or float('inf'):10.3g} {found.best_lr:9.3g} "
             f"{found.loss:9.3g} {selected:9.3g}"
         )
-    print(wb.diagnose_optimizers(record), flush=True)
+    print(wb.optimizers.diagnose(record), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def answers(models: int, steps: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     lrs = np.exp(rng.uniform(np.log(0.01), np.log(0.2), models))
     with tempfile.TemporaryDirectory() as folder:
-        record = wb.LRSweep(lrs=[float(lr) for lr in lrs], steps=steps).run(
+        record = wb.lr_sweep.Study(lrs=[float(lr) for lr in lrs], steps=steps).run(
             workload.replace(config=config), wb.Trainer(device="cpu"), out=Path(folder) / "s"
         )
         right = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 
 import pytest
 
@@ -24,9 +25,10 @@ def test_every_line_names_its_clause_the_gain_and_the_cost(kind: Kind) -> None:
     for line in advise(kind):
         assert re.search(r"\(F[24]\.\d+", line)
         assert "Expected: " in line
-        assert re.search(r"Cost( with wb\.\w+)?: ", line)
+        assert re.search(r"Cost( with wb\.\w+\.Study)?: ", line)
 
 
 def test_the_studies_it_names_exist() -> None:
     named = {advice.study for advice in ADVICE.values() if advice.study}
-    assert named <= set(dir(workbench))
+    assert named
+    assert all("run" in dir(attrgetter(name)(workbench)) for name in named)

@@ -52,5 +52,5 @@ def main() -> None:
 if HOW == "job":
     import workbench
 
-    workbench.audit_hosts(sys.argv[2])
+    workbench.hosts.audit(sys.argv[2])
 main()

@@ -87,7 +87,7 @@ class Recipe:
     def workload(self) -> Workload:
         """Return what the workbench is asked about."""
         workload = self._whole()
-        return workload if self.evaluated is None else wb.periodic_subset(workload, self.evaluated)
+        return workload if self.evaluated is None else wb.evaluation.periodic_subset(workload, self.evaluated)
 
     def _whole(self) -> Workload:
         fields = {

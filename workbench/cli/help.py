@@ -236,7 +236,7 @@ examples:
   workbench hosts --script train.py --hosts 4 -- --epochs 1 --data small    # behind --: the script's own arguments
   workbench hosts --script train.py --steps 50 --fail-on fail    # in CI; without --steps the script runs to its end
 
-A script is started as torchrun would start it. In a job on real machines, workbench.audit_hosts() near the top of the
+A script is started as torchrun would start it. In a job on real machines, workbench.hosts.audit() near the top of the
 script does the same.
 next: fix what fails, and run it again""",
     ),
@@ -274,7 +274,7 @@ examples, on one machine, with cluster.json
   workbench ps --cluster cluster.json --role chief digits_mlp --out runs/ps
 
   workbench ps digits_mlp                         # everywhere: the task is in WORKBENCH_CLUSTER or TF_CONFIG
-  workbench ps --script train.py -- --epochs 3    # train.py calls workbench.connect_to_cluster()
+  workbench ps --script train.py -- --epochs 3    # train.py calls workbench.ps.connect_to_cluster()
 
 On several machines Ray's token is needed on each: `ray get-auth-token --generate`, then RAY_AUTH_TOKEN_PATH.
 next: workbench report DIR""",

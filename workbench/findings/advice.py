@@ -44,21 +44,21 @@ ADVICE: dict[str, Advice] = {
         clause="F2.1, F3.6",
         gain="the best remedy for early instability; it opens larger peak learning rates and lengthens the run by its steps",
         cost="short trials and one full run, about 2 baseline runs",
-        study="WarmupStudy",
+        study="warmup.Study",
     ),
     "clipping": Advice(
         action="Clip the gradient norm, at first at the 90th percentile of the norms of a stable run",
         clause="F2.2, F4.9",
         gain="helps early and in the middle, and most where single batches have outlier gradients",
         cost="one full run a threshold, together as lanes",
-        study="ClippingStudy",
+        study="clipping.Study",
     ),
     "optimizer": Advice(
         action="Try another optimizer: Adam sometimes copes where momentum does not",
         clause="F2.3",
         gain="another range of learning rates that train, wider or narrower",
         cost="a learning-rate sweep for each rule, together as lanes, about 15 baseline runs a rule, or less with steps=...",
-        study="OptimizersStudy",
+        study="optimizers.Study",
     ),
     "architecture": Advice(
         action="Use the practices of the architecture: residual connections, normalisation before the addition as in "

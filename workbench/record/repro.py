@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from workbench.public import spelled
+
 __all__ = ["called_as", "git_folder", "git_state", "source_of", "versions"]
 
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
@@ -38,16 +40,14 @@ def called_as(call: str | None = None) -> str:
     """Return the command line of this process; `python` stands for the interpreter.
 
     Args:
-        call: a Python expression over `wb` and the public classes by their bare names, for a session or a notebook, which have no command line of their own.
+        call: a Python expression over `wb` and public classes by the names of their definitions, for a session or a notebook, which have no command line of their own.
     """
     path = Path(sys.argv[0] or "python")
     program = path.parent.name if path.name == "__main__.py" else path.name
     if program in ("ipykernel_launcher.py", "-c", "-m", "python", "pytest", ""):
         if call is None:
             return "(from a Python session or notebook)"
-        names = ", ".join(sorted(set(_CLASS.findall(call))))
-        imports = f"import workbench as wb; from workbench import {names}" if names else "import workbench as wb"
-        code = f"{imports}; {call}"
+        code = f"import workbench as wb; {_CLASS.sub(lambda m: f'{spelled().get(m[1], m[1])}(', call)}"
         if not set(code) & set('"\\'):  # no quote has to be quoted then, and the line stays one that can be read
             code = code.replace("'", '"')
         return shlex.join(["python", "-c", code])

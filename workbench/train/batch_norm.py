@@ -229,7 +229,7 @@ def swap_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -
 def replace_batch_norm(model: nn.Module, norm: Norm, *, max_groups: int = 32, channels_per_group: int = 4) -> nn.Module:
     """Return the model with every batch norm layer replaced by one that normalises each example by itself.
 
-        model = wb.replace_batch_norm(model, "layer")
+        model = wb.batch_norm.replace(model, "layer")
 
     "layer" normalises over all channels and places of an example, which is group norm with one group; "group" over groups of
     channels: 8 of 32 channels, 6 of 24, 4 of 16. Channels that cannot be divided so, such as 17 or fewer than 8, make a single

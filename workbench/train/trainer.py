@@ -126,7 +126,9 @@ class Trainer:
         check_track(self.track)
         for hook in self.hooks:
             if not isinstance(hook, Hook):
-                raise ConfigError(f"hooks must hold workbench.Hook instances, not {type(hook).__name__}: {hook!r}.")
+                raise ConfigError(
+                    f"hooks must hold workbench.hooks.Hook instances, not {type(hook).__name__}: {hook!r}."
+                )
 
     def run(
         self,

@@ -39,7 +39,7 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
     """
     needs("curves_panel", record, "steps", "trials")
     if record.steps.empty:
-        why = "the record has no step yet. Run wb.LRSweep().run(workload, out=...), or any study of wb.Trainer, and open it again."
+        why = "the record has no step yet. Run wb.lr_sweep.Study().run(workload, out=...), or any study of wb.Trainer, and open it again."
         return nothing("curves_panel", why, alt=ALT, live=live)
     if not is_live(live) or not isinstance(record, (StudyRecord, TrialRecord)):
         return still(png([lambda ax: plot_loss_curves(record, ax=ax)]), ALT)

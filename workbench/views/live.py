@@ -59,7 +59,7 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     """Show every study that this process writes within the block while it trains.
 
         with wb.live_view():
-            record = wb.LRSweep().run(workload)
+            record = wb.lr_sweep.Study().run(workload)
 
     Loss, gradient norm with its clip line, and lr of each trial, coloured by lr; a trial that diverges fades to a thin dashed
     line that ends in a cross. Hover tells which trial a line is. A click on it, or on its row in the legend, isolates it; the

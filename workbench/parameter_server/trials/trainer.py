@@ -158,6 +158,4 @@ class ParameterServerTrainer:
         """Return the expression that repeats a run; None where functions of the user's own are part of it."""
         if self.cluster or self.hooks or config.has_callables or self.variable_partitioner is not None:
             return None
-        return call_on(
-            workload, f"wb.{source_of(self)}.run({{workload}}, {source_of(config)}, out={out and str(out)!r})"
-        )
+        return call_on(workload, f"{source_of(self)}.run({{workload}}, {source_of(config)}, out={out and str(out)!r})")

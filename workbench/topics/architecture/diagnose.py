@@ -57,7 +57,9 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
     """
     facts = record.facts.get("architecture")
     if not facts or facts.get("reason"):
-        otherwise = facts["reason"] if facts else "this study has no audit of the model; wb.ArchitectureStudy makes one"
+        otherwise = (
+            facts["reason"] if facts else "this study has no audit of the model; wb.architecture.Study makes one"
+        )
         reason = why_missing(record.facts, "architecture", otherwise)
         findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     else:

@@ -86,8 +86,8 @@ def audit_batch_norm(
 
     In a job of several processes:
 
-        found = wb.gather_running_statistics(model)  # on every process
-        diagnosis = wb.diagnose_batch_norm(wb.audit_batch_norm(model, loader, checkpoint="last.pt", replicas=found))
+        found = wb.batch_norm.gather_running_statistics(model)  # on every process
+        diagnosis = wb.batch_norm.diagnose(wb.batch_norm.audit(model, loader, checkpoint="last.pt", replicas=found))
 
     Args:
         model: with the weights and running statistics to look at; `DistributedDataParallel` may be around it.
@@ -128,7 +128,7 @@ def audit_batch_norm(
         facts["replicas"] = replica_facts(inner, replicas, examples, metrics)
     elif metrics is not None:
         raise UsageError(
-            "metrics has a number for each replica: give replicas=wb.gather_running_statistics(model) as well."
+            "metrics has a number for each replica: give replicas=wb.batch_norm.gather_running_statistics(model) as well."
         )
     if checkpoint is not None:
         facts["checkpoint"] = checkpoint_facts(inner, checkpoint)

@@ -193,7 +193,7 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
         return CODES.finding(
             code, "warn", f"Statistics are to come from {asked} examples, and a device's batch has {given}.",
             advice=[f"Give a device at least {asked} examples (batch_size / accumulate_steps / hosts), or take statistics over several: "
-                    "wb.synchronise_batch_norm(model)."], **numbers,
+                    "wb.batch_norm.synchronise(model)."], **numbers,
         )  # fmt: skip
     head = f"Each statistic comes from {given} examples" + ("" if asked is None else ", as asked for")
     own = [a for a in arms if a.stat_examples == asked]
@@ -252,8 +252,8 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
         return CODES.finding(code, "ok", f"{said}: enough.{swapped}", **numbers)
     return CODES.finding(
         code, "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
-        advice=["Take statistics over several devices: wb.synchronise_batch_norm(model).",
-                "Or normalise each example by itself: wb.replace_batch_norm(model, 'group'), or 'layer'."], **numbers,
+        advice=["Take statistics over several devices: wb.batch_norm.synchronise(model).",
+                "Or normalise each example by itself: wb.batch_norm.replace(model, 'group'), or 'layer'."], **numbers,
     )  # fmt: skip
 
 

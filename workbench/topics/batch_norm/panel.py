@@ -87,6 +87,6 @@ def _measured(said: Diagnosis, examples: int, select: str) -> str:
     rows = said["batch_norm.ghost_size"].evidence.get("arms") if "batch_norm.ghost_size" in said else None
     row = next((row for row in rows or () if int(row["statistic"]) == examples), None)
     if row is None:
-        return f"No trial had statistics from {examples:,} examples: wb.BatchNormStudy(stat_examples=[{examples}]) trains some."
+        return f"No trial had statistics from {examples:,} examples: wb.batch_norm.Study(stat_examples=[{examples}]) trains some."
     spread = "" if math.isnan(number(row["se"])) else f" ± {short(number(row['se']))}"
     return f"Trained with statistics from {examples:,} examples at a batch of {row['batch_size']:,}: {select} {short(number(row['mean']))}{spread} over {len(row['values'])} seeds."

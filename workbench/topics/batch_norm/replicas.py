@@ -63,8 +63,8 @@ def rank_local(
     status, told = _judged(facts, value, harm=harm, large_shift=large_shift)
     return CODES.finding(
         code, status, f"{said}: each evaluates another model, and a checkpoint depends on who writes it.{told}",
-        advice=["Call wb.merge_running_statistics(model) on every process before evaluating and before writing a checkpoint.",
-                "Or train with statistics of all processes: model = wb.synchronise_batch_norm(model)."], **numbers,
+        advice=["Call wb.batch_norm.merge_running_statistics(model) on every process before evaluating and before writing a checkpoint.",
+                "Or train with statistics of all processes: model = wb.batch_norm.synchronise(model)."], **numbers,
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _simulated(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], h
     if not several:
         if facts.get("step") is not None:
             return CODES.finding(code, "ok", "Trained by one process: its batch norm has nobody to differ from.")
-        why = "nobody gave the running statistics of all processes; wb.gather_running_statistics(model) returns them"
+        why = "nobody gave the running statistics of all processes; wb.batch_norm.gather_running_statistics(model) returns them"
         return CODES.not_measured(code, why)
     worst = max(several, key=_harm)
     value = _harm(worst)
@@ -108,8 +108,8 @@ def _simulated(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], h
         return CODES.finding(code, "ok", f"{said}.", **numbers)
     return CODES.finding(
         code, "warn", f"{said}: unless they are synchronised, the result depends on the device that evaluates.",
-        advice=["On several devices, call wb.merge_running_statistics(model) before evaluating and checkpointing, or train with "
-                "wb.synchronise_batch_norm(model)."], **numbers,
+        advice=["On several devices, call wb.batch_norm.merge_running_statistics(model) before evaluating and checkpointing, or train with "
+                "wb.batch_norm.synchronise(model)."], **numbers,
     )  # fmt: skip
 
 
@@ -136,8 +136,8 @@ def _harm(row: Mapping[str, Any]) -> float:
 def first_device_ema(facts: Mapping[str, Any], *, harm: float, large_shift: float) -> Finding:
     """Judge whether a checkpoint, or a wrapper, keeps the running statistics of one process only."""
     code, replicas = "batch_norm.first_device_ema", _stacks(facts)
-    advice = ["Call wb.merge_running_statistics(model) on every process before the checkpoint is written, or train with "
-              "wb.synchronise_batch_norm(model)."]  # fmt: skip
+    advice = ["Call wb.batch_norm.merge_running_statistics(model) on every process before the checkpoint is written, or train with "
+              "wb.batch_norm.synchronise(model)."]  # fmt: skip
     if facts.get("copies_first"):
         return CODES.finding(
             code, "warn", "DistributedDataParallel copies the first process's running statistics over all others' at every forward "
@@ -199,11 +199,11 @@ def variance_of_means(facts: Mapping[str, Any], devices: Sequence[Mapping[str, A
     if written == "average":
         return CODES.finding(
             code, "fail", f"{said}, and the checkpoint holds the average.",
-            advice=["Merge instead: wb.merge_running_statistics(model), or wb.merge_statistics(means, variances, counts)."], **numbers,
+            advice=["Merge instead: wb.batch_norm.merge_running_statistics(model), or wb.batch_norm.merge_statistics(means, variances, counts)."], **numbers,
         )  # fmt: skip
     return CODES.finding(
         code, "warn", f"{said}: an average leaves out how far the means lie apart.",
-        advice=["Merge by the law of total variance: wb.merge_running_statistics(model)."], **numbers,
+        advice=["Merge by the law of total variance: wb.batch_norm.merge_running_statistics(model)."], **numbers,
     )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[Mapping[str,
     if value <= share:
         return CODES.finding(code, "ok", said, **numbers)
     advice = [
-        "Where shards differ, merge running statistics (wb.merge_running_statistics), or deal the examples out at random."
+        "Where shards differ, merge running statistics (wb.batch_norm.merge_running_statistics), or deal the examples out at random."
     ]
     return CODES.finding(code, "warn", said, advice=advice, **numbers)
 
@@ -335,7 +335,7 @@ class StatisticsLayout:
         made = f"{self.statistics} statistic{'s' * (self.statistics != 1)} a step from {self.examples:,} examples{' each' * (self.statistics != 1)}"
         said = f"A batch of {self.batch_size:,} on {hosts} is {self.per_host:,} examples on each: {made}. "
         if self.synchronised:
-            said += f"A host has too few: synchronise {self.hosts_each} at a time (P6.3; wb.synchronise_batch_norm(model, group)). "
+            said += f"A host has too few: synchronise {self.hosts_each} at a time (P6.3; wb.batch_norm.synchronise(model, group)). "
         else:
             said += "No host needs another's examples for it. "
         if self.asked is not None and self.asked > self.batch_size:

@@ -113,7 +113,7 @@ def diagnose_batch_size(
     length = (int(config["batch_size"]), int(config["total_steps"]))
     own = next((arm for arm in arms if (arm.batch_size, arm.total_steps) == length), None)
     if own is None or len({arm.batch_size for arm in arms}) < 2:
-        reason = "fewer than two batch sizes were trained; wb.BatchSizeStudy tries others"
+        reason = "fewer than two batch sizes were trained; wb.batch_size.Study tries others"
         found = [CODES.not_measured(code, reason) for code in CODES if code not in SIZE_CODES]
     else:
         found = [
@@ -165,7 +165,7 @@ def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
             code, "warn", f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
             "says how well the other settings fit each batch size, not which one is better.", **common,
             advice=["Choose the batch size by what the machine does best, not by validation performance.",
-                    "To compare batch sizes, tune learning rate and momentum for each: wb.BatchSizeStudy()."],
+                    "To compare batch sizes, tune learning rate and momentum for each: wb.batch_size.Study()."],
         )  # fmt: skip
     tuned = f"; each tuned, by {after}" if after else ""
     summary = f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}."
@@ -269,7 +269,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
         return CODES.finding(code, "warn", f"Not equally good. {told}", advice=advice, **common)
     return CODES.finding(
         code, "not_measured", f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
-        advice=["More seeds narrow the intervals: seeds=... of wb.BatchSizeStudy."], **common,
+        advice=["More seeds narrow the intervals: seeds=... of wb.batch_size.Study."], **common,
     )  # fmt: skip
 
 

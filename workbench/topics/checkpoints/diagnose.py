@@ -189,7 +189,7 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
     """
     if not facts:
         return CODES.not_measured(
-            _RESUME, "no run was resumed here. wb.audit_resume does it with your own save and load"
+            _RESUME, "no run was resumed here. wb.checkpoints.audit_resume does it with your own save and load"
         )
     allowed, changed, missing = facts["allowed"], facts["changed"], list(facts["missing"])
     known: dict[str, Any] = {

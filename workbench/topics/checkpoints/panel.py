@@ -35,7 +35,7 @@ def checkpoints_panel(
     judged = read_runs(record) if len(record.evals) else []
     runs = stop_with_patience(record, patience, runs=judged).runs
     if not runs:
-        why = "no finished run has enough finite evaluations. Run wb.CheckpointStudy().run(workload, out=...), or any trial with a smaller eval_every_steps."
+        why = "no finished run has enough finite evaluations. Run wb.checkpoints.Study().run(workload, out=...), or any trial with a smaller eval_every_steps."
         return nothing("checkpoints_panel", why, alt=ALT, live=live)
     said = diagnosis
     if said is None or "checkpoints.best_not_last" not in said:

@@ -42,7 +42,7 @@ def clipping_panel(
     number = default_trial(record, diagnosis) if trial is None else trial
     steps, norms = curve(record, number, "grad_norm")
     if not steps.size:
-        why = "the record has no gradient norms. Run wb.ClippingStudy().run(workload, out=...), or any study of wb.Trainer."
+        why = "the record has no gradient norms. Run wb.clipping.Study().run(workload, out=...), or any study of wb.Trainer."
         return nothing("clipping_panel", why, alt=ALT, live=live)
 
     def answer(percentile: float) -> Answer:

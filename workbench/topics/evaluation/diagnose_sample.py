@@ -122,7 +122,7 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
     return CODES.finding(
         _SKEW, "fail", f"The {of} are not like the rest: {said}{metric}.", **numbers,
         advice=[
-            "Draw the sample anew, stratified or at random over the whole set, never its beginning: wb.draw_sample(data, size).",
+            "Draw the sample anew, stratified or at random over the whole set, never its beginning: wb.data.draw_sample(data, size).",
             "Then look at what the set is ordered by: by class, by time, by source.",
         ],
     )  # fmt: skip

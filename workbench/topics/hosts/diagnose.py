@@ -144,7 +144,7 @@ def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
         f"Batch norm's running statistics differ between hosts at {len(apart)} of {len(events)} {what}, by up to {largest:.2g} standard deviations of a channel.{wins}",
         step=apart[0][1],
         advice=(
-            "Merge the running statistics of all hosts before each evaluation and each checkpoint: wb.merge_running_statistics(model).",
+            "Merge the running statistics of all hosts before each evaluation and each checkpoint: wb.batch_norm.merge_running_statistics(model).",
             "Or train with synchronised batch norm, or with a norm that keeps no statistics.",
         ),
         **numbers,

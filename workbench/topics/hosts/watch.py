@@ -311,7 +311,7 @@ class SpawnWatch:
                 raise UsageError(
                     f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
                     f"every one of the {self._state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
-                    "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.audit_hosts() at the "
+                    "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.hosts.audit() at the "
                     "top of that function, and start the script as always."
                 )
             self._spawned += nprocs

@@ -25,9 +25,12 @@ __all__ = ["bound_finding"]
 
 
 _WORKERS, _CACHE = "workers", "cache"
-_STORE = (_CACHE, "Do what is the same in every epoch once, offline, and store the result: workbench.cache_dataset.")
+_STORE = (
+    _CACHE,
+    "Do what is the same in every epoch once, offline, and store the result: workbench.input.cache_dataset.",
+)
 _SPREAD = (_WORKERS, "Spread it over worker processes, up to the number of processors.")
-_KEEP = (_CACHE, "Store the items ready-made on this machine: workbench.cache_dataset.")
+_KEEP = (_CACHE, "Store the items ready-made on this machine: workbench.input.cache_dataset.")
 _COPY = ("", "Copy the data next to the training process, or store many examples in one file.")
 _HIDE = (
     _WORKERS,

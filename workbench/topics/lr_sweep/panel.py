@@ -94,7 +94,9 @@ def lr_sweep_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, li
     rows = sorted(_points(said), key=lambda row: float(row["lr"]))
     lrs = [float(row["lr"]) for row in rows]
     if not lrs:
-        why = "the record has no finished trial of a learning-rate sweep. Run wb.LRSweep().run(workload, out=...)."
+        why = (
+            "the record has no finished trial of a learning-rate sweep. Run wb.lr_sweep.Study().run(workload, out=...)."
+        )
         return nothing("lr_sweep_panel", why, alt=ALT, live=live)
     trials = [int(trial) for row in rows for trial in row.get("trials") or ()]
     trials = trials or [trial for lr in lrs for trial in trials_at(record, lr, "lr_sweep", "baseline")]

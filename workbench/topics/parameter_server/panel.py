@@ -219,7 +219,7 @@ def _of_cluster(
 def _of_record(record: Any, *, live: bool | None) -> Any:
     trials = sorted(map(int, record.facts.get("parameter_server") or {}))
     if not trials:
-        why = "nothing was trained on parameter servers here. Run wb.ParameterServerStudy().run(workload, out=...), or wb.ParameterServerTrainer()."
+        why = "nothing was trained on parameter servers here. Run wb.ps.Study().run(workload, out=...), or wb.ps.Trainer()."
         return nothing("parameter_server_panel", why, alt=ALT, live=live)
 
     def answer(trial: int) -> Answer:

@@ -153,7 +153,7 @@ def warmup_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live
         said = diagnose_warmup(record)
     tried = [] if said is None else tried_warmups(said)
     if said is None or not tried:
-        why = "the record has no finished trial of a warmup. Run wb.WarmupStudy().run(workload, out=...)."
+        why = "the record has no finished trial of a warmup. Run wb.warmup.Study().run(workload, out=...)."
         return nothing("warmup_panel", why, alt=ALT, live=live)
     lrs = sorted({one.lr for one in tried} | {float(record.config["peak_lr"])})
     shortest = said["warmup.shortest"]

@@ -135,7 +135,7 @@ def synchronise_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
     Parameters and buffers stay the same objects, and checkpoints fit both ways. A layer with a set number of statistic examples
     (`bn_stat_examples`) takes so many of all processes together. A model without batch norm is returned as it is.
 
-        model = wb.synchronise_batch_norm(model)  # before DistributedDataParallel(model)
+        model = wb.batch_norm.synchronise(model)  # before DistributedDataParallel(model)
 
     Args:
         model: changed in place; the returned one differs where it is a batch norm layer itself.
