@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,80 +96,6 @@ def test_each_chart_is_drawn_and_the_legend_names_each_trial(alone: Page) -> Non
     assert "8 trials: 6 running, 2 diverged" in alone.get_by_role("status").inner_text()
 
 
-def test_pixel_columns_keep_the_lowest_and_the_highest(alone: Page) -> None:
-    """Against brute force over the points, column by column."""
-    same = alone.evaluate(
-        """() => window.view.charts.map((chart) => chart.lanes.map((lane) => {
-          const { points, n } = lane.points[chart.metric.key];
-          const columns = chart.columns.get(lane.trial);
-          for (let c = 0; c < columns.width; c++) {
-            const inside = [];
-            for (let i = 0; i < n; i++) {
-              if (Math.floor(points.x[i] * (columns.width / columns.steps)) === c) inside.push(points.y[i]);
-            }
-            if (!inside.length ? !Number.isNaN(columns.low[c])
-                : columns.low[c] !== Math.min(...inside) || columns.high[c] !== Math.max(...inside)) return false;
-            const falls = inside.indexOf(columns.high[c]) < inside.indexOf(columns.low[c]);
-            if (inside.length && columns.low[c] < columns.high[c] && Boolean(columns.falls[c]) !== falls) return false;
-          }
-          return true;
-        }))"""
-    )
-    assert same == [[True] * 8] * 3
-
-
-def test_values_that_are_not_finite_and_rows_in_pieces_change_nothing(alone: Page) -> None:
-    told = """([x, y]) => {
-      const view = window.view;
-      const numbers = y.map((v) => (v === null ? NaN : v));
-      window.tell({ kind: "all", number: 0, name: "n", workload: "w", parts: [
-        { metrics: ["loss"], rows: [[0, x.length]] }],
-        status: { stage: "s", steps: 0, rate: null, states: { diverged: 1 } },
-        trials: [{ trial: 0, stage: "s", lr: 1, steps: 10, clip: null, note: "", state: "diverged" }],
-      }, [Int32Array.from(x), Float32Array.from(numbers)]);
-    }"""
-    alone.evaluate(told, [[0, 1, 2, 3], [1.0, None, 5.0, None]])
-    alone.wait_for_function("() => !window.view.waiting")
-    assert alone.evaluate(
-        "() => [window.view.charts[0].columns.get(0).min, window.view.charts[0].columns.get(0).max]"
-    ) == [1, 5]
-    expect(alone.get_by_role("button", name="trial 0")).to_contain_text("NaN")
-
-
-def test_hover_tells_which_trial_a_line_is(alone: Page) -> None:
-    x, y = at(alone, 2, 900)
-    alone.mouse.move(x, y)
-    tip = alone.locator(".wb-live-tip")
-    expect(tip).to_be_visible()
-    for said in ("2 · lr_sweep", "loss", "gradient norm", "running", "of 2,000"):
-        expect(tip).to_contain_text(said)
-    assert alone.evaluate("() => window.view.hovered") == 2
-    alone.mouse.move(1270, 790)
-    expect(tip).to_be_hidden()
-
-
-def told(page: Page) -> dict[str, str]:
-    """What the tip says, by its words."""
-    rows: list[tuple[str, str]] = page.evaluate(
-        "() => [...document.querySelectorAll('.wb-live-tip > div')].map((row) => [...row.children].map((part) => part.textContent))"
-    )
-    return dict(rows)
-
-
-def test_the_tip_has_the_values_of_the_step_under_the_pointer(alone: Page) -> None:
-    alone.mouse.move(*at(alone, 2, 900))
-    tip = alone.locator(".wb-live-tip")
-    expect(tip).to_be_visible()
-    said = told(alone)
-    step = int(said["step"].split(" of ")[0].replace(",", ""))
-    assert abs(step - 900) < 20
-    values = alone.evaluate(
-        "(step) => ['loss', 'grad_norm'].map((key) => { const p = window.view.store.points.get(2)[key]; return p.y[p.at(step, p.n)]; })",
-        step,
-    )
-    assert [float(said[name]) for name in ("loss", "gradient norm")] == pytest.approx(values, rel=6e-3)
-
-
 def test_lanes_are_coloured_by_lr_and_lost_ones_fade_dashed_into_a_cross(alone: Page) -> None:
     seen = alone.evaluate(
         """() => window.view.lanes.map((lane) => {
@@ -187,25 +112,6 @@ def test_lanes_are_coloured_by_lr_and_lost_ones_fade_dashed_into_a_cross(alone: 
     )
     assert [alpha < 1 for _, _, alpha, _ in seen] == [False] * 6 + [True] * 2
     assert [dashed for *_, dashed in seen] == [False] * 6 + [True] * 2
-
-
-def test_the_clip_line_is_drawn_across_the_gradient_norm_at_its_value(alone: Page) -> None:
-    drawn = alone.evaluate(
-        """() => {
-          const chart = window.view.charts[1];
-          const [words, lines] = [[], []];
-          const { fillText, moveTo } = CanvasRenderingContext2D.prototype;
-          CanvasRenderingContext2D.prototype.fillText = function (...given) { words.push([given[0], given[2]]); fillText.apply(this, given); };
-          CanvasRenderingContext2D.prototype.moveTo = function (x, y) { if (this.getLineDash().length) lines.push(y); moveTo.call(this, x, y); };
-          chart.plot.redraw(false);
-          return new Promise((done) => requestAnimationFrame(() => {
-            Object.assign(CanvasRenderingContext2D.prototype, { fillText, moveTo });
-            const said = words.filter(([text]) => String(text).startsWith("clipped"));
-            done([said.map(([text]) => text), lines.includes(chart.plot.valToPos(2, "y", true)), window.view.charts.map((each) => each.clips())]);
-          }));
-        }"""
-    )
-    assert drawn == [["clipped above 2"], True, [[], [2], []]]
 
 
 def test_a_click_on_a_line_isolates_it_and_the_same_click_gives_the_others_back(alone: Page) -> None:
@@ -233,15 +139,6 @@ def test_keys_isolate_and_release(alone: Page, key: str) -> None:
     expect(row).to_have_attribute("aria-pressed", "false")
 
 
-def test_tab_goes_from_the_buttons_through_the_legend(alone: Page) -> None:
-    alone.get_by_role("button", name="Freeze").focus()
-    seen = []
-    for _ in range(3):
-        alone.keyboard.press("Tab")
-        seen.append(alone.evaluate("() => document.activeElement.className.split(' ')[0]"))
-    assert seen == ["wb-live-stage", "wb-live-row", "wb-live-row"]
-
-
 def test_a_frozen_picture_stays_while_data_goes_on_arriving(alone: Page) -> None:
     freeze = alone.get_by_role("button", name="Freeze")
     freeze.click()
@@ -265,22 +162,6 @@ def test_a_hole_in_what_is_told_makes_the_page_ask(alone: Page) -> None:
     assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1200  # no hole
     feed(alone, lanes=8, steps=2000, rows=(0, 1500), lost=2, whole=True)
     assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1500
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_sixty_four_lanes(browser: Browser, shots: Path, dark: bool) -> None:
-    page = live_page(browser, dark=dark)
-    for start in range(0, 10_000, 2000):
-        feed(page, lanes=64, steps=10_000, rows=(start, start + 2000), whole=not start, lost=6)
-    assert colors(page, ".wb-live-loss") > 100
-    behind = luminance((17, 17, 17) if dark else (255, 255, 255))
-    for color in page.evaluate("() => [...window.view.colors.values()]"):
-        high, low = sorted((luminance(color), behind), reverse=True)
-        assert (high + 0.05) / (low + 0.05) > 2.5, "legible on its ground, by the contrast of WCAG 2"
-    page.mouse.move(*at(page, 30, 6000))
-    page.screenshot(path=shots / f"live_64{'_dark' if dark else ''}.png")
-    expect(page.get_by_role("button", name="trial 63")).to_have_count(1)
-    page.close()
 
 
 def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:

@@ -76,34 +76,6 @@ def test_a_phone_scrolls_down_and_never_sideways(opened: Any, name: str, unfolde
     assert page.evaluate(outside) == []
 
 
-def test_it_is_looked_at(opened: Any, shots: Path) -> None:
-    for name, given in {"phone": PHONE, "dark": {"color_scheme": "dark", **PHONE}, "screen": {}}.items():
-        path = shots / f"report-{name}.png"
-        opened("study", **given).screenshot(path=path, full_page=True)
-        assert path.stat().st_size > 50_000, "an empty page is a tenth of that"
-
-
-def test_figures_fit_a_phone_with_letters_that_can_be_read(opened: Any) -> None:
-    page = opened("study", **PHONE)
-    sizes = page.evaluate("""[...document.querySelectorAll('figure:not(.wide)')].map(figure => ({
-        scrolls: figure.querySelector('.scroll').scrollWidth > figure.querySelector('.scroll').clientWidth + 1,
-        letters: Math.min(...[...figure.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)) }))""")
-    assert len(sizes) > 5
-    assert not any(size["scrolls"] for size in sizes)
-    assert min(size["letters"] for size in sizes) >= 7
-
-
-def test_a_table_with_sentences_is_stacked_on_a_phone_with_the_names_of_its_columns(opened: Any) -> None:
-    page = opened("study", **PHONE)
-    label = "getComputedStyle(document.querySelector('.stack td:nth-child(2)'), '::before').content"
-    shown = "getComputedStyle(document.querySelector('.stack td')).display"
-    if page.query_selector(".stack") is None:
-        unfold(page)
-    assert page.evaluate(shown) == "block"
-    assert ":" in page.evaluate(label)
-    assert opened("study").evaluate(shown) == "table-cell"
-
-
 def test_print_unfolds_what_is_folded_but_the_evidence_and_says_so(opened: Any) -> None:
     page = opened("study", **PAPER)
     assert not page.locator("text=Not printed:").is_visible()
@@ -117,26 +89,6 @@ def test_print_unfolds_what_is_folded_but_the_evidence_and_says_so(opened: Any) 
     assert page.locator("details.screen:visible").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert not page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)")
-
-
-@pytest.mark.parametrize("name", ["study", "wide", "pipeline"])
-def test_nothing_leaves_the_paper_also_without_javascript(opened: Any, name: str) -> None:
-    page = opened(name, java_script_enabled=False, **PAPER)
-    page.emulate_media(media="print")
-    right = [box["x"] + box["width"] for e in page.locator("table, svg, pre, p").all() if (box := e.bounding_box())]
-    assert len(right) > 5
-    assert max(right) <= 689
-    if name == "study":
-        assert page.get_by_text("One seed cannot disagree.").bounding_box()["height"] > 0
-
-
-def test_no_figure_is_cut_by_the_end_of_a_sheet(opened: Any) -> None:
-    page = opened("study", **PAPER)
-    page.emulate_media(media="print")
-    boxes = page.evaluate("""[...document.querySelectorAll('figure, .verdict, .card')].filter(e => e.offsetHeight).map(
-        e => [getComputedStyle(e).breakInside, e.offsetHeight])""")
-    assert {how for how, _ in boxes} == {"avoid"}
-    assert max(height for _, height in boxes) < 1000, "taller than a sheet, it would be cut all the same"
 
 
 def test_paper_is_white_also_where_the_screen_is_dark(opened: Any) -> None:

@@ -95,35 +95,6 @@ def test_interrupt_keeps_all_and_the_same_cell_goes_on(desk: Desk, whole: np.nda
     np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
 
 
-def test_a_cell_that_is_run_twice_trains_nothing_twice(desk: Desk) -> None:
-    folder = desk.lab.root / "twice"
-    desk.open(desk.lab.write("twice.ipynb", cells("twice", steps=40, pause=0.0)))
-    desk.run_all()
-    first = wb.open(folder).steps
-    events = (folder / "trials/0/events.jsonl").read_bytes()
-    desk.run_all()
-    assert desk.errors() == []
-    assert wb.open(folder).steps.equals(first)
-    assert (folder / "trials/0/events.jsonl").read_bytes() == events
-    assert drawn(desk, 3) == WHOLE
-    desk.cell(3)
-    desk.screenshot("opened")
-
-
-def test_a_page_that_is_loaded_anew_draws_the_running_study_from_disk(desk: Desk) -> None:
-    folder = desk.lab.root / "reloaded"
-    desk.open(desk.lab.write("reload.ipynb", cells("reloaded")))
-    desk.save()
-    for number in (0, 1, 2):
-        desk.run_cell(number)
-    wait_for_rows(folder, 20)
-    desk.reload()
-    desk.run_cell(3)  # waits in the kernel until the training cell is done
-    desk.page.get_by_text("1 trial of digits_mlp: 1 complete").wait_for()
-    assert drawn(desk, 3) == WHOLE
-    assert len(wb.open(folder).steps) == 200
-
-
 def test_a_closed_laptop_loses_nothing(context: BrowserContext, lab: Lab, shots: Path, whole: np.ndarray) -> None:
     folder = lab.root / "closed"
     desk = Desk.at(context, lab, shots)
@@ -140,23 +111,6 @@ def test_a_closed_laptop_loses_nothing(context: BrowserContext, lab: Lab, shots:
     assert drawn(again, 1) == WHOLE
     np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
     again.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
-
-
-def test_a_restarted_kernel_goes_on_from_the_last_checkpoint(desk: Desk, whole: np.ndarray) -> None:
-    folder = desk.lab.root / "restarted"
-    desk.open(desk.lab.write("restart.ipynb", cells("restarted")))
-    for number in (0, 1, 2):
-        desk.run_cell(number)
-    wait_for_rows(folder, 60)
-    desk.restart()
-    assert wb.open(folder).state == "stopped"
-    desk.run_cell(0)
-    desk.run_cell(3)
-    desk.page.get_by_text("goes on from there").wait_for()
-    desk.run_cell(1)
-    desk.run_cell(2)
-    wait_until_complete(folder)
-    np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
 
 
 def test_a_second_kernel_on_the_same_study_is_refused_and_reads_it(desk: Desk) -> None:

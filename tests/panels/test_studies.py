@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert rows["seeds of this config"] == [1, 1], "its other seed diverged"
     assert "second is better by" in found["said"]
     assert "single seed" in found["said"]
+    larger = [replace(each, config=each.config | {"select_mode": "max"}) for each in (one, two)]
+    assert "first is better by" in compare(*larger)["said"]
     assert draw_comparison(one, two).startswith(PNG)
 
 

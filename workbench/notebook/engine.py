@@ -103,7 +103,8 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
         )
         with _interrupts_the_kernel(client):
             try:
-                return client.execute(env=_kernel_environment())
+                environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+                return client.execute(env=environment | {"WORKBENCH_LIVE": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
             finally:
                 if client.interrupted:  # also where the notebook has swallowed it, or the kernel was only starting
                     raise KeyboardInterrupt
@@ -131,8 +132,3 @@ def _interrupts_the_kernel(client: _Client) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _kernel_environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    return {**environment, "WORKBENCH_LIVE": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}

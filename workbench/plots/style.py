@@ -46,18 +46,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-PALETTE = (
-    "#3f90da",
-    "#ffa90e",
-    "#bd1f01",
-    "#94a4a2",
-    "#832db6",
-    "#a96b59",
-    "#e76300",
-    "#b9ac70",
-    "#717581",
-    "#92dadd",
-)
+PALETTE = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")  # fmt: skip
 GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
 INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
 STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
@@ -123,25 +112,15 @@ def house_style(more: Mapping[str, Any] | None = None) -> Iterator[None]:
 def not_measured(ax: Axes, why: str) -> Axes:
     """Write "not measured" and the reason into an empty `ax`: silence would read as health."""
     ax.set_axis_off()
-    ax.text(
-        0.5,
-        0.5,
-        f"not measured\n{why}",
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        wrap=True,
-        gid="not_measured",
-    )
+    place: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center", "wrap": True}
+    ax.text(0.5, 0.5, f"not measured\n{why}", gid="not_measured", **place)
     return ax
 
 
 def why_not_measured(ax: Axes) -> str | None:
     """Return the reason that `not_measured` wrote into `ax`, None for a figure with something in it."""
-    for text in ax.texts:
-        if text.get_gid() == "not_measured":
-            return text.get_text().partition("\n")[2]
-    return None
+    written = (text.get_text().partition("\n")[2] for text in ax.texts if text.get_gid() == "not_measured")
+    return next(written, None)
 
 
 def number(value: Any) -> float:

@@ -27,13 +27,7 @@ Ints = NDArray[np.int32]
 
 
 class Rows(NamedTuple):
-    """Rows of some trials, trial after trial and in order of steps.
-
-    Attributes:
-        trial: number, shape (rows,).
-        step: shape (rows,).
-        values: of loss, grad_norm and lr, shape (3, rows).
-    """
+    """Rows of some trials, trial after trial and in order of steps; values of loss, grad_norm and lr have shape (3, rows)."""
 
     trial: Ints
     step: Ints
@@ -93,7 +87,8 @@ class CurvePoints:
 
     def rewind(self, trial: int, step: int) -> None:
         """Drop the trial's rows of `step` and later."""
-        parts = [Rows(p.trial[k], p.step[k], p.values[:, k]) for p in self._parts for k in [_before(p, trial, step)]]
+        earlier = [(p, (p.trial != trial) | (p.step < step)) for p in self._parts]
+        parts = [Rows(p.trial[kept], p.step[kept], p.values[:, kept]) for p, kept in earlier]
         self._parts = [part for part in parts if len(part.trial)]
         self._held = sum(len(part.trial) for part in self._parts)
         self._thinned = [
@@ -150,11 +145,6 @@ def _runs(trials: Ints) -> Iterator[tuple[int, slice]]:
     begins = np.flatnonzero(np.diff(trials, prepend=-1)).tolist()
     for begin, end in zip(begins, [*begins[1:], len(trials)], strict=True):
         yield int(trials[begin]), slice(begin, end)
-
-
-def _before(rows: Rows, trial: int, step: int) -> NDArray[np.bool_]:
-    earlier: NDArray[np.bool_] = (rows.trial != trial) | (rows.step < step)
-    return earlier
 
 
 Message = tuple[dict[str, Any], list[Any]]
@@ -277,12 +267,9 @@ class StudyCurves:
 
     def _load(self, record: StudyRecord | TrialRecord) -> None:
         for row in record.trials.to_dict("records"):
-            config = {
-                name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()
-            }
-            self.trial(
-                int(row["trial"]), str(row["stage"]), {k: config[k] for k in self._config if k in config}, row["state"]
-            )
+            known = {k: row[k] for k in self._config if k in row}
+            config = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in known.items()}
+            self.trial(int(row["trial"]), str(row["stage"]), config, row["state"])
         steps = record.steps.reindex(columns=["trial", "step", *METRICS])
         if len(steps):
             self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *METRICS)})

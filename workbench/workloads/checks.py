@@ -75,7 +75,7 @@ def check_selection(workload: Workload, config: TrainConfig) -> None:
 
     Raises:
         UnknownNameError: it does not; the nearest that it has is named.
-        ConfigError: it asks for the smallest value of a metric that is better when it is larger, by its name.
+        ConfigError: by its name the metric is better when it is larger, and the smallest value is asked for.
     """
     metrics = ("loss", *workload.metrics)
     allowed = [f"{split}/{metric}" for split in workload.splits for metric in metrics]
@@ -129,15 +129,10 @@ def check_fresh(first: nn.Module, second: nn.Module) -> None:
 
 
 def check_loss_shape(values: object, batch_examples: int, *, what: str = "the loss") -> None:
-    """Check that a loss, a metric or the weights have one value per example; the host alone is asked.
-
-    Args:
-        values: what the workload's function returned.
-        batch_examples: examples in the batch.
-        what: how the error calls it, for example "metric 'accuracy'".
+    """Check that a loss, a metric or the weights have one value per example; no device is asked for a value.
 
     Raises:
-        WorkloadError: the shape is another; the usual reason for that shape is named.
+        WorkloadError: the shape is another; it calls the values `what`, and names the usual reason for that shape.
     """
     if not isinstance(values, Tensor):
         raise WorkloadError(f"{what} returned {type(values).__name__}, but must return a tensor ({batch_examples},).")
@@ -151,15 +146,10 @@ def check_loss_shape(values: object, batch_examples: int, *, what: str = "the lo
 
 
 def check_weights(weights: Tensor, *, where: str, share: bool = False) -> None:
-    """Check the values of the weights that one mean is taken over; reads them from their device.
-
-    Args:
-        weights: of all its examples, shape (examples,).
-        where: named in the error, for example "the first batch of the train split".
-        share: these are a part of the examples, and may all be zero.
+    """Check the weights, shape (examples,), that one mean is taken over; reads them from their device.
 
     Raises:
-        WorkloadError: one is negative or not finite, or all are zero.
+        WorkloadError: one is negative or not finite, or all are zero, which only a `share` of the examples may be. It says `where`.
     """
     bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten()
     if bad.numel():

@@ -55,11 +55,9 @@ def plain_tensors(data: Any, collate: Callable[..., Any] | None = None) -> tuple
 
 
 class IndexedDataset(Dataset[Any]):
-    """A map-style dataset that passes items on unchanged, and names the index of one that raises.
+    """A map-style dataset that passes items on unchanged, and names the index, and the split, of one that raises.
 
-    Args:
-        data: the dataset to wrap.
-        split: named in the error; None where it is no split of a workload.
+    `split` is None where it is no split of a workload.
     """
 
     def __init__(self, data: Any, *, split: str | None = "train") -> None:
@@ -114,10 +112,7 @@ def _variable(split: str | None) -> str:
 class HostShare(IterableDataset[Any]):
     """One host's share of an iterable dataset; all of it has to be read to know which items those are.
 
-    Args:
-        data: the iterable to wrap.
-        share: places of this host's items in each micro-batch of all hosts.
-        whole: items in such a micro-batch; an incomplete last one is dropped.
+    `share` are the places of its items among the `whole` of a micro-batch of all hosts; an incomplete last one is dropped.
     """
 
     def __init__(self, data: Any, share: slice, whole: int) -> None:
@@ -135,10 +130,8 @@ class HostShare(IterableDataset[Any]):
 class CountedStream(IterableDataset[Any]):
     """An iterable dataset that passes items on unchanged, and names the place of one that raises.
 
-    Args:
-        data: the iterable to wrap.
-        split: named in the error; None where it is no split of a workload.
-        exact: ask for as many items as its length says; a split is evaluated whole, or not at all.
+    `split` is None where it is no split of a workload. With `exact` it must yield as many items as its length says: a split is
+    evaluated whole, or not at all.
     """
 
     def __init__(self, data: Any, *, split: str | None = "train", exact: bool = False) -> None:

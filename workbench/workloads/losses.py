@@ -217,14 +217,9 @@ def _check_tensor(outputs: object) -> None:
 
 
 def label_of(loss: object, batch: Any, examples: int, *, place: int = 1) -> Tensor | None:
-    """Return the labels of a batch, shape (examples, ...); None where nobody can tell what they are.
+    """Return the labels of a collated batch, shape (examples, ...); None where nobody can tell what they are.
 
-    Args:
-        loss: of the workload; those of `classification(...)` and its kind know their targets. For any other loss it is
-            the part of the batch at `place`.
-        batch: as collated.
-        examples: in the batch.
-        place: of the target in a batch of several parts.
+    The losses of `classification(...)` and its kind know their targets. For any other it is the part of the batch at `place`.
     """
     targets, found = getattr(loss, "targets", None), None
     if callable(targets):
@@ -242,13 +237,8 @@ def prediction_of(
     """Return the prediction for each example, shape (rows, ...); None where the outputs are no tensor of examples (P2.12).
 
     Integer labels ask for a class: the largest output along the axis that the labels do not have, the last one where two
-    would do. Everything else is the output itself, without a last axis of one that the labels do not have.
-
-    Args:
-        outputs: what forward returned.
-        labels: of all examples of the batch, None where unknown.
-        examples: in the batch.
-        rows: of the examples to look at; None is all.
+    would do. Everything else is the output itself, without a last axis of one that the labels do not have. `rows` are the
+    examples to look at; `labels` are those of the whole batch, None where unknown.
     """
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or outputs.shape[0] != examples:
         return None

@@ -80,10 +80,6 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
         what: is asked for, for messages, such as "a loader".
         call: a function is called with nothing, and what it returns is meant.
         anew: a file that has been imported already is imported again, as it may have changed.
-
-    Raises:
-        UnknownNameError: no such workload, module, file or attribute; the nearest name is suggested.
-        WorkloadError: the module or the function raised, with that error as the cause.
     """
     from torch.utils.data import DataLoader
 
