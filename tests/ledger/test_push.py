@@ -192,10 +192,11 @@ def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WORKBENCH_LEDGER", url)
     study(tmp_path / "here" / "one")
     monkeypatch.setattr("workbench.ledger.push.socket.gethostname", lambda: "other")
+    monkeypatch.delenv("WORKBENCH_LEDGER")
     there = study(tmp_path / "there" / "one", mode="max") / "study.json"
     there.write_text(json.dumps(json.loads(there.read_text()) | {"created": "2030-01-01T00:00:00+00:00"}))
-    push(there.parent)
-    table = wb.list_studies(ledger="", extra=["failed"])
+    push(there.parent, url)
+    table = wb.list_studies(ledger=url, extra=["failed"])
     assert table["study"].tolist() == ["one", "one"]
     assert table["best_value"].tolist()[-1] == 0.9
     assert [link.partition(":")[0] for link in table["config"]].count("other") >= 1
