@@ -77,6 +77,19 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def test_code_or_data_that_changed_since_are_refused_and_another_processor_is_not(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    study.hold_against({"examples": 40, "loss": 2.0})
+    study.hold_against({"examples": 40, "loss": 2.001, "new": 1})
+    for changed, said in (
+        ({"examples": 41}, "examples: there 40, here 41"),
+        ({"loss": 2.01}, "loss: there 2.0, here 2.01"),
+    ):
+        with pytest.raises(RecordError, match=rf"has changed since .*s was begun \({said}\)"):
+            study.hold_against({"examples": 40, "loss": 2.0} | changed)
+    study.close()
+
+
 def test_a_folder_that_cannot_be_used_is_refused_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +158,8 @@ def test_rewind_drops_one_trials_rows_from_a_step_on(tmp_path: Path) -> None:
     assert steps[steps["trial"] == 0]["step"].tolist() == [0, 1]
     assert steps[steps["trial"] == 1]["step"].tolist() == list(range(6))
     assert study.record.evals["trial"].tolist() == [0, 1], "the evaluation at the checkpoint's own step stays"
+    study.trial(CONFIG, stage="lr_sweep", train_examples=32).rewind(0)
+    assert study.record.evals["trial"].tolist() == [0, 1]
     study.trial(CONFIG, stage="lr_sweep", train_examples=32).rewind(-1)
     assert study.record.evals["trial"].tolist() == [1]
     study.close()
