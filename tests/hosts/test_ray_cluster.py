@@ -90,11 +90,10 @@ class Worker:
 
 cluster = RayCluster.connect()
 address = ray.get_runtime_context().gcs_address
-free = cluster.free("CPU")
-(node,) = free
-worker = cluster.place(Worker, node=node)
+(cpus,) = cluster.machines("CPU")
+worker = cluster.place(Worker)
 found = {"total": cluster.total("CPU"), "gpus": cluster.total("GPU"), "address": address}
-found["free"] = free[node]
+found["free"] = cpus
 found["other"] = cluster.result(cluster.call(worker, "where")) != os.getpid()
 for method in ("fail", "die"):
     call = cluster.call(worker, method)
