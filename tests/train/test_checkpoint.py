@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import math
 import os
@@ -76,27 +75,6 @@ def test_the_directory_holds_the_three_best_and_the_latest_at_every_moment(
         assert steps_in(tmp_path) == expected(SCRIPTS[name][: step + 1], mode)
         assert len(list(tmp_path.iterdir())) == len(steps_in(tmp_path)), "nothing else is left"
     assert best_steps({0: 2.0, 5: 1.0, 9: NAN, 12: 1.0}, 3, mode="min") == [5, 12, 0]
-
-
-def test_the_same_through_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric follows the script, one value an evaluation; the directory is looked at before every step."""
-    series, calls, looked = [3.0, NAN, 1.0, 1.0, 2.0, NAN, 0.5, 4.0], itertools.count(), []
-
-    def scripted(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return torch.full((len(batch[1]),), series[next(calls)], dtype=torch.float64)
-
-    class Looks(Hook):
-        def on_step(self, step: Step) -> None:
-            looked.append(steps_in(tmp_path / "run" / "trials" / "0" / "checkpoints"))
-
-    monkeypatch.setattr(checkpoints, "WRITE_SECONDS", -1.0)  # nothing waits in memory
-    config = {"total_steps": 7, "eval_every_steps": 1, "eval_batch_size": 16, "select": "validation/script"}
-    workload = small_workload(metrics={"script": scripted}, config=config)
-    record = wb.Trainer(hooks=[Looks()]).run(workload, out=tmp_path / "run")
-    assert looked == [expected(series[: n + 1], "min") for n in range(7)]
-    assert steps_in(record.folder / "checkpoints") == expected(series, "min")
-    assert record.best()[:2] == (6, 0.5)
-    assert record.best().checkpoint is not None
 
 
 def test_a_checkpoint_comes_back_bit_for_bit_and_is_saved_once(tmp_path: Path) -> None:

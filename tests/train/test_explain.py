@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.helpers.workloads import small_workload, squared
 from workbench.errors import ConfigError, DataError, WorkbenchError, WorkloadError
+from workbench.train.forward import explained
 from workbench.train.trainer import Trainer
-from workbench.train.user_code_errors import explained
 
 
 def normed() -> nn.Module:

@@ -224,12 +224,7 @@ def _positions(
 ) -> Iterator[Tensor]:
     """Yield for each epoch the examples of every micro-batch, shape (micro-batches, examples of one), for ever.
 
-    Args:
-        examples: of the dataset.
-        config: of the trial.
-        whole: examples in a micro-batch of all hosts.
-        first: the micro-batch to begin with.
-        places: of this host's examples in it.
+    `whole` is the size of a micro-batch of all hosts, `first` the one to begin with, `places` those of this host in it.
     """
     per_epoch = (examples // config.batch_size) * (config.batch_size // whole)
     epoch, offset = divmod(first, per_epoch)

@@ -77,13 +77,7 @@ def batch_dependence(
 ) -> Dependence:
     """Compare the values of some examples in one batch, in the same batch again, and in batches of `piece`.
 
-    Args:
-        workload: says what the value of an example is.
-        model: in evaluation mode for as long as it takes.
-        data: the examples, which take the place of the split.
-        metric: "loss" or a name of the workload's metrics.
-        split: of the workload.
-        piece: examples in the smaller batches.
+    The examples take the place of the split; a metric is "loss" or a name of the workload's metrics.
     """
     part, device = workload.replace(**{f"{split}_data": data}), next(model.parameters()).device
 

@@ -43,16 +43,7 @@ def fault_of_weights(
     batches: MicroBatches,
     training: bool,
 ) -> bool:
-    """Tell whether what raised on these batches passes with untrained weights; a mistake in the code does not.
-
-    Args:
-        workload: whose code raised.
-        config: of the trial; its seed makes the untrained weights.
-        device: where.
-        error: what was raised.
-        batches: that it was raised on.
-        training: or evaluation.
-    """
+    """Tell whether what raised on these batches passes with untrained weights, made by the config's seed; a mistake does not."""
     numeric = isinstance(error, (ArithmeticError, AssertionError, RuntimeError, ValueError))
     if not numeric or isinstance(error, WorkbenchError) or is_out_of_memory(error):
         return False

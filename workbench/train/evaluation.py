@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from workbench.errors import DataError, UsageError, WorkloadError, check_integer
 from workbench.train.batches import eval_batches
-from workbench.train.forward import all_finite, autocast, graph_if_needed, has_diverged, per_example
+from workbench.train.forward import all_finite, autocast, explained, graph_if_needed, has_diverged, per_example
 from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 from workbench.workloads.losses import CrossEntropy, classes_of, label_of, prediction_of
@@ -119,7 +118,7 @@ def values_each(
 
     Args:
         workload: what is evaluated.
-        models: of which each batch is loaded and moved once, on `device`.
+        models: on `device`; each batch is loaded and moved once for all of them.
         split: of the data.
         batch_size: examples in a batch.
         device: where to compute.

@@ -29,10 +29,7 @@ class Lane:
     """One trial as the loop sees it: its config, what was selected so far, and where its rows and checkpoints go.
 
     Attributes:
-        config: of the trial.
-        writer: its place in the study.
         lrs: lr of every step, shape (total_steps,).
-        checkpoints: its checkpoints.
         selected: step -> value that retrospective selection compares (P4.5).
         seconds: its share of the wall time; lanes that train together share it equally.
         evaluated_at: the last step it was evaluated at.

@@ -40,7 +40,7 @@ from workbench.train.distributed.data_parallel import (
 from workbench.train.distributed.process_group import ALONE, HostGroup
 from workbench.train.diverged_errors import fault_of_weights, is_own_config
 from workbench.train.evaluation import Evaluation, check_first, evaluation_columns
-from workbench.train.forward import MicroBatches
+from workbench.train.forward import MicroBatches, explained
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, LaneLog
@@ -51,7 +51,6 @@ from workbench.train.predictions import TrackedExamples
 from workbench.train.progress import Progress
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import subset_of
 
@@ -65,11 +64,7 @@ class TrainingLoop:
     """One stack of lanes from the step that they begin with to the end of the longest.
 
     Args:
-        workload: what is trained.
         lanes: equal in what a stack shares, all beginning with the same step.
-        study: where rows go.
-        device: where to train.
-        hooks: observers.
         tracked: examples whose predictions are kept at every evaluation.
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.

@@ -23,12 +23,7 @@ SPLIT = "validation"
 
 
 class TrackedExamples:
-    """The tracked rows of one evaluation of several lanes.
-
-    Args:
-        places: of the tracked examples in the order of evaluation, ascending.
-        ids: their ids, one for each place.
-    """
+    """The tracked rows of one evaluation of several lanes: their places in the order of evaluation, ascending, and their ids."""
 
     def __init__(self, places: Sequence[int], ids: Sequence[int]) -> None:
         self.places, self.ids = list(places), list(ids)

@@ -217,13 +217,7 @@ class Trainer:
     ) -> list[TrialRecord]:
         """Train trials that do not depend on each other as lanes of one program; finished ones are only returned.
 
-        Args:
-            workload: what to train.
-            configs: how, trial by trial; they may differ in anything, and train together where batches are alike.
-            study: where they are recorded.
-            stage: what they are for.
-            progress: called with the number of updates made.
-            hosts: that train a single trial together.
+        They may differ in anything, and train together where batches are alike; `hosts` train a single trial together.
 
         Raises:
             UsageError: `configs` is empty.

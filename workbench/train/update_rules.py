@@ -362,7 +362,7 @@ def make_updater(
     Args:
         configs: one per lane.
         params: flat parameters, shape (lanes, parameters).
-        parameters: each lane's parameters, views of its row, each with a `.grad` that is a view of the gradient.
+        parameters: each lane's, views of its row, each with a `.grad` that is a view of the gradient.
 
     Raises:
         UsageError: no lane, or not the same number of them in all three.

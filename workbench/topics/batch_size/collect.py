@@ -19,10 +19,10 @@ from workbench.studies.session import Session
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
+from workbench.train.forward import explained
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 
 __all__ = ["NoiseScale", "collect_noise_scale", "measure_noise_scale"]

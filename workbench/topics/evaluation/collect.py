@@ -32,10 +32,9 @@ from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import ExampleValues, eval_mode, example_values
-from workbench.train.forward import autocast, per_example
+from workbench.train.forward import autocast, explained, per_example
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.items import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy

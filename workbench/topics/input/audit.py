@@ -25,12 +25,11 @@ from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.loaders import TimedBatch, batches_of, closed, timed_loader, torch_loader
 from workbench.topics.input.loop import Device
 from workbench.train.batches import to_device, train_batches
-from workbench.train.forward import autocast, per_example
+from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 

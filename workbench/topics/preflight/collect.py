@@ -16,12 +16,11 @@ from workbench.topics.preflight.diagnose import misnumbered, spoilt_splits
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import float_tensors
-from workbench.train.forward import autocast, per_example
+from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack, build_model
 from workbench.train.rng import isolated_rng
 from workbench.train.update_rules import make_updater
-from workbench.train.user_code_errors import explained
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of, label_of
