@@ -123,7 +123,7 @@ def test_what_bounds_a_prediction() -> None:
 
 def test_the_knee() -> None:
     table = [{"workers": k, "batch_s": s} for k, s in ((1, 0.04), (2, 0.02), (4, 0.0105), (8, 0.01))]
-    assert (knee([]), knee(table), knee(table[2:] + [{"workers": 1, "batch_s": 0.011}])) == (None, 4, 1)
+    assert (knee([]), knee(table), knee([*table[2:], {"workers": 1, "batch_s": 0.011}])) == (None, 4, 1)
 
 
 DROP = {"change": "drop", "value": ["extra"], "dropped": ["extra"], "workers": 0, "batch_s": 0.002, "handoff_s": 0.0,

@@ -31,7 +31,7 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def diagnosed(folder: Path) -> Diagnosis:
     found = diagnose_tracking(StudyRecord(folder))
-    assert tuple(f.code for f in found) == CODES
+    assert [f.code for f in found] == list(CODES)
     return found
 
 

@@ -42,7 +42,8 @@ def scale(
         if targets is not None:
             return targets
         return CODES.finding("data.scale", "ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
-    where = f" where they reach {_layer(found['layer'])}" if found["layer"] else ""
+    name, kind = found["layer"] or ("", "")
+    where = f" where they reach the first layer ({name or 'the model'}, {kind})" if found["layer"] else ""
     size, ratio = found["size"], found["largest"] / found["smallest"]
     numbers: dict[str, Any] = {"value": size, "unit": "input", "threshold": largest, "evidence": dict(found)}
     if size > largest:
@@ -90,11 +91,6 @@ def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
                 advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
             )  # fmt: skip
     return None
-
-
-def _layer(layer: Any) -> str:
-    name, kind = layer
-    return f"the first layer ({name or 'the model'}, {kind})"
 
 
 def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding | None:

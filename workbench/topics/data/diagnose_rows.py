@@ -158,7 +158,9 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
         f"{found['rows']:,} rows{label})"
     )
     chance = by_chance(facts, rows)
-    if chance or not _beyond(found, limit, alpha):
+    # more rows than the limit allows, by more than chance; near ones come by chance themselves
+    allowed = ((found["exact"], limit), (found["exact"] + found["near"], limit + found.get("by_chance", 0.0)))
+    if chance or not any(p < 1 and stats.binom.sf(n - 1, found["rows"], p) < alpha for n, p in allowed):
         why = "rows of so few distinct values agree by chance" if chance else "too few to matter"
         return CODES.finding("data.leakage", "ok", f"{said}: {why}.{part}", **numbers)
     first = found["pairs"][0]
@@ -195,12 +197,6 @@ def _not_compared(facts: Facts, few_rows: int) -> Finding | None:
     if distinct < few_rows:
         return CODES.finding("data.leakage", "ok", f"Does not apply: the training split has {distinct} distinct rows, too few to tell one from another.")  # fmt: skip
     return None
-
-
-def _beyond(found: Facts, limit: float, alpha: float) -> bool:
-    """Tell whether more rows were found than the limit allows, by more than chance; near ones come by chance themselves."""
-    allowed = ((found["exact"], limit), (found["exact"] + found["near"], limit + found.get("by_chance", 0.0)))
-    return any(share < 1 and stats.binom.sf(count - 1, found["rows"], share) < alpha for count, share in allowed)
 
 
 def by_chance(facts: Facts, rows: int) -> bool:

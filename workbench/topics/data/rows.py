@@ -41,18 +41,13 @@ class Numbers(bytes):
 
 
 class Rows(NamedTuple):
-    """Examples `start` to `start + len(inputs)` of a split.
+    """Examples `start` to `start + len(inputs)` of a split."""
 
-    Attributes:
-        start: index of the first one.
-        inputs: shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ.
-        labels: shape (rows,); None where an item has no single label.
-        targets: numbers, shape (rows, values of a target), one or more; None where an item has none, or they differ in number.
-    """
-
-    start: int
+    start: int  # index of the first one
+    # shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ
     inputs: NDArray[Any]
-    labels: NDArray[Any] | None
+    labels: NDArray[Any] | None  # shape (rows,); None where an item has no single label
+    # numbers, shape (rows, values of a target), one or more; None where an item has none, or they differ in number
     targets: NDArray[Any] | None = None
 
 
@@ -269,29 +264,19 @@ def is_ids(values: NDArray[Any]) -> bool:
 
 
 class Sample(NamedTuple):
-    """Random examples of a split.
+    """Random examples of a split."""
 
-    Attributes:
-        places: of them in the split, in order, shape (rows,).
-        inputs: shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes.
-        columns: which places of a flattened row these are.
-        outline: mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows.
-        outline_names: of these.
-        integers: whether the inputs are.
-        ids: whether they are integers that a model looks up.
-        targets: shape (rows, values of a target); None where an item has none.
-        classes: whether these are integers.
-    """
-
-    places: NDArray[np.int64]
+    places: NDArray[np.int64]  # of them in the split, in order, shape (rows,)
+    # shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes
     inputs: Floats | None
-    columns: NDArray[np.int64]
+    columns: NDArray[np.int64]  # which places of a flattened row these are
+    # mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows
     outline: Floats
-    outline_names: list[str]
-    integers: bool
-    ids: bool
-    targets: Floats | None
-    classes: bool
+    outline_names: list[str]  # of these
+    integers: bool  # whether the inputs are
+    ids: bool  # whether they are integers that a model looks up
+    targets: Floats | None  # shape (rows, values of a target); None where an item has none
+    classes: bool  # whether these are integers
 
 
 def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, rows: int = SAMPLE_ROWS) -> Sample:

@@ -32,14 +32,11 @@ Floats = NDArray[np.float64]
 
 
 class _Yardstick(NamedTuple):
-    """A model that is linear in the targets.
+    """A model that is linear in the targets."""
 
-    Attributes:
-        left_out: predictions of each row by all others, from targets of mean 0, shape (rows, columns).
-        new: predictions of other rows, from their Gram matrix with these rows, shape (others, rows), and the targets.
-    """
-
+    # predictions of each row by all others, from targets of mean 0, shape (rows, columns)
     left_out: Callable[[Floats], Floats]
+    # predictions of other rows, from their Gram matrix with these rows, shape (others, rows), and the targets
     new: Callable[[Floats, Floats], Floats]
 
 
@@ -100,8 +97,10 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
         known |= {
             name: _shifted(sticks, stored, train.places[kept] + by, ready) for name, by in (("next", 1), ("before", -1))
         }
-    if other is not None and _alike(train, other):
-        assert other.targets is not None
+    if (
+        other is not None and other.targets is not None and other.inputs is not None and train.inputs is not None
+        and train.classes == other.classes and train.inputs.shape[1] == other.inputs.shape[1]
+    ):  # fmt: skip
         theirs = np.flatnonzero(np.isfinite(other.targets).all(1))[:MOST_ROWS]
         rows = (_features(other)[theirs] - centre)[:, varies] / spread[varies]
         known["carried"] = carried = _carried(sticks[best], features, rows, other.targets[theirs], ready)
@@ -109,12 +108,6 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
         if carried is not None and carried["score"] - known["chance"] < learned / 2:
             known["own"] = measure(other)
     return known
-
-
-def _alike(train: Sample, other: Sample) -> bool:
-    if train.inputs is None or other.inputs is None or other.targets is None:
-        return False
-    return train.inputs.shape[1] == other.inputs.shape[1] and train.classes == other.classes
 
 
 def _targets(sample: Sample, kept: NDArray[np.int64]) -> _Targets | str:

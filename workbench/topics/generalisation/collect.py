@@ -13,7 +13,6 @@ from scipy import optimize
 from torch import Tensor
 from torch.utils.data import Subset
 
-from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
@@ -59,7 +58,10 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
         found["selected"] = (
             found["last"] if best in (None, last) else _checkpoint(small, session, Path(str(best)), labels)
         )
-    return {**found, "training_mode": _training_mode(trial), "constant": _constant(workload, labels)}
+    losses = trial.steps["loss"].to_numpy(dtype=np.float64)
+    end = losses[-max(1, int(LAST_STEPS * losses.size)) :]
+    mode = {"loss": float(end.mean()), "se": float(end.std() / math.sqrt(end.size)), "steps": int(end.size)}
+    return {**found, "training_mode": mode, "constant": _constant(workload, labels)}
 
 
 def _part(data: Any) -> Any:
@@ -124,12 +126,6 @@ def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:
         "renumbered": float(table.numpy()[matched].sum() / len(true)),
         "classes": len(classes),
     }
-
-
-def _training_mode(trial: TrialRecord) -> dict[str, float]:
-    losses = trial.steps["loss"].to_numpy(dtype=np.float64)
-    end = losses[-max(1, int(LAST_STEPS * losses.size)) :]
-    return {"loss": float(end.mean()), "se": float(end.std() / math.sqrt(end.size)), "steps": int(end.size)}
 
 
 def _constant(workload: Workload, labels: dict[str, Tensor]) -> float | None:

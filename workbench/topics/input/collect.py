@@ -109,21 +109,14 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
-    """The step and how to watch it.
+    """The step and how to watch it."""
 
-    Attributes:
-        kind: "none", "seconds", "function" or "workload".
-        step: called with every batch; None does nothing.
-        device: that it runs on.
-        read: what reads a batch, where that is not the step itself; called with what `prepare` returns.
-        prepare: done to a batch before it is read.
-    """
-
-    kind: str
-    step: Step | None
-    device: Device
+    kind: str  # "none", "seconds", "function" or "workload"
+    step: Step | None  # called with every batch; None does nothing
+    device: Device  # that it runs on
+    # what reads a batch, where that is not the step itself; called with what `prepare` returns
     read: Step | None = None
-    prepare: Step | None = None
+    prepare: Step | None = None  # done to a batch before it is read
 
 
 def collect_input(loader: Any, stepping: Stepping, budget: Budget) -> dict[str, Any]:

@@ -41,18 +41,13 @@ __all__ = [
 
 
 class Spent(NamedTuple):
-    """Seconds that were spent, or, as a moment, since some fixed point in the past.
+    """Seconds that were spent, or, as a moment, since some fixed point in the past."""
 
-    Attributes:
-        wall_s: on the wall clock.
-        cpu_s: on processors, by all threads of the process.
-        queued_s: that this thread was ready to run and other processes had the processors; 0 where the system does not tell.
-        sleeps: times that this thread gave its processor up to wait for something; NaN where the system does not tell.
-    """
-
-    wall_s: float
-    cpu_s: float
+    wall_s: float  # on the wall clock
+    cpu_s: float  # on processors, by all threads of the process
+    # that this thread was ready to run and other processes had the processors; 0 where the system does not tell
     queued_s: float
+    # times that this thread gave its processor up to wait for something; NaN where the system does not tell
     sleeps: float = math.nan
 
     @property

@@ -33,29 +33,19 @@ class Device:
 
 @dataclass
 class Loop:
-    """What a loop over a loader showed; entry k of each list is of batch k.
+    """What a loop over a loader showed; entry k of each list is of batch k."""
 
-    Attributes:
-        wait_s: waited for the batch.
-        queued_s: of that, the loop was ready to go on, and other programs had the processors.
-        step_s: spent in the step, on the host.
-        step_queued_s: of that, other programs had the processors.
-        first: the batch was the first of an epoch.
-        fetched: what its making took, where the loader is timed.
-        indices: of the examples of each batch, where known.
-        ended: (batches, examples) of each epoch that was read to its end; examples are batches where they cannot be counted.
-        total_s: of the whole loop, the device's work included.
-    """
-
-    wait_s: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)  # waited for the batch
+    # of that, the loop was ready to go on, and other programs had the processors
     queued_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    step_queued_s: list[float] = field(default_factory=list)
-    first: list[bool] = field(default_factory=list)
-    fetched: list[tuple[Spent, Spent]] = field(default_factory=list)
-    indices: list[Sequence[Any]] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)  # spent in the step, on the host
+    step_queued_s: list[float] = field(default_factory=list)  # of that, other programs had the processors
+    first: list[bool] = field(default_factory=list)  # the batch was the first of an epoch
+    fetched: list[tuple[Spent, Spent]] = field(default_factory=list)  # what its making took, where the loader is timed
+    indices: list[Sequence[Any]] = field(default_factory=list)  # of the examples of each batch, where known
+    # (batches, examples) of each epoch that was read to its end; examples are batches where they cannot be counted
     ended: list[tuple[int, int]] = field(default_factory=list)
-    total_s: float = 0.0
+    total_s: float = 0.0  # of the whole loop, the device's work included
 
     def __len__(self) -> int:
         return len(self.wait_s)

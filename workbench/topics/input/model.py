@@ -23,25 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of a step, each the median over rounds of means over steps.
+    """Seconds of a step, each the median over rounds of means over steps."""
 
-    Attributes:
-        period_s: from one step to the next, what an epoch takes to start shared out over its batches.
-        wait_s: of it, waited for data: exposed.
-        compute_s: a step on a batch that is there already: what would be left.
-        fetch_s: spent on making a batch, by whatever process; NaN where nobody can tell.
-        hidden_s: of that, not waited for.
-        restart_s: of the wait, what an epoch takes to start beyond fetching its first batch.
-        queued_s: neither waited for data nor computed: the loop was ready, and other programs had the processors.
-    """
-
-    period_s: float
-    wait_s: float
-    compute_s: float
-    fetch_s: float
-    hidden_s: float
-    restart_s: float
-    queued_s: float
+    period_s: float  # from one step to the next, what an epoch takes to start shared out over its batches
+    wait_s: float  # of it, waited for data: exposed
+    compute_s: float  # a step on a batch that is there already: what would be left
+    fetch_s: float  # spent on making a batch, by whatever process; NaN where nobody can tell
+    hidden_s: float  # of that, not waited for
+    restart_s: float  # of the wait, what an epoch takes to start beyond fetching its first batch
+    queued_s: float  # neither waited for data nor computed: the loop was ready, and other programs had the processors
 
     @property
     def own_s(self) -> float:
@@ -233,18 +223,14 @@ _ANSWERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """What the waiting comes from.
+    """What the waiting comes from."""
 
-    Attributes:
-        name: one of `CAUSES`; "mixed" where making a batch is most of the wait, and no part of that is; "unknown" where making a
-            batch explains under half of the wait, or the loader cannot be taken apart.
-        parts: seconds of a batch by what they are spent on: "latency", "preprocessing", "collate", "unused_features".
-        fix: the change that is predicted to answer it best; None where no change was tried that does.
-    """
-
+    # one of `CAUSES`; "mixed" where making a batch is most of the wait, and no part of that is; "unknown" where making
+    # a batch explains under half of the wait, or the loader cannot be taken apart
     name: str
+    # seconds of a batch by what they are spent on: "latency", "preprocessing", "collate", "unused_features"
     parts: Mapping[str, float]
-    fix: Prediction | None
+    fix: Prediction | None  # the change that is predicted to answer it best; None where no change was tried that does
 
 
 def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: float = 0.5) -> Cause:

@@ -57,8 +57,8 @@ def plot_periodicity(
         ax: where to draw; a new figure by default.
 
     Returns:
-        The axes. Diamonds: an epoch and its fractions together. The dashed line is the smallest chance that any of the periods of a clean run may have, at the false-alarm rate
-        of the diagnosis.
+        The axes. Diamonds: an epoch and its fractions together. The dashed line is the smallest chance that any of the periods of a
+        clean run may have, at the false-alarm rate of the diagnosis.
 
     Raises:
         UsageError: `view` is another.
@@ -73,7 +73,11 @@ def plot_periodicity(
         series = [s for s in periodic_series(record, alpha=evidence.get("alpha", 0.01), trial=evidence.get("trial")) if s.found.reason is None]  # fmt: skip
         if not series:
             return not_measured(axes, "no curve of the record is long enough to show a period")
-        epoch = number(evidence.get("epoch_steps")) if evidence else _epoch_of(series)
+        epoch = (
+            number(evidence.get("epoch_steps"))
+            if evidence
+            else next((s.epoch for s in series if s.epoch is not None), np.nan)
+        )
         if view == "spectrum":
             _draw_spectra(axes, series, epoch)
         else:
@@ -132,8 +136,3 @@ def _draw_curve(ax: Axes, series: Sequence[Series], epoch: float) -> None:
         log_scale(ax, "y")
     title = f"{one.name} repeats" if period is not None else f"{one.name} does not repeat"
     ax.set(xlabel="step", ylabel=one.name, title=title)
-
-
-def _epoch_of(series: Sequence[Series]) -> float:
-    found = next((s.epoch for s in series if s.epoch is not None), None)
-    return float("nan") if found is None else found

@@ -20,23 +20,14 @@ __all__ = ["ExampleHistory", "plot_predictions", "prediction_history", "predicti
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleHistory:
-    """One tracked example.
+    """One tracked example."""
 
-    Attributes:
-        example: its index in the split.
-        label: what it should be.
-        steps: of the evaluations, shape (evaluations,).
-        losses: its loss at each, shape (evaluations,).
-        predictions: what was predicted at each.
-        right: whether that is the label; None where predictions are numbers, which are never quite.
-    """
-
-    example: int
-    label: Any
-    steps: NDArray[np.int64]
-    losses: NDArray[np.float64]
-    predictions: Sequence[Any]
-    right: Sequence[bool | None]
+    example: int  # its index in the split
+    label: Any  # what it should be
+    steps: NDArray[np.int64]  # of the evaluations, shape (evaluations,)
+    losses: NDArray[np.float64]  # its loss at each, shape (evaluations,)
+    predictions: Sequence[Any]  # what was predicted at each
+    right: Sequence[bool | None]  # whether that is the label; None where predictions are numbers, which are never quite
 
     @property
     def last_loss(self) -> float:
@@ -61,11 +52,7 @@ class ExampleHistory:
 
 
 def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -> list[ExampleHistory]:
-    """Return the tracked examples of a trial, the one with the largest loss at the end first.
-
-    Args:
-        predictions: `.predictions` of a study or a trial.
-        trial: number of the trial; None is the first.
+    """Return the tracked examples of a trial (None is the first), the one with the largest loss at the end first.
 
     Raises:
         UsageError: the trial has none.
@@ -77,7 +64,16 @@ def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -
     if mine.empty:
         known = ", ".join(map(str, sorted(predictions["trial"].unique())[:20]))
         raise UsageError(f"trial={trial} has no tracked predictions; there are trials {known}.")
-    found = [_history(int(str(example)), rows) for example, rows in mine.groupby("example")]
+    found = []
+    for example, rows in mine.sort_values("step", kind="stable").groupby("example"):
+        label = rows["label"].iloc[-1]
+        found.append(
+            ExampleHistory(
+                example=int(str(example)), label=label, steps=rows["step"].to_numpy(dtype=np.int64),
+                losses=rows["loss"].to_numpy(dtype=np.float64, na_value=np.nan), predictions=rows["prediction"].tolist(),
+                right=[same_prediction(prediction, label) for prediction in rows["prediction"]],
+            )
+        )  # fmt: skip
     return sorted(found, key=lambda one: (-np.nan_to_num(one.last_loss, nan=np.inf), one.example))
 
 
@@ -87,20 +83,6 @@ def same_prediction(prediction: Any, label: Any) -> bool | None:
     if one.dtype.kind not in "iu" or other.dtype.kind not in "iu" or one.shape != other.shape:
         return None
     return bool((one == other).all())
-
-
-def _history(example: int, rows: pd.DataFrame) -> ExampleHistory:
-    rows = rows.sort_values("step", kind="stable")
-    label = rows["label"].iloc[-1]
-    predictions = rows["prediction"].tolist()
-    return ExampleHistory(
-        example=example,
-        label=label,
-        steps=rows["step"].to_numpy(dtype=np.int64),
-        losses=rows["loss"].to_numpy(dtype=np.float64, na_value=np.nan),
-        predictions=predictions,
-        right=[same_prediction(prediction, label) for prediction in predictions],
-    )
 
 
 MAX_SHOWN = 12
@@ -156,21 +138,16 @@ def plot_predictions(
         label = rows["label"].iloc[-1]
         right = [same_prediction(p, label) for p in rows["prediction"]]
         axes.plot(steps, values, color=GOOD, label="loss of the example")
-        for wanted, marker, color, name in (
-            (True, "o", GOOD, "prediction is the label"),
-            (False, "x", BAD, "prediction is another"),
-        ):
+        marks = ((True, "o", GOOD, "prediction is the label"), (False, "x", BAD, "prediction is another"))
+        for wanted, marker, color, name in marks:
             at = np.array([r is wanted for r in right])
             if at.any():
                 axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
         if step is not None:
             axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}", zorder=1.5)
         written = _write(axes, steps, values, rows["prediction"].tolist())
-        said = (
-            f"step (a number is a prediction: {written} of {len(steps)} are written)"
-            if 0 < written < len(steps)
-            else "step"
-        )
+        left_out = 0 < written < len(steps)
+        said = f"step (a number is a prediction: {written} of {len(steps)} are written)" if left_out else "step"
         title = f"Example {int(rows['example'].iloc[0])}, label {prediction_text(label)}"
         axes.set(xlabel=said, ylabel="loss", title=title)
         if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
@@ -211,15 +188,8 @@ def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], 
         return 0
     for i in shown:
         if np.isfinite(values[i]):
-            axes.annotate(
-                prediction_text(predictions[i]),
-                (steps[i], values[i]),
-                (0, 7),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8.5,
-                color=INK,
-            )
+            at, text = (steps[i], values[i]), prediction_text(predictions[i])
+            axes.annotate(text, at, (0, 7), textcoords="offset points", ha="center", fontsize=8.5, color=INK)
     return len(shown)
 
 
@@ -251,13 +221,5 @@ def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int])
         inset.imshow((first - low) / (high - low or 1.0), cmap="gray")
         inset.set_axis_off()
     elif first.ndim == 1 and first.dtype.kind in "iu":
-        axes.text(
-            0.5,
-            0.98,
-            f"input {prediction_text(first)}",
-            transform=axes.transAxes,
-            fontsize=8,
-            family="monospace",
-            ha="center",
-            va="top",
-        )
+        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": 8, "family": "monospace", "ha": "center", "va": "top"}
+        axes.text(0.5, 0.98, f"input {prediction_text(first)}", **style)

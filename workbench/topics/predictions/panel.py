@@ -51,7 +51,9 @@ def predictions_panel(
 
     def answer(example: int, step: int) -> Answer:
         rank, one = by_example[example]
-        head = f"Example {example}, label {prediction_text(one.label)}: {_place(rank, len(histories))} by its loss at the end."
+        count = len(histories)
+        place = "the worst" if rank == 1 < count else f"place {rank:,} of {count:,}"
+        head = f"Example {example}, label {prediction_text(one.label)}: {place} by its loss at the end."
         draw = lambda ax: plot_predictions(  # noqa: E731 - an answer holds functions
             record, example, trial=number, data=data, image_shape=image_shape, step=step, ax=ax
         )
@@ -66,10 +68,6 @@ def predictions_panel(
         "step": Choice(label="step", options=[(f"{step:,}", step) for step in steps], start=steps[-1]),
     }
     return controls_panel("predictions_panel", answer, controls, alt=ALT, live=live, size=(8.0, 4.0))
-
-
-def _place(rank: int, count: int) -> str:
-    return "the worst" if rank == 1 < count else f"place {rank:,} of {count:,}"
 
 
 def _at_step(one: ExampleHistory, step: int) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from workbench.errors import RecordError
+from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.ledger.table import study_row
 from workbench.record.read import StudyRecord
 
 __all__ = ["CODES", "diagnose_tracking"]
 
-CODES = ("tracking.config", "tracking.trials", "tracking.best_value", "tracking.reproduce")
+CODES = Codes({"tracking.config": "P5.3", "tracking.trials": "P5.5", "tracking.best_value": "P5.6", "tracking.reproduce": "P5.7"})  # fmt: skip
 
 
 def diagnose_tracking(record: StudyRecord) -> Diagnosis:
@@ -33,80 +35,62 @@ def diagnose_tracking(record: StudyRecord) -> Diagnosis:
 
 
 def _config(row: Mapping[str, Any]) -> Finding:
-    known: dict[str, Any] = {"code": CODES[0], "clause": "P5.3", "evidence": {"sha256": row["config_sha256"]}}
+    found = partial(CODES.finding, "tracking.config", evidence={"sha256": row["config_sha256"]})
     if row["config_sha256"] is None:
-        return Finding(
-            status="not_measured", summary="Not measured: no hash was stored when the study was begun.", **known
-        )
+        return found("not_measured", "Not measured: no hash was stored when the study was begun.")
     changed = row["config"].partition(" (")[2].rstrip(")")
     if changed:
-        return Finding(
-            status="fail", summary=f"The config file is not what it was when the study was begun: {changed}.", **known,
+        return found(
+            "fail", f"The config file is not what it was when the study was begun: {changed}.",
             advice=["Take it from a backup, or trust trials/<n>/config.json, which says how each trial was trained."],
         )  # fmt: skip
-    return Finding(
-        status="ok", summary="The config file has the hash that was stored when the study was begun.", **known
-    )
+    return found("ok", "The config file has the hash that was stored when the study was begun.")
 
 
 def _trials(record: StudyRecord, row: Mapping[str, Any]) -> Finding:
     """Count from the rows of the record, which other code reads: the table has its own, faster way."""
-    states = (
-        {str(state): int(n) for state, n in record.trials["state"].value_counts().items()} if len(record.trials) else {}
-    )
+    counts = record.trials["state"].value_counts().items() if len(record.trials) else ()
+    states = {str(state): int(n) for state, n in counts}
     there = sum(states.values())
     said = ", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "none yet"
-    known: dict[str, Any] = {
-        "code": CODES[1], "clause": "P5.5", "value": float(row["trials"]), "unit": "trials", "threshold": float(there),
-        "evidence": {"states": states},
-    }  # fmt: skip
+    found = partial(
+        CODES.finding, "tracking.trials", value=float(row["trials"]), unit="trials", threshold=float(there), evidence={"states": states}
+    )  # fmt: skip
     if row["trials"] != there:
-        return Finding(
-            status="fail", summary=f"The table says {row['trials']} trials, the folder has {there}: {said}.", **known
-        )
-    return Finding(
-        status="ok", summary=f"The table counts every trial that was begun, failed ones included: {said}.", **known
-    )
+        return found("fail", f"The table says {row['trials']} trials, the folder has {there}: {said}.")
+    return found("ok", f"The table counts every trial that was begun, failed ones included: {said}.")
 
 
 def _best_value(record: StudyRecord, row: Mapping[str, Any]) -> Finding:
-    known: dict[str, Any] = {"code": CODES[2], "clause": "P5.6", "unit": row["select"]}
+    found = partial(CODES.finding, "tracking.best_value", unit=row["select"])
     try:
         best = record.best().best()
     except RecordError as error:
-        return Finding(status="not_measured", summary=f"Not measured: {error}", **known)
-    known |= {"value": float(row["best_value"]), "threshold": best.value, "step": best.step}
+        return found("not_measured", f"Not measured: {error}")
+    found = partial(found, value=float(row["best_value"]), threshold=best.value, step=best.step)
     if not math.isclose(best.value, row["best_value"], rel_tol=1e-12):
-        return Finding(
-            status="fail", **known,
-            summary=f"The table says {row['best_value']:.6g}, but the best evaluation is {best.value:.6g} at step {best.step}.",
-        )  # fmt: skip
-    kept = "" if best.checkpoint is not None else "; the checkpoint itself is not there any more"
-    return Finding(
-        status="ok" if best.checkpoint is not None else "warn", **known,
-        summary=f"The best value is that of the selected checkpoint of trial {row['best_trial']}, at step {best.step}{kept}.",
-    )  # fmt: skip
+        return found("fail", f"The table says {row['best_value']:.6g}, but the best evaluation is {best.value:.6g} at step {best.step}.")  # fmt: skip
+    said = f"The best value is that of the selected checkpoint of trial {row['best_trial']}, at step {best.step}"
+    if best.checkpoint is None:
+        return found("warn", f"{said}; the checkpoint itself is not there any more.")
+    return found("ok", f"{said}.")
 
 
 def _reproduce(record: StudyRecord) -> Finding:
-    study = record.study
-    command = str(study.get("command") or "")
-    patch = study.get("patch")
-    known: dict[str, Any] = {"code": CODES[3], "clause": "P5.7", "evidence": {"command": command, "patch": patch}}
+    command, patch = str(record.study.get("command") or ""), record.study.get("patch")
+    found = partial(CODES.finding, "tracking.reproduce", evidence={"command": command, "patch": patch})
     if not command or command.startswith("("):
-        return Finding(
-            status="warn", summary="No command reproduces this study: it was run from a session, with objects that have no name.",
-            advice=["Load the workload by name (file.py:name), or run a script; then the command is stored."], **known,
+        return found(
+            "warn", "No command reproduces this study: it was run from a session, with objects that have no name.",
+            advice=["Load the workload by name (file.py:name), or run a script; then the command is stored."],
         )  # fmt: skip
-    if study.get("commit") is None:
-        return Finding(
-            status="warn", summary="A command was stored, but not the code that it ran: there was no git repository.",
-            advice=["Run in a git repository: commit and uncommitted changes are then stored with the study."], **known,
+    if record.study.get("commit") is None:
+        return found(
+            "warn", "A command was stored, but not the code that it ran: there was no git repository.",
+            advice=["Run in a git repository: commit and uncommitted changes are then stored with the study."],
         )  # fmt: skip
     if patch is not None and not (record.path / patch).is_file():
-        return Finding(status="fail", summary=f"The uncommitted changes, {patch}, are missing.", **known)
-    changes = (
-        "and the uncommitted changes are stored" if patch else "and the commit are stored, nothing was uncommitted"
-    )
-    start = "The command, the commit" if patch else "The command"
-    return Finding(status="ok", summary=f"{start} {changes}.", **known)
+        return found("fail", f"The uncommitted changes, {patch}, are missing.")
+    if patch:
+        return found("ok", "The command, the commit and the uncommitted changes are stored.")
+    return found("ok", "The command and the commit are stored, nothing was uncommitted.")

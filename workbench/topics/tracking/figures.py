@@ -37,26 +37,22 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             return not_measured(axes, "no study has a best value")
         places = np.arange(len(rows))
         known = np.isfinite(values)
+        least = float(np.nanmin(values[known]))
         axes.hlines(
-            places[known],
-            np.nanmin(values[known]),
-            values[known],
-            color=BASELINE,
-            linewidth=1.0,
-            label="distance to the smallest value",
+            places[known], least, values[known], color=BASELINE, linewidth=1.0, label="distance to the smallest value"
         )
         axes.plot(values[known], places[known], "o", color=GOOD, markersize=7, label="best selected checkpoint")
         for place, value, trials in zip(places, values, rows["trials"], strict=True):
             said = f"{short(float(value))}, {trials} trials" if np.isfinite(value) else f"no value, {trials} trials"
-            at = float(value) if np.isfinite(value) else float(np.nanmin(values[known]))
+            at = float(value) if np.isfinite(value) else least
             axes.annotate(said, (at, place), xytext=(8, 4), textcoords="offset points", color=INK, fontsize=8)
-        axes.set_yticks(places, [_shortened(str(name)) for name in rows["study"]], parse_math=False)
+        axes.set_yticks(
+            places,
+            [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in map(str, rows["study"])],
+            parse_math=False,
+        )
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.set(xlabel="best value", ylabel="study", title="What the studies found")
         axes.margins(x=0.25)
         legend(axes, loc="lower right")
     return axes
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
