@@ -355,7 +355,7 @@ def test_what_was_not_there_is_not_measured() -> None:
     [
         (lambda: wb.audit_data(3), UsageError, "not int"),
         (lambda: wb.audit_data(small_workload(), validation=TensorDataset(X)), UsageError, "leave validation= and test= out"),
-        (lambda: wb.audit_data(TensorDataset(X), max_examples=1), ConfigError, "max_examples=1 must be at least 2"),
+        (lambda: wb.audit_data(TensorDataset(X), max_examples=1), ConfigError, "max_examples=1 must be an integer of at least 2"),
         (lambda: wb.audit_data(TensorDataset(X), memory_mb=-1), ConfigError, "memory_mb=-1 must be above 0"),
     ],
 )  # fmt: skip

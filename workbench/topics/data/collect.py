@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from workbench.errors import ConfigError, UsageError
+from workbench.checks import check_integer
+from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.topics.data.order import loader_order, probe_workers, stream_order, trainer_order
 from workbench.topics.data.overlap import chance_bits, find_overlap, joined
@@ -73,8 +74,8 @@ def audit_data(
         ConfigError: a setting is out of its range.
         DataError: an item raised; its index is named.
     """
-    if max_examples is not None and (isinstance(max_examples, bool) or max_examples < 2):
-        raise ConfigError(f"max_examples={max_examples!r} must be at least 2, or None for all.")
+    if max_examples is not None:
+        check_integer("max_examples", max_examples, low=2, hint=", or None for all")
     if isinstance(data, Workload):
         if validation is not None or test is not None:
             raise UsageError("a workload has its splits: leave validation= and test= out, or pass a loader instead.")

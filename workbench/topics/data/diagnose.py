@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.curves.class_counts import wilson
@@ -21,17 +22,10 @@ _STANDARDISE = (
 )
 
 
-def scale(
-    facts: Facts,
-    *,
-    largest: float,
-    smallest: float,
-    feature_ratio: float,
-    target: float,
-    output_ratio: float,
-    far_ratio: float,
+def _scale(
+    facts: Facts, *, largest: float, smallest: float, feature_ratio: float, target: float, output_ratio: float, far_ratio: float,
     far_share: float,
-) -> Finding:
+) -> Finding:  # fmt: skip
     """Judge the size of inputs and targets; the arguments are those of `diagnose_data`."""
     found = facts["scale"]
     single = _code(facts.get("codes") or ()) or _far(facts.get("far") or {}, far_ratio, far_share)
@@ -101,11 +95,8 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
     large = size > limit and size > output_ratio * outputs
     if not large and not (size < 1 / limit and outputs > output_ratio * size):
         return None
-    effect = (
-        "the loss and its gradients start at the square of it"
-        if large
-        else "any error that matters is lost in the loss"
-    )
+    lost = "any error that matters is lost in the loss"
+    effect = "the loss and its gradients start at the square of it" if large else lost
     return CODES.finding(
         "data.scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
         unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
@@ -176,7 +167,7 @@ def diagnose_data(
             no_signal(facts, record.facts.get("generalisation")),
             label_shift(facts, gap, **{**shifted, "alpha": 10 * alpha}),
             train_validation_shift(facts, gap, **shifted),
-            scale(
+            _scale(
                 facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
                 output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
             ),
@@ -224,18 +215,13 @@ def _missed(rows: Any, common: str, rare: set[str]) -> str | None:
 
 def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
     """Return `data.worker_rng`: whether worker processes draw random numbers of their own; "workers" is None where nobody could ask them."""
-    workers = facts["workers"]
+    workers, found = facts["workers"], partial(CODES.finding, "data.worker_rng")
     if workers is None:
         return CODES.not_measured("data.worker_rng", "of a stream nobody can ask for one example twice")
     if not workers["workers"]:
-        return CODES.finding(
-            "data.worker_rng", "ok", "Data are loaded in the training process: there are no workers to draw alike."
-        )
-    evidence = dict(workers)
+        return found("ok", "Data are loaded in the training process: there are no workers to draw alike.")
     if not workers["random"]:
-        return CODES.finding(
-            "data.worker_rng", "ok", "Examples are the same each time: workers have nothing to draw.", evidence=evidence
-        )
+        return found("ok", "Examples are the same each time: workers have nothing to draw.", evidence=dict(workers))
     said, fix = [], []
     if workers["same_in_workers"] and workers["p"] < alpha:
         said.append("worker processes make the same random draws")
@@ -247,10 +233,10 @@ def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
         fix.append(
             "Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch."
         )
-    numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": evidence}
-    if said:
-        text = " and ".join(said)
-        return CODES.finding("data.worker_rng", "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers)  # fmt: skip
-    return CODES.finding(
-        "data.worker_rng", "ok", "Workers draw random numbers of their own, anew each epoch.", **numbers
+    numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": dict(workers)}
+    if not said:
+        return found("ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)
+    text = " and ".join(said)
+    return found(
+        "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers
     )

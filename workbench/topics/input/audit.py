@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
@@ -123,11 +124,9 @@ class _Generated:
 
 def checked_budget(*, seconds: float, max_workers: int, timeout_s: float) -> Budget:
     """Return the budget of these numbers; one that is out of its range is a `ConfigError`."""
-    for what, value in (("seconds", seconds), ("timeout_s", timeout_s)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ConfigError(f"{what}={value!r} must be a finite number of seconds above 0.")
-    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 0:
-        raise ConfigError(f"max_workers={max_workers!r} must be an integer of at least 0: worker processes to try.")
+    check_number("seconds", seconds)
+    check_number("timeout_s", timeout_s)
+    check_integer("max_workers", max_workers, low=0, hint=": worker processes to try")
     return Budget(seconds=seconds, timeout_s=timeout_s, max_workers=max_workers)
 
 
@@ -176,11 +175,8 @@ def _told(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _line_of(error: Exception) -> str:
     """Name the innermost line that is no library's."""
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)[1:]
-        if not re.search(r"(site|dist)-packages[/\\]", f.filename)
-    ]
+    every = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [f for f in every if not re.search(r"(site|dist)-packages[/\\]", f.filename)]
     return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from workbench.errors import ConfigError
+from workbench.checks import check_integer
 from workbench.workloads.items import item_arrays
 
 __all__ = ["STORAGES", "compare_storage"]
@@ -56,8 +56,7 @@ def compare_storage(
     """
     numbers = {"examples": examples, "shard_examples": shard_examples, "batch_size": batch_size, "repeats": repeats}
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        check_integer(name, value)
     rows = [item_arrays(data[index % len(data)], index) for index in range(examples)]
     stacked = [np.stack([row[k] for row in rows]) for k in range(len(rows[0]))]
     stored = {storage: _store(stacked, storage, Path(folder) / storage, shard_examples) for storage in STORAGES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.errors import ConfigError
+from workbench.checks import check_integer
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
@@ -45,8 +45,8 @@ class InputPipelineStudy(Study):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.steps is not None and not (type(self.steps) is int and self.steps >= 2):
-            raise ConfigError(f"steps={self.steps!r} must be an integer of at least 2, or None for the baseline's.")
+        if self.steps is not None:
+            check_integer("steps", self.steps, low=2, hint=", or None for the baseline's")
         checked_budget(seconds=self.seconds, max_workers=self.max_workers, timeout_s=self.timeout_s)
 
     def extend(self, session: Session) -> None:

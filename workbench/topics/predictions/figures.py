@@ -221,5 +221,11 @@ def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int])
         inset.imshow((first - low) / (high - low or 1.0), cmap="gray")
         inset.set_axis_off()
     elif first.ndim == 1 and first.dtype.kind in "iu":
-        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": 8, "family": "monospace", "ha": "center", "va": "top"}
+        style: dict[str, Any] = {
+            "transform": axes.transAxes,
+            "fontsize": 8,
+            "family": "monospace",
+            "ha": "center",
+            "va": "top",
+        }
         axes.text(0.5, 0.98, f"input {prediction_text(first)}", **style)
