@@ -1,4 +1,4 @@
-"""`data.train_validation_shift` and `data.label_shift`: is validation like training, in its inputs and in its targets (P3.2)?"""
+"""`data.train_validation_shift`, `.label_shift` and `.no_signal`: are the splits alike, and do targets belong to their inputs (P3.2, F1.1)?"""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _CERTAIN, _LIKE = 3.0, 0.5
 _CHANCE, _MOVED = 1e-4, 0.15
 """Chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)."""
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
+_FEWEST_CLASSES = 5
+"""With fewer, classes that overlap have as even a tail as wrong labels."""
 
 
 def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
@@ -235,10 +237,6 @@ def _scores(facts: Facts) -> str:
     found = facts["yardsticks"]
     what = "accuracy" if found["classes"] else "correlation"
     return f"{what} {max(found['score'].values()):.2g} within training, {found['carried']['score']:.2g} carried over, {max(found['own']['score'].values()):.2g} within validation"
-
-
-_FEWEST_CLASSES = 5
-"""With fewer, classes that overlap have as even a tail as wrong labels."""
 
 
 def no_signal(

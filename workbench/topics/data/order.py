@@ -1,4 +1,4 @@
-"""In which order examples come: facts for `data.unshuffled` and `data.weak_shuffle`, from two epochs of indices or labels."""
+"""In which order examples come, and whether worker processes draw alike: facts from two epochs, for an order and for `data.worker_rng`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ __all__ = ["loader_order", "probe_workers", "stream_order", "trainer_order", "un
 BLOCKS = 20
 BUFFER_DELAY = 2 / np.e
 """Mean distance from its place of an item that waits in a shuffle buffer of size 1: the waiting time is exponential."""
+MAX_INDICES = 200_000
+"""Indices of an epoch that are looked at, at most: an order this long that looks random is."""
+WORKERS = 2
+EXAMPLES = 4
+VISITS = 5
+"""Times that a worker is asked for each of the examples."""
 
 
 def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:
@@ -123,10 +129,6 @@ def _drift(codes: NDArray[np.int64], counts: NDArray[np.float64]) -> float | Non
     return float(chi2.sf(((table - expected) ** 2 / expected).sum(), (blocks - 1) * (kept.sum() - 1)))
 
 
-MAX_INDICES = 200_000
-"""Indices of an epoch that are looked at, at most: an order this long that looks random is."""
-
-
 def _facts(source: str, examples: int, **known: Any) -> dict[str, Any]:
     return {
         "source": source,
@@ -212,12 +214,6 @@ def untouched(loader: DataLoader[Any]) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-WORKERS = 2
-EXAMPLES = 4
-VISITS = 5
-"""Times that a worker is asked for each of the examples."""
 
 
 def probe_workers(

@@ -1,4 +1,4 @@
-"""How large the numbers are that a model has to start from: facts for `data.scale`."""
+"""How large the numbers are that a model starts from, rows far from all others, and codes for missing values: facts for `data.scale`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`measure`: what a linear model and nearest neighbours learn from the data, the yardsticks that need no training (F1.1)."""
+"""What a linear model and nearest neighbours learn from the data (F1.1), and how far two splits are apart (P3.2), without training."""
 
 from __future__ import annotations
 

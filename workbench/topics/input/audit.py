@@ -41,6 +41,8 @@ __all__ = [
 
 _SHOWN = 160
 """Characters of an error's own message that are repeated; the whole of it is its cause."""
+LOADING, STEP = "data loading", "training step"
+"""Names of the spans."""
 
 
 class InputAudit(Audit):
@@ -189,10 +191,6 @@ def _kind(batch: Any) -> str:
         return f"a {type(batch).__name__} of [{', '.join(type(part).__name__ for part in batch)}]"
     shape = getattr(batch, "shape", None)
     return f"a {type(batch).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
-
-
-LOADING, STEP = "data loading", "training step"
-"""Names of the spans."""
 
 
 def write_trace(

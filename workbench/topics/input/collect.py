@@ -36,6 +36,11 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
 
 __all__ = ["Budget", "Stepping", "collect_input"]
+ROUNDS = 3
+"""Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
+_SECONDS = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")
+SLICES = 26
+"""Parts that the budget is cut into; about so many pieces are timed."""
 
 
 def describe(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
@@ -79,13 +84,6 @@ def no_batch(loader: Any, own: DataLoader[Any] | None) -> str:
         f"the loader gives no batch: its dataset {type(own.dataset).__name__}{claimed} yields none, its sampler is empty, or "
         f"drop_last drops the only batch (batch_size={own.batch_size}, drop_last={own.drop_last})."
     )
-
-
-ROUNDS = 3
-"""Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
-_SECONDS = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")
-SLICES = 26
-"""Parts that the budget is cut into; about so many pieces are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,27 @@ __all__ = [
     "CAUSES", "Cause", "Prediction", "StepTime", "busy_share", "find_cause", "fix_speedups", "knee", "loop_period", "predictions",
     "shares_out", "step_time", "storable",
 ]  # fmt: skip
+CAUSES = (
+    "sync",
+    "worker_restart",
+    "too_few_workers",
+    "hand_over",
+    "unused_features",
+    "latency",
+    "preprocessing",
+    "collate",
+)
+_ANSWERS = {
+    "sync": ("no_sync",),
+    "worker_restart": ("persistent", "in_process"),
+    "too_few_workers": ("workers",),
+    "unused_features": ("drop",),
+    "hand_over": ("in_process",),
+    "latency": ("workers", "cache"),
+    "preprocessing": ("workers", "cache"),
+    "collate": ("workers",),
+    "mixed": ("workers", "cache"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,29 +217,6 @@ def knee(rows: Sequence[Mapping[str, Any]], *, share: float = 0.9) -> int | None
 def _median(values: list[float]) -> float:
     finite = [v for v in values if v is not None and math.isfinite(v)]
     return float(np.median(finite)) if finite else math.nan
-
-
-CAUSES = (
-    "sync",
-    "worker_restart",
-    "too_few_workers",
-    "hand_over",
-    "unused_features",
-    "latency",
-    "preprocessing",
-    "collate",
-)
-_ANSWERS = {
-    "sync": ("no_sync",),
-    "worker_restart": ("persistent", "in_process"),
-    "too_few_workers": ("workers",),
-    "unused_features": ("drop",),
-    "hand_over": ("in_process",),
-    "latency": ("workers", "cache"),
-    "preprocessing": ("workers", "cache"),
-    "collate": ("workers",),
-    "mixed": ("workers", "cache"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)

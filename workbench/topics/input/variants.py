@@ -24,6 +24,8 @@ __all__ = [
 
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 _IDLE = Device(wait=lambda: None, ahead=False)
+_VISITS = 4 * 20
+"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
 
 
 def drain(
@@ -186,10 +188,6 @@ def null_transform(data: Any) -> tuple[Any, list[str]]:
 
 def _unchanged(*values: Any) -> Any:
     return values[0] if len(values) == 1 else values
-
-
-_VISITS = 4 * 20
-"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
 
 
 def worker_draws(

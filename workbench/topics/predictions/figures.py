@@ -16,6 +16,9 @@ from workbench.errors import UsageError
 from workbench.plots.style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
 
 __all__ = ["ExampleHistory", "plot_predictions", "prediction_history", "prediction_text", "same_prediction"]
+MAX_SHOWN = 12
+"""Predictions written out beside the curve; more would overlap."""
+MAX_CHARACTERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +86,6 @@ def same_prediction(prediction: Any, label: Any) -> bool | None:
     if one.dtype.kind not in "iu" or other.dtype.kind not in "iu" or one.shape != other.shape:
         return None
     return bool((one == other).all())
-
-
-MAX_SHOWN = 12
-"""Predictions written out beside the curve; more would overlap."""
-MAX_CHARACTERS = 28
 
 
 class _WithPredictions(Protocol):
