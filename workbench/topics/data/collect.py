@@ -1,4 +1,4 @@
-"""`collect_data` and `audit_data`: the facts for `diagnose_data`, from a workload or from somebody's own loader."""
+"""`collect_data` and `audit_data`: the facts for `diagnose_data`, from a workload, whose parts of an item are told apart, or a loader."""
 
 from __future__ import annotations
 

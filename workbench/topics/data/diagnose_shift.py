@@ -1,4 +1,4 @@
-"""`data.train_validation_shift`, `.label_shift` and `.no_signal`: are the splits alike, and do targets belong to their inputs (P3.2, F1.1)?"""
+"""`data.train_validation_shift`, `.label_shift`, `.no_signal`: are the splits alike, do targets belong to their inputs (P3.2, F1.1)?"""
 
 from __future__ import annotations
 

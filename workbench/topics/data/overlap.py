@@ -1,4 +1,4 @@
-"""`find_overlap`: rows of one split that are in the training split too, exactly or nearly (P2.9)."""
+"""`find_overlap`: rows of one split that are in the training split too, exactly or nearly (P2.9), and rows that a split repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluation.generalisation_gap`: how much of what was learned holds on validation, and what the gap is a sign of."""
+"""`evaluation.generalisation_gap` and `.underfits`: how much of what was learned holds on validation, and was it as much as could be?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`audit_input`: an input pipeline looked at by itself, with the step that uses its batches, or with a step of known length."""
+"""`audit_input`: an input pipeline looked at by itself, with a step, its seconds, or a workload's own; and its Chrome trace (P1.1, P1.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders with one thing changed, drained without a step: what each change is worth (P1.5, P1.7, P1.8, P1.9)."""
+"""Loaders with one thing changed, drained without a step: what each change is worth, and what workers change (P1.5 to P1.9)."""
 
 from __future__ import annotations
 
