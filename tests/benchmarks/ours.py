@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,12 +55,13 @@ def run_study(
 ) -> Study:
     """Sweep these learning rates, ledger, evaluations, checkpoints and measuring included.
 
-    The workload is a copy each time, so that nothing is known of it from the study before.
+    The workload is a copy each time, and what this machine remembers is empty, so that nothing is known from the study before.
     """
-    fresh = workload.replace(name=workload.name)
+    number = next(_numbers)
+    fresh, out = workload.replace(name=workload.name), runs / f"study-{number}"
+    os.environ["XDG_CACHE_HOME"] = str(runs / f"cache-{number}")
     hooks = [Synchronise()] if device.type == "cuda" else []
     trainer = wb.Trainer(device=str(device), gradients=gradients, hooks=hooks)
-    out = runs / f"study-{next(_numbers)}"
     began = clock(device)
     record = wb.lr_sweep.Study(lrs=lrs, steps=steps).run(fresh, trainer, executor, out, address=address)
     whole = clock(device) - began

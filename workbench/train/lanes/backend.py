@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
+import os
+import platform
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +39,9 @@ WORTH_SECONDS = (
 MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
 TIMED_SECONDS = 0.1  # rule of thumb: a backend is timed for this long, or for one step
 ALL = 2**31  # lanes in a call: however many there are
-REMEMBERED = 32  # rule of thumb: kinds of stacks whose choices are kept
+REMEMBERED = 32  # rule of thumb: kinds of stacks whose choices are kept in this process
+TOO_SHORT = "too short to measure"
+COMMANDS = 1000  # rule of thumb: trainings whose choices are kept on this machine
 
 Update = Sequence[MicroBatches]
 Vmap = Callable[["Arrangement"], VmapGradients]
@@ -185,14 +193,17 @@ def choose_gradients(
         measured = before.get("measured_ms", {}), before.get("measured_lanes", 0)
         verdict = _checked(loop, stack, vmap, updates, Verdict(calls, str(before["reason"]), *measured))
     else:
-        key = (id(workload), wanted, *_stack_kind(stack, configs[0]))
-        known = recall(key, lanes=len(stack))
-        if known is not None:
-            verdict = _checked(loop, stack, vmap, updates, known)
-        else:
+        kind = _stack_kind(stack, configs[0])
+        key, command = (id(workload), wanted, *kind), (workload.name, wanted, steps, len(stack), *kind)
+        known = recall(key, lanes=len(stack)) or _recall_command(command)
+        if known is None:
             verdict = _measured(workload, configs[0], stack, vmap, updates, wanted=wanted, steps=steps)
-            if verdict.lasting:
-                remember(key, workload, verdict, lanes=len(stack))
+            if verdict.measured_ms or verdict.reason.startswith(TOO_SHORT):  # not a refusal, whose cause may be mended
+                _remember_command(command, verdict)
+        else:
+            verdict = _checked(loop, stack, vmap, updates, known)
+        if verdict.lasting:
+            remember(key, workload, known or verdict, lanes=len(stack))
     if verdict.arrangement is None:
         if wanted == "vmap":
             raise ConfigError(
@@ -230,7 +241,7 @@ def _measured(
     left_s = loop_ms * steps / 1e3
     lasting = left_s >= WORTH_SECONDS
     if auto and not lasting:
-        return Verdict(None, f"too short to measure: about {left_s:.1f} s one after the other", lasting=False)
+        return Verdict(None, f"{TOO_SHORT}: about {left_s:.1f} s one after the other", lasting=False)
     reason, began = "", time.perf_counter()
     timed: list[tuple[float, Arrangement]] = []
     with stack.untouched():
@@ -334,8 +345,37 @@ def remember(key: Hashable, workload: Workload, verdict: Verdict, *, lanes: int)
 
 
 def forget_choices() -> None:
-    """Let go of every choice."""
+    """Let go of every choice that this process remembers."""
     _known.clear()
+
+
+def _commands() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "gradient_backends.json"
+
+
+def _machine_key(command: tuple[Hashable, ...]) -> str:
+    machine = platform.node(), platform.machine(), os.cpu_count(), torch.__version__
+    return hashlib.sha256(repr((machine, command)).encode()).hexdigest()[:32]
+
+
+def _recall_command(command: tuple[Hashable, ...]) -> Verdict | None:
+    """Return what the same training took on this machine before, so that a command given twice gives the same digits."""
+    try:
+        calls, *rest = json.loads(_commands().read_text())[_machine_key(command)]
+        return Verdict(None if calls is None else Arrangement(*calls), *rest)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember_command(command: tuple[Hashable, ...], verdict: Verdict) -> None:
+    path = _commands()
+    with contextlib.suppress(OSError, ValueError):  # where nothing can be kept, the next command measures again
+        known = json.loads(path.read_text()) if path.exists() else {}
+        kept = dict(list(known.items())[-COMMANDS:]) | {_machine_key(command): verdict}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(kept))
+        fresh.replace(path)
 
 
 def _size(lanes: int) -> int:

@@ -13,8 +13,6 @@ from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients
 from workbench.workloads.base import Workload
 
-EVALUATED = [name for name in MODELS if name not in ("lstm", "gru", "spectral_norm")]
-
 
 def alone(workload: Workload, stack: LaneStack, split: str = "validation") -> list[list[Evaluation]]:
     size = workload.config.evaluation_batch
@@ -33,21 +31,15 @@ def assert_same(found: list[list[Evaluation]], expected: list[list[Evaluation]],
             assert a.seconds > 0
 
 
-@pytest.mark.parametrize("per_call", [1, 2, 3])
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("per_call", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
 def test_every_model(name: str, per_call: int) -> None:
+    if name in ("lstm", "gru", "spectral_norm") and per_call > 1:
+        return  # torch.func.vmap knows no rule for what these call
     workload = lane_workload(MODELS[name])
     stack = lane_stack(workload, 3)
     way = VmapGradients(workload, stack, lanes_per_call=per_call)
     way(updates(workload, 1)[0])  # so that running statistics differ
-    assert_same(way.evaluate("validation", workload.config.evaluation_batch), alone(workload, stack))
-
-
-@pytest.mark.parametrize("name", ["lstm", "spectral_norm"])
-def test_what_does_not_batch_is_traced_lane_by_lane(name: str) -> None:
-    workload = lane_workload(MODELS[name])
-    stack = lane_stack(workload, 2)
-    way = VmapGradients(workload, stack, lanes_per_call=1)
     assert_same(way.evaluate("validation", 12), alone(workload, stack))
 
 

@@ -1,0 +1,253 @@
+"""A traced step is plain autograd in another form: every model, any division into calls, and nothing left behind by a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.lane_models import CLASSES, MODELS, REFUSED, Dicts, lane_workload, mlp
+from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
+from workbench.errors import WorkloadError
+from workbench.train.gradients import LoopGradients
+from workbench.train.lanes import program
+from workbench.train.lanes.recorder import CannotBatch
+from workbench.train.lanes.run import VmapGradients, _Call
+from workbench.workloads.base import Workload
+from workbench.workloads.registry import load_workload
+
+ALONE = ("lstm", "gru", "spectral_norm")  # torch.func.vmap knows no rule for what these call
+PER_CALL = (1, 2, 5)
+
+
+def noisy_bn() -> nn.Module:
+    return mlp(nn.BatchNorm1d(8), nn.Dropout(0.3))
+
+
+def compare(workload: Workload, *, per_call: int, lanes: int = 5, streams: int = 1, rtol: float = 1e-10) -> None:
+    stack = lane_stack(workload, lanes, streams=[k % streams for k in range(lanes)])
+    steps = updates(workload, 2, streams=streams)
+    expected = loop(workload, stack, steps)
+    assert_same(run(stack, VmapGradients(workload, stack, lanes_per_call=per_call), steps), expected, rtol)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "per_call", "dtype", "rtol"),
+    [(1, 1, torch.float32, 1e-5), (2, 1, torch.float64, 1e-10), (5, 2, torch.float64, 1e-10), (3, 3, torch.float32, 1e-5)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_plain_autograd(
+    name: str, lanes: int, per_call: int, dtype: torch.dtype, rtol: float
+) -> None:
+    program.forget_programs()
+    workload = lane_workload(MODELS[name], dtype=dtype)
+    if name in ALONE and per_call > 1:
+        with pytest.raises(CannotBatch, match="lanes cannot be batched"):
+            compare(workload, per_call=per_call)
+        return
+    compare(workload, per_call=per_call, lanes=lanes, rtol=rtol)
+    assert all(found.clean for _, found in program._built.values() if isinstance(found, program.LaneProgram))
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "digits_resnet", "source_text", "quadratic"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_every_bundled_workload(name: str, lanes: int) -> None:
+    workload = load_workload(name)
+    steps, stack = updates(workload, 1), lane_stack(workload, lanes)
+    way = VmapGradients(workload, stack, lanes_per_call=lanes)
+    (found,), (expected,) = run(stack, way, steps), loop(workload, stack, steps)
+    assert all(built.clean for built, _ in way._calls[0].planned)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=0)
+    wrong = (found.grad - expected.grad).abs() > 2e-5 * expected.grad.abs().max()
+    assert wrong.double().mean() < 0.1  # rounding switches a unit on or off now and then
+
+
+@pytest.mark.parametrize("per_call", PER_CALL)
+@pytest.mark.parametrize("weights", [None, lambda batch: (batch[1] % 3).double()], ids=["plain", "weighted"])
+@pytest.mark.parametrize(("steps", "streams"), [(1, 3), (2, 1), (2, 2)])
+def test_streams_micro_batches_and_weights(per_call: int, weights: Any, steps: int, streams: int) -> None:
+    workload = lane_workload(noisy_bn, accumulate_steps=steps).replace(weights=weights)
+    compare(workload, per_call=per_call, streams=streams)
+
+
+@pytest.mark.parametrize("per_call", PER_CALL)
+@pytest.mark.parametrize(
+    ("config", "rtol"),
+    [({"batch_size": 1}, 1e-10), ({"dtype": torch.float32, "precision": "bfloat16"}, 0.02)],
+    ids=["one example has no standard error", "half precision"],
+)
+def test_batches_of_one_and_half_precision(per_call: int, config: dict[str, Any], rtol: float) -> None:
+    compare(lane_workload(mlp, **config), per_call=per_call, rtol=rtol)
+
+
+@pytest.mark.parametrize("per_call", [1, 3])
+def test_wrong_weights_are_explained(per_call: int) -> None:
+    workload = lane_workload(mlp).replace(weights=lambda batch: 0.0 * batch[1])
+    way = VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=per_call)
+    with pytest.raises(WorkloadError, match="gives 0 to all 8 examples of the first batch of the train split"):
+        way(updates(workload, 1)[0])
+
+
+@pytest.mark.parametrize("per_call", PER_CALL)
+def test_batches_may_be_nested_and_hold_constants(per_call: int) -> None:
+    plain = lane_workload(mlp)
+    x, y = plain.train_data.tensors
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs, labels = torch.stack([i["input"]["x"] for i in items]), torch.stack([i["label"] for i in items])
+        return {"scale": 2.0, "input": {"x": inputs}, "labels": (labels, "class"), "mask": None}
+
+    nested = plain.replace(
+        train_data=Dicts(x, y),
+        validation_data=Dicts(x[:20], y[:20]),
+        collate=collate,
+        forward=lambda model, batch: model(batch["scale"] * batch["input"]["x"]),
+        loss=lambda outputs, batch: plain.loss(outputs, (None, batch["labels"][0])),
+        metrics={},
+    )
+    compare(nested, per_call=per_call)
+
+
+@pytest.mark.parametrize(
+    ("extra", "taken", "said"),
+    [
+        (lambda number: number, 8, "more than 8 shapes or with changing constants"),
+        (lambda number: object(), 0, "the batch holds a object"),
+    ],
+)
+def test_batches_that_no_program_can_take_are_refused(extra: Callable[[int], Any], taken: int, said: str) -> None:
+    workload = lane_workload(mlp)
+    steps = [
+        [[([*b, extra(i)], n) for b, n in stream] for stream in step] for i, step in enumerate(updates(workload, 3) * 3)
+    ]
+    way = VmapGradients(workload, lane_stack(workload, 2), lanes_per_call=2)
+    for step in steps[:taken]:
+        way(step)
+    with pytest.raises(CannotBatch, match=said):
+        way(steps[taken])
+
+
+@pytest.mark.parametrize("per_call", [1, 3])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_traced_is_refused_with_the_reason(name: str, per_call: int) -> None:
+    build, reason = REFUSED[name]
+    workload = lane_workload(build)
+    stack, step = lane_stack(workload, 3), updates(workload, 1)[0]
+    before, values = [stack.rng.state(lane)["torch"] for lane in range(3)], stack.values.clone()
+    with pytest.raises(CannotBatch, match=reason):
+        VmapGradients(workload, stack, lanes_per_call=per_call)(step)
+    assert torch.equal(stack.values, values)
+    assert all(torch.equal(stack.rng.state(lane)["torch"], state) for lane, state in enumerate(before))
+    LoopGradients(workload, stack)(step)  # and plain autograd still works
+
+
+@pytest.mark.parametrize("per_call", PER_CALL)
+def test_a_stack_may_be_packed_again(per_call: int) -> None:
+    workload = lane_workload(noisy_bn)
+    stack, steps = lane_stack(workload, 5, streams=[0, 1, 0, 0, 1]), updates(workload, 2, streams=2)
+    way = VmapGradients(workload, stack, lanes_per_call=per_call)
+    assert way(steps[0]).loss.shape == (5,)
+    stack.keep([1, 3])
+    assert_same(run(stack, way, steps[1:]), loop(workload, stack, steps[1:]), 1e-10)
+    calls = {"lanes_per_call": min(2, per_call), "calls": 2 if per_call == 1 else 1}
+    assert way.describe() == {"gradients": "vmap", "threads": 1} | calls
+
+
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_threads_change_no_bit_and_are_put_back(monkeypatch: pytest.MonkeyPatch, per_call: int) -> None:
+    workload = lane_workload(MODELS["conv"], dtype=torch.float32)
+    stack, steps = lane_stack(workload, 6), updates(workload, 2)
+    alone = run(stack, VmapGradients(workload, stack, lanes_per_call=per_call), steps)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n, set_to=torch.set_num_threads: set_to(n))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        spread = VmapGradients(workload, stack, lanes_per_call=per_call, threads=3)
+        assert torch.get_num_threads() == 1
+        meet = threading.Barrier(3, timeout=20)  # breaks unless three calls run at the same time
+        whole = _Call.run
+        monkeypatch.setattr(_Call, "run", lambda *args: (meet.wait(), whole(*args)))
+        together = run(stack, spread, steps)
+        spread.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a.grad, b.grad)
+        assert all(torch.equal(a.buffers[name], b.buffers[name]) for name in a.buffers)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_out_of_memory_halves_the_calls(monkeypatch: pytest.MonkeyPatch, error: Exception, threads: int) -> None:
+    """A call of more than `fit` lanes fails after it has drawn and written its buffers."""
+    workload = lane_workload(noisy_bn)
+    stack, steps = lane_stack(workload, 6), updates(workload, 2)
+    expected, whole, fit = loop(workload, stack, steps), _Call.run, 2
+
+    def small_only(self: _Call, *args: Any) -> None:
+        whole(self, *args)
+        if self.lanes > fit:
+            raise error
+
+    monkeypatch.setattr(_Call, "run", small_only)
+    way = VmapGradients(workload, stack, lanes_per_call=6, threads=threads)
+    assert_same(run(stack, way, steps), expected, 1e-10)
+    assert way.describe()["lanes_per_call"] == 2
+    fit = 0
+    with pytest.raises(type(error), match="memory"):  # a single lane does not fit
+        way(steps[0])
+    way.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_that_fails_leaves_everything_for_plain_autograd(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    workload = lane_workload(noisy_bn)
+    stack, steps = lane_stack(workload, 4), updates(workload, 1)
+    expected, whole = loop(workload, stack, steps), _Call.run
+
+    def last_fails(self: _Call, *args: Any) -> None:
+        whole(self, *args)
+        if self.rows.stop == 4:
+            raise IndexError("index 7 is out of bounds")
+
+    monkeypatch.setattr(_Call, "run", last_fails)
+    way = VmapGradients(workload, stack, lanes_per_call=2, threads=threads)
+    with pytest.raises(CannotBatch, match="the traced step failed .IndexError: index 7 is out of bounds"):
+        way(steps[0])
+    way.close()
+    assert_same(loop(workload, stack, steps), expected, 0.0)
+
+
+def test_a_wrong_label_is_left_to_plain_autograd_to_explain() -> None:
+    workload = lane_workload(mlp)
+    stack, steps = lane_stack(workload, 3), updates(workload, 2)
+    way = VmapGradients(workload, stack, lanes_per_call=3)
+    way(steps[0])
+    steps[1][0][0][0][1][2] = CLASSES + 3
+    with pytest.raises(CannotBatch, match="the traced step failed"):
+        way(steps[1])
+    with pytest.raises(WorkloadError, match=f"target {CLASSES + 3} is out of range"):
+        LoopGradients(workload, stack)(steps[1])
+
+
+def test_programs_are_shared_between_stacks_of_one_workload_and_refusals_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    program.forget_programs()
+    built: list[int] = []
+    build = program.build_program
+    monkeypatch.setattr(program, "build_program", lambda *a, **k: (built.append(k["lanes"]), build(*a, **k))[1])
+    for rate, counts in ((0.3, (4, 4, 2)), (0.5, (2,))):
+        workload = lane_workload(lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(rate)))  # noqa: B023
+        for lanes in counts:
+            VmapGradients(workload, lane_stack(workload, lanes), lanes_per_call=2)(updates(workload, 1)[0])
+    assert built == [2, 2]
+    workload = lane_workload(REFUSED["branching"][0])
+    for _ in range(2):
+        with pytest.raises(CannotBatch, match="reads the value of a tensor"):
+            VmapGradients(workload, lane_stack(workload, 2), lanes_per_call=2)(updates(workload, 1)[0])
+    assert built == [2, 2, 2]

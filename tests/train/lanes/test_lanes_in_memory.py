@@ -1,0 +1,169 @@
+"""How many lanes fit in memory; stacks that do not are halved, and nothing that was trained is trained twice for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.lane_models import MODELS, lane_workload
+from tests.helpers.lane_stacks import CPU, lane_stack, updates
+from tests.helpers.workloads import small_workload
+from workbench.errors import ConfigError, WorkloadError
+from workbench.record.read import StudyRecord
+from workbench.record.write import StudyWriter
+from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.gradients import LoopGradients
+from workbench.train.hooks import Hook, Run, Step
+from workbench.train.lanes import memory
+from workbench.train.lanes.memory import available_bytes, lane_bytes, lanes_that_fit, room_for_calls, train_stacks
+from workbench.train.lanes.run import VmapGradients
+from workbench.train.trainer import Trainer
+from workbench.workloads.base import Workload
+
+
+def wide() -> Workload:
+    return lane_workload(lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)))
+
+
+def peak(lanes: int) -> int:
+    """The bytes of a call, as its program knows them."""
+    way = VmapGradients(wide(), lane_stack(wide(), lanes), lanes_per_call=lanes)
+    way.prepare(updates(wide(), 1)[0])
+    return way._calls[0].planned[0][0].peak_bytes
+
+
+def test_a_lane_counts_parameters_gradient_optimizer_frozen_ones_and_buffers() -> None:
+    frozen, buffered = (lane_stack(lane_workload(MODELS[name]), 2) for name in ("frozen", "batch_norm"))
+    for stack, more in ((frozen, 16 * 8 + 8), (buffered, 8 + 8 + 1)):
+        trained = sum(p.numel() for p in stack.models[0].parameters() if p.requires_grad)
+        assert lane_bytes(stack) == 8 * (trained * 6 + more)
+
+
+def test_the_peak_of_a_call_holds_its_results_and_grows_with_the_lanes() -> None:
+    results = 8 * (16 * 64 + 64 + 64 * 4 + 4)
+    activations = 8 * 8 * 64  # the hidden layer of eight examples in float64
+    assert results < peak(1) < results + 6 * activations
+    assert peak(8) == pytest.approx(2 * peak(4), rel=0.1)
+
+
+def test_available_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
+    for said, expected in (("MemTotal: 900 kB\nMemAvailable:   123 kB\n", 123 * 1024), ("nonsense", 4096 * 500)):
+        monkeypatch.setattr(Path, "read_text", lambda self, said=said: said)
+        assert available_bytes(CPU) == expected
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
+    assert available_bytes(torch.device("cuda")) == 1300
+
+
+def test_what_state_leaves_is_for_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lanes_that_fit(1000, lane=10, share=0.8) == 80
+    assert lanes_that_fit(5, lane=10) == 1, "a single lane is always tried"
+    stack = lane_stack(lane_workload(MODELS["mlp"]), 4)
+    state = 4 * lane_bytes(stack)
+    assert room_for_calls(stack, bound=state + 123) == 123
+    assert room_for_calls(stack, bound=state // 2) == 0
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1000)
+    assert room_for_calls(stack, bound=None) == 800
+
+
+@pytest.mark.parametrize(("lanes_of_room", "threads", "expected"), [(8.5, 1, 8), (3.5, 1, 3), (3.5, 2, 1), (0.1, 1, 1)])
+def test_calls_take_as_many_lanes_as_there_is_room_for(lanes_of_room: float, threads: int, expected: int) -> None:
+    workload = wide()
+    stack, (step,) = lane_stack(workload, 8), updates(workload, 1)
+    way = VmapGradients(workload, stack, lanes_per_call=8, threads=threads, room=int(lanes_of_room * peak(1)))
+    loop = LoopGradients(workload, stack)
+    try:
+        way(step)
+        assert way.describe()["lanes_per_call"] == expected
+        found, evaluated = stack.grad.clone(), way.evaluate("validation", 8)
+    finally:
+        way.close()
+    loop(step)
+    torch.testing.assert_close(found, stack.grad, rtol=1e-10, atol=1e-12)
+    expected_values = [[pytest.approx(e.value, rel=1e-9) for e in lane] for lane in loop.evaluate("validation", 8, rows=range(8))]  # fmt: skip
+    assert [[e.value for e in lane] for lane in evaluated] == expected_values
+
+
+class Full(Hook):
+    """Runs out of memory at step 25 whenever more than `fit` lanes train together."""
+
+    def __init__(self, fit: int) -> None:
+        self.fit = fit
+        self.began: list[tuple[int, int]] = []
+
+    def on_start(self, run: Run) -> None:
+        self.began.append((len(run.trials), run.step))
+
+    def on_step(self, step: Step) -> None:
+        if step.index == 25 and len(step.trials) > self.fit:
+            raise torch.OutOfMemoryError("planted: out of memory")
+
+
+def run(out: Path, hook: Hook, lanes: int, **trainer: Any) -> StudyRecord:
+    given = small_workload(config={"eval_every_steps": 10})
+    study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
+    configs = [given.config.replace(peak_lr=0.01 * (k + 1)) for k in range(lanes)]
+    try:
+        Trainer(hooks=[hook], **trainer).run_trials(given, configs, study, stage="lr_sweep")
+    finally:
+        study.close()
+    return StudyRecord(out)
+
+
+def test_out_of_memory_halves_the_stack_and_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+    full = Full(fit=2)
+    record, whole = run(tmp_path / "full", full, 5), run(tmp_path / "whole", Full(fit=5), 5)
+    assert list(record.trials["state"]) == ["complete"] * 5
+    assert full.began == [(5, 0), (2, 20), (3, 20), (1, 20), (2, 20)]
+    assert record.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-10)
+    assert (record.steps.groupby("trial").size() == 40).all()
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        run(tmp_path / "none", Full(fit=0), 2)
+    assert "failed" in set(StudyRecord(tmp_path / "none").trials["state"])
+
+
+def test_a_bound_on_memory_divides_the_lanes_into_stacks(tmp_path: Path) -> None:
+    lane = 41 * 8 * 6  # parameters, gradient and four tensors of the optimizer, in float64; half of the bound is theirs
+    for name, lanes, bound, stacks in (("run", 5, 2 * 2.5 * lane / 1e9, [1, 2, 2]), ("tight", 2, 1e-9, [1, 1])):
+        seen = Full(fit=99)
+        record = run(tmp_path / name, seen, lanes, memory_gb=bound)
+        assert [size for size, _ in seen.began] == stacks
+        assert set(record.trials["state"]) == {"complete"}
+
+
+@pytest.mark.parametrize("memory_gb", [0, -1.0, float("nan"), float("inf"), "4", True])
+def test_a_bound_that_is_none_is_refused(memory_gb: float) -> None:
+    with pytest.raises(ConfigError, match="memory_gb=.* must be above 0"):
+        Trainer(memory_gb=memory_gb)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (MemoryError(), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory is what I named my column"), False),
+        (None, False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException | None, is_one: bool) -> None:
+    assert is_out_of_memory(error) is is_one
+    wrapped = WorkloadError("workload 'w', at step 3: forward or loss raised")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(wrapped) is is_one
+
+
+@pytest.mark.parametrize(("lanes", "fit", "sizes"), [(7, 7, [7]), (7, 3, [2, 2, 3]), (4, 1, [1] * 4), (3, 0, [1] * 3)])
+def test_pieces_are_as_equal_as_can_be(lanes: int, fit: int, sizes: list[int]) -> None:
+    seen: list[Any] = []
+    train_stacks(list(range(lanes)), seen.append, fit=fit)  # type: ignore[arg-type]
+    assert [len(piece) for piece in seen] == sizes
+    assert [lane for piece in seen for lane in piece] == list(range(lanes))

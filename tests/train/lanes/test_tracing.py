@@ -1,0 +1,272 @@
+"""What is recorded, and what is refused: values that are read, attributes that change, models that differ; the clean-up is checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from tests.helpers.lane_models import MODELS, lane_workload, mlp
+from tests.helpers.lane_stacks import lane_stack, updates
+from workbench.train.lanes import program
+from workbench.train.lanes.recorder import CannotBatch, Recorder
+from workbench.train.lanes.run import VmapGradients
+from workbench.train.lanes.step import (  # fmt: skip
+    ClassLosses,
+    _changed,
+    _copied,
+    check_alike,
+    module_state,
+    split_batch,
+    stack_batches,
+)
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Own(Tensor):
+    pass
+
+
+def branch(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def recorded(function: Callable[[Tensor], Any]) -> None:
+    recorder = Recorder()
+    recorder.placeholder("x", X)
+    with torch.no_grad(), recorder:
+        function(X)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (branch, r"reads the value of a tensor .*line \d+: .*x\.sum\(\) > 0"),
+        (lambda x: x * float(torch.zeros(()).add_(x.sum())), "reads the value"),  # a constant that was written into
+        (lambda x: x * x.sum(1).tolist()[0], "reads the value"),
+        (lambda x: x * x.detach().numpy().sum(), "reads the value"),
+        (lambda x: x.nonzero(), "a shape depends on the values"),
+        (lambda x: x[x > 0], "a shape depends on the values"),
+        (lambda x: torch.rand(3, generator=torch.Generator()), "a generator of its own"),
+        (lambda x: x * torch.ones(()).as_subclass(Own), "a tensor type of its own"),
+    ],
+)
+def test_what_depends_on_values_is_refused(function: Callable[[Tensor], Any], reason: str) -> None:
+    with pytest.raises(CannotBatch, match=reason):
+        recorded(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * torch.linspace(1, 2, 3).sum().item(),
+        lambda x: x * torch.linspace(1, 2, 3).tolist()[1],
+        lambda x: x.sum(1)[torch.arange(3)],
+        lambda x: F.dropout(x, 0.0),
+    ],
+)
+def test_values_that_depend_on_no_input_may_be_read(function: Callable[[Tensor], Tensor]) -> None:
+    recorded(function)
+
+
+def test_a_parameter_reached_by_another_way_than_its_name_is_refused() -> None:
+    layer = nn.Linear(6, 2).double()
+    recorder = Recorder(hidden=layer.parameters())
+    recorder.placeholder("x", X)
+    with pytest.raises(CannotBatch, match="by another way than its name"), recorder:
+        layer(X)
+
+
+def wrong(graph: fx.Graph, *args: Any, **kwargs: Any) -> None:
+    """Stand in for a clean-up that doubles a result."""
+    output = graph.output_node()
+    grads, *rest = output.args[0]
+    with graph.inserting_before(output):
+        twice = graph.call_function(torch.ops.aten.mul.Tensor, (grads[0], 2))
+    twice.meta = dict(grads[0].meta) | {"base": twice}
+    output.args = (type(output.args[0])([twice, *grads[1:]], *rest),)
+
+
+def raises(graph: fx.Graph, *args: Any, **kwargs: Any) -> None:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("broken", [wrong, raises])
+def test_a_clean_up_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
+    workload = lane_workload(MODELS["mlp"])
+    monkeypatch.setattr(program, "clean_up", broken)
+    way = VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=3)
+    way(updates(workload, 1)[0])
+    assert [found.clean for found, _ in way._calls[0].planned] == [False]
+
+
+@pytest.mark.parametrize("part", ["losses", "grads"])
+def test_a_program_that_gives_other_numbers_than_the_step_is_refused(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    lower = program._lower
+
+    def off(*args: Any) -> Any:
+        function, result, size = lower(*args)
+        value = getattr(result, part)
+        changed = value + 0.01 if part == "losses" else [1.1 * g for g in value]
+        return function, result._replace(**{part: changed}), size
+
+    monkeypatch.setattr(program, "_lower", off)
+    workload = lane_workload(MODELS["mlp"])
+    with pytest.raises(CannotBatch, match="gives other numbers than the step itself"):
+        VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=3)(updates(workload, 1)[0])
+
+
+class Holder(nn.Module):
+    def __init__(self, value: Any = None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.inner.kept = value  # type: ignore[assignment]
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "bool for number": (1, lambda value: True),
+    "deep": ({"a": [(1, {2: 3})]}, lambda value: value["a"][0][1].update({2: 4}) or value),
+    "deque": (deque([1]), lambda value: value.append(1) or value),
+    "set": ({1}, lambda value: value.add(2) or value),
+    "object": (SimpleNamespace(n=0), lambda value: setattr(value, "n", 1) or value),
+    "tensor in place": (torch.zeros(2), lambda value: value.add_(1)),
+    "another tensor": (torch.zeros(2), lambda value: value.clone()),
+    "nan": (1.0, lambda value: float("nan")),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_of_an_attribute_is_seen_and_named(kind: str) -> None:
+    value, change = CHANGES[kind]
+    model = Holder(value)
+    before = module_state(model)
+    assert _changed(before, module_state(model)) == []
+    model.inner.kept = change(model.inner.kept)
+    model.fresh = 1
+    assert _changed(before, module_state(model)) == ["fresh", "inner.kept"]
+
+
+@pytest.mark.parametrize(
+    ("make", "alike"),
+    [
+        (lambda k: torch.arange(4), True),
+        (lambda k: lambda x: x, True),
+        (lambda k: float("nan"), True),
+        (lambda k: torch.arange(4) + k, False),
+        (lambda k: torch.arange(4).to(torch.int32 if k else torch.int64), False),
+        (lambda k: [nn.Linear(2, 2)], False),  # a module that nobody trains
+        (lambda k: 0.1 * k, False),
+    ],
+)
+def test_models_that_differ_in_more_than_parameters_are_named(make: Callable[[int], Any], alike: bool) -> None:
+    models = [Holder(make(k)) for k in range(2)]
+    if alike:
+        check_alike(models)
+    else:
+        with pytest.raises(CannotBatch, match=r"'inner\.kept' of the model is not the same in all trials"):
+            check_alike(models)
+
+
+def test_hooks_are_compared_by_what_they_are() -> None:
+    models = [Holder() for _ in range(2)]
+    for model in models:
+        model.register_forward_hook(print)
+    check_alike(models)
+    models[1].register_forward_hook(print)
+    with pytest.raises(CannotBatch, match="_forward_hooks"):
+        check_alike(models)
+
+
+def test_a_copy_has_memory_of_its_own_and_keeps_tied_weights_tied() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    stack = torch.zeros(1000, 3)
+    model[0]._buffers["running_mean"] = stack[7]
+    model[1].weight = model[0].weight
+    twin: Any = _copied(model)
+    assert twin[0].running_mean.untyped_storage().nbytes() == 12, "a row does not bring the whole stack along"
+    twin[0].running_mean.add_(1)
+    assert stack.sum() == 0
+    assert twin[1].weight is twin[0].weight is not model[0].weight
+    with pytest.raises(CannotBatch, match="the model cannot be copied .TypeError"):
+        _copied(Holder(i for i in range(3)))
+
+
+def test_a_batch_is_put_together_as_it_was_and_its_layout_tells_what_differs() -> None:
+    x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
+    batch = {"a": [x, {"b": (y, None)}], "c": 3, "d": [1, 2.5, True, b"x"]}
+    tensors, layout = split_batch(batch, 3)
+    assert str(layout.rebuild(tensors)) == str(batch)
+    plain = split_batch([x, y, 1], 3)[1]
+    assert plain == split_batch([x + 5, y * 2, 1], 3)[1]
+    others: list[Any] = [[x, y, 2], [x, y, 1.0], [x, y, True], [x[:2], y, 1], [x.double(), y, 1], [x.t().contiguous().t(), y, 1], (x, y, 1), [y, x, 1]]  # fmt: skip
+    assert plain not in [split_batch(other, 3)[1] for other in others]
+    (packed,), found = split_batch([x.expand(4, 3, 2)], 4)
+    assert packed.is_contiguous()
+    assert found.tensors[0][1] == packed.stride()
+    stacked, shared = stack_batches([split_batch([x + k, y], 3) for k in range(4)])
+    assert torch.equal(stacked[0][2], x + 2)
+    assert shared == split_batch([x, y], 3)[1]
+    with pytest.raises(CannotBatch, match="batches of different shapes at the same step"):
+        stack_batches([split_batch([x], 3), split_batch([x[:2]], 2)])
+
+
+@pytest.mark.parametrize("form", [{"reduction": "none"}, {}, {"reduction": "sum"}, {"ignore_index": 3}, {"weight": torch.arange(1.0, 5).double()}, {"label_smoothing": 0.1}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3)])
+@pytest.mark.parametrize("function", [F.cross_entropy, F.nll_loss])
+def test_losses_of_classes_are_torchs(function: Any, shape: tuple[int, ...], form: dict[str, Any]) -> None:
+    if function is F.nll_loss and "label_smoothing" in form:
+        return  # it does not smooth
+    targets = torch.tensor([0, 3, 3 if "ignore_index" in form else -100, 2, 1])
+    targets = targets if len(shape) == 2 else targets.unsqueeze(1).expand(5, 3)
+    leaf = torch.randn(shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).requires_grad_()
+    expected = function(leaf, targets, **form)
+    with ClassLosses():
+        found = function(leaf, targets, **form)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    grads = [torch.autograd.grad(loss.sum(), leaf)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-13, atol=1e-13)
+
+
+def test_other_losses_pass_through() -> None:
+    x = torch.randn(5, 4, dtype=torch.float64)
+    with ClassLosses():
+        shares = -(x.softmax(1) * x.log_softmax(1)).sum(1).mean()
+        torch.testing.assert_close(F.cross_entropy(x, x.softmax(1)), shares)
+        torch.testing.assert_close(F.cross_entropy(x[0], torch.tensor(2)), -x[0].log_softmax(0)[2])
+        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+            F.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 3]))
+
+
+def test_a_traced_step_needs_no_symbolic_algebra() -> None:
+    """It takes half a second to import."""
+    code = (
+        "import sys, torch\n"
+        "from torch.nn import functional as F\n"
+        "from workbench.train.lanes.step import ClassLosses\n"
+        "with ClassLosses():\n"
+        "    torch.func.vmap(lambda x: F.cross_entropy(x, torch.tensor([0, 1]), reduction='none'))(torch.zeros(3, 2, 4))\n"
+        "assert 'sympy' not in sys.modules, 'sympy was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_model_that_is_traced_is_left_as_it_is() -> None:
+    workload = lane_workload(lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.3)))
+    stack, step = lane_stack(workload, 2), updates(workload, 1)[0]
+    way = VmapGradients(workload, stack, lanes_per_call=2)
+    state, buffers = torch.get_rng_state(), {name: t.clone() for name, t in stack.buffers.items()}
+    way.prepare(step)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(stack.buffers[name], t) for name, t in buffers.items())
+    assert all(module.training for model in stack.models for module in model.modules())
