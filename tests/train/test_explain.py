@@ -58,16 +58,6 @@ def test_an_interrupt_passes(error: BaseException) -> None:
     assert raised(error) is error
 
 
-def test_nothing_raised_is_nothing_said(capsys: pytest.CaptureFixture[str]) -> None:
-    reached = []
-    with explained(small_workload(), "at step 3") as block:
-        reached.append("the end of the block")
-    assert block is None
-    assert reached == ["the end of the block"]
-    assert explained(small_workload(), "at step 3").__exit__(None, None, None) is None, "and nothing is swallowed"
-    assert tuple(capsys.readouterr()) == ("", "")
-
-
 def test_batch_norm_on_single_examples(tmp_path: Path) -> None:
     workload = small_workload(build_model=normed, config={"batch_size": 1})
     with pytest.raises(WorkloadError, match=r"^workload 'small', at step 0: .*at least 2 examples.*nn\.GroupNorm"):
