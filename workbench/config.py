@@ -92,7 +92,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""
-        _number(self, "peak_lr", low=0.0, open_low=True)
+        _check_number(self, "peak_lr", low=0.0, open_low=True)
         for name in ("total_steps", "batch_size", "accumulate_steps", "keep_best"):
             check_integer(name, getattr(self, name))
         for name in ("warmup_steps", "shared_seed", "per_host_seed"):
@@ -101,11 +101,11 @@ class TrainConfig:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         for name in ("momentum", "rho", "beta1", "beta2"):
-            _number(self, name, low=0.0, high=1.0)
-        _number(self, "eps", low=0.0)
-        _number(self, "weight_decay", low=0.0)
+            _check_number(self, name, low=0.0, high=1.0)
+        _check_number(self, "eps", low=0.0)
+        _check_number(self, "weight_decay", low=0.0)
         if self.max_grad_norm is not None:
-            _number(self, "max_grad_norm", low=0.0, open_low=True)
+            _check_number(self, "max_grad_norm", low=0.0, open_low=True)
         _choice(self, "optimizer", OPTIMIZERS)
         _choice(self, "schedule", SCHEDULES)
         _choice(self, "rules", get_args(Rules))
@@ -247,7 +247,9 @@ def _code_text(value: Any, *, depth: int) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _number(config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
+def _check_number(
+    config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
     value = getattr(config, name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     above = number and math.isfinite(value) and (value > low if open_low else value >= low)

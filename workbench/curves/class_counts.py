@@ -97,11 +97,11 @@ def class_counts(
         before = facts.get("classes_before") if before is None else before
         after = facts.get("classes") or []
     earlier = {int(row["class"]): row for row in before or ()}
-    rows = [_row(row, earlier.get(int(row["class"])), confidence) for row in after]
+    rows = [_class_row(row, earlier.get(int(row["class"])), confidence) for row in after]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values(["total", "class"], ignore_index=True)
 
 
-def _row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, confidence: float) -> dict[str, Any]:
+def _class_row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, confidence: float) -> dict[str, Any]:
     total, correct = int(row["total"]), int(row["correct"])
     if earlier is not None and int(earlier["total"]) != total:
         raise UsageError(

@@ -15,6 +15,7 @@ from workbench.curves.clip_threshold import ClipThreshold, arrival, choose_thres
 from workbench.curves.judged import judged
 from workbench.curves.sweep import objective
 from workbench.curves.trials import RecordLike, TrialVerdict
+from workbench.record.json_values import number
 from workbench.record.roles import SHORT
 
 __all__ = ["alternation", "clipped_runs", "fixed_step", "step_scale"]
@@ -55,7 +56,7 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
     usable = judged(record).verdicts(lambda c: c.stage not in SHORT and "grad_norm" in c.steps)
     if not usable:
         return None
-    wanted = [_number(record.facts.get("clipping_reference_lr")), _number(record.config.get("peak_lr"))]
+    wanted = [number(record.facts.get("clipping_reference_lr")), number(record.config.get("peak_lr"))]
     item = min(usable, key=lambda found: _preference(found, wanted))
     rises = [(rise.onset_step, rise.back_step) for rise in item.verdict.rises]
     warmup = int(item.curve.config.get("warmup_steps") or 0)
@@ -77,7 +78,7 @@ def norms_of(item: TrialVerdict) -> NDArray[np.float64]:
 
 def max_grad_norm_of(config: Mapping[str, Any]) -> float | None:
     """Return the clipping threshold of a trial's row; None where clipping is off."""
-    value = _number(config.get("max_grad_norm"))
+    value = number(config.get("max_grad_norm"))
     return value if math.isfinite(value) else None
 
 
@@ -90,10 +91,6 @@ def _preference(item: TrialVerdict, wanted: Sequence[float]) -> tuple[float, ...
     level = objective(curve) if all(other_lr) else 0.0
     other_stage = not curve.point
     return (unstable, clipped, other_stage, not curve.finished, *other_lr, level, curve.trial)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 FREE = frozenset(

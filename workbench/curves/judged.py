@@ -175,10 +175,12 @@ def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0
     Args:
         above: only trials whose lr is larger.
     """
-    return [_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)]
+    return [
+        _run_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)
+    ]
 
 
-def _row(item: TrialVerdict) -> dict[str, Any]:
+def _run_row(item: TrialVerdict) -> dict[str, Any]:
     curve = item.curve
     clip = curve.config.get("max_grad_norm")
     return {

@@ -172,7 +172,7 @@ def mean_and_error(parts: Sequence[FloatArray], *, blocks: int = 8) -> tuple[flo
     Args:
         parts: of one length, shape (steps,) each.
     """
-    errors = [_number(_mean_se(part, blocks)) for part in parts]
+    errors = [_finite_or_zero(_mean_se(part, blocks)) for part in parts]
     return float(np.mean([np.mean(part) for part in parts])), math.hypot(*errors) / len(errors)
 
 
@@ -208,12 +208,14 @@ def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_n
     Where chance is below the initial loss it is known without noise, and the second half of the run, which sees more
     examples than its end, tells as well. Else the lead over a smaller lr does, on minibatches.
     """
-    se = max(_number(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
+    se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
         later, error = mean_and_error([c.loss[c.total_steps // 2 :] for c in curves])
         below = not table.noise_free and table.level - later > noise_sds * max(error, se / 4)
         return table.progress > noise_sds * se or below
-    worse_below = any(p.above_best > max(noise_sds * _number(p.above_best_se), 0.0) for p in table.points[:best])
+    worse_below = any(
+        p.above_best > max(noise_sds * _finite_or_zero(p.above_best_se), 0.0) for p in table.points[:best]
+    )
     lead = table.progress > 0 and not table.noise_free and worse_below
     return table.progress > noise_sds * math.hypot(start_noise, se) or lead
 
@@ -306,7 +308,7 @@ def _start_noise(peers: Sequence[TrialCurve]) -> float:
     return min(found, default=0.0) / math.sqrt(max(1, len({c.seed for c in peers})))
 
 
-def _number(value: float) -> float:
+def _finite_or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 

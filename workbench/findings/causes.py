@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from workbench.findings.finding import Finding
+from workbench.findings.finding import STATUSES, Finding
 
 __all__ = ["REMARKS", "STRUCTURAL", "and_more", "causes_first", "listed", "vetoes_tuning"]
 
@@ -118,7 +118,6 @@ STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*"
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
 
 _ALARMS = ("fail", "warn")
-_STATUSES = ("fail", "warn", "not_measured", "ok")
 
 
 def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -132,7 +131,7 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     roots = {f.code: _root(f.code, alarms) for f in found if f.code in alarms}
 
     def key(finding: Finding) -> tuple[int, ...]:
-        status = _STATUSES.index(finding.status)
+        status = STATUSES.index(finding.status)
         if finding.code not in roots:
             return (status,)
         remark = REMARKS.index(_key(finding.code, REMARKS)) + 1 if _is(finding.code, REMARKS) else 0

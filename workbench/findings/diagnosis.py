@@ -56,7 +56,7 @@ def verdict_table(head: str, findings: Sequence[Finding]) -> str:
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     advised: set[str] = set()
     groups = said_alike(told, joins=lambda f: not after[f.code])
-    rows = "\n".join(_row(alike, advised, after[alike[0].code]) for alike in groups)
+    rows = "\n".join(_table_row(alike, advised, after[alike[0].code]) for alike in groups)
     parts = [f"<p><strong>{escape(head)}</strong></p>"]
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
@@ -72,7 +72,7 @@ def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> 
     return f"<details><summary>{escape(title)}</summary>\n<ul>\n{lines}\n</ul></details>"
 
 
-def _row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding]) -> str:
+def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding]) -> str:
     """Return the row of findings that say the same of several codes, with what follows from it and the first advice that no row above gave."""
     finding = alike[0]
     symbol, word = SIGNS[finding.status]

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from workbench.record.json_values import to_json
 
-__all__ = ["MEASUREMENTS", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
+__all__ = ["MEASUREMENTS", "STATUSES", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
-_SEVERITY: dict[str, int] = {"ok": 0, "not_measured": 1, "warn": 2, "fail": 3}
+STATUSES: tuple[Status, ...] = ("fail", "warn", "not_measured", "ok")
+"""Worst first."""
 SYMBOLS: dict[str, str] = {"ok": "+", "not_measured": "?", "warn": "!", "fail": "x"}
 MEASUREMENTS = {
     "lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold", "stability.headroom", "batch_size.noise_scale",
@@ -75,4 +76,4 @@ def said_alike(
 
 def worst(statuses: Sequence[Status]) -> Status:
     """Return the worst of `statuses`; "not_measured" when there is none."""
-    return max(statuses, key=lambda s: _SEVERITY[s], default="not_measured")
+    return min(statuses, key=STATUSES.index, default="not_measured")

@@ -17,6 +17,7 @@ import pandas as pd
 
 from workbench.errors import NotebookError, UsageError
 from workbench.findings.diagnosis import worst
+from workbench.findings.finding import STATUSES
 from workbench.notebook.html import page
 from workbench.notebook.parameters import check_parameters, check_values
 from workbench.notebook.runner import (
@@ -35,7 +36,7 @@ __all__ = ["NotebookRun", "NotebookRuns", "run_notebooks", "write_summary"]
 
 OUT = "out"
 """The parameter that names the folder of a notebook's study."""
-STATUSES = tuple(STATUS)
+
 WORST_SHOWN = 3
 """Codes of the worst findings that a row names."""
 

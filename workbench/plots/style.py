@@ -6,7 +6,6 @@ The style lives inside a `with` block, so that drawing changes no global setting
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
+
+from workbench.record.json_values import number
 
 __all__ = [
     "BAD",
@@ -121,16 +122,6 @@ def why_not_measured(ax: Axes) -> str | None:
     """Return the reason that `not_measured` wrote into `ax`, None for a figure with something in it."""
     written = (text.get_text().partition("\n")[2] for text in ax.texts if text.get_gid() == "not_measured")
     return next(written, None)
-
-
-def number(value: Any) -> float:
-    """Read a number of a record or of `diagnosis.json`: None is NaN, "inf" and "-inf" are infinities."""
-    if value is None or isinstance(value, bool):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def short(value: float) -> str:

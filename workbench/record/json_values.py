@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["dumps", "scrub", "to_json"]
+__all__ = ["dumps", "number", "scrub", "to_json"]
 
 _DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
 _QUOTED_OR_WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
@@ -37,7 +37,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return _number(value)
+        return _json_number(value)
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):
@@ -54,7 +54,17 @@ def dumps(value: Any) -> str:
     return json.dumps(to_json(value), indent=1, allow_nan=False)
 
 
-def _number(value: float) -> float | str | None:
+def number(value: Any) -> float:
+    """Read a number of a record or of a JSON file: None is NaN, "inf" and "-inf" are infinities."""
+    if value is None or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _json_number(value: float) -> float | str | None:
     if math.isnan(value):
         return None
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from workbench.findings.diagnosis import SIGNS, Finding
+from workbench.findings.finding import STATUSES
 from workbench.findings.topic import NARROW
 from workbench.plots.words import counted, four_digits, number_text
 from workbench.record.json_values import to_json
@@ -19,7 +20,7 @@ from workbench.record.json_values import to_json
 __all__ = ["STATUS", "redact", "render", "table", "value_text"]
 
 _WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
-STATUS = {status: (SIGNS[status][0], word) for status, word in _WORDS.items()}
+STATUS = {status: (SIGNS[status][0], _WORDS[status]) for status in STATUSES}
 """Symbol and word of each status, worst first; colour only repeats what they say."""
 
 MAX_EVIDENCE_CHARS = 4000

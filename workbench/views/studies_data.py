@@ -253,7 +253,7 @@ def compare(left: Side, right: Side) -> dict[str, Any]:
         ("mean over seeds", left.mean, right.mean),
         ("standard deviation over seeds", left.deviation, right.deviation),
     ]
-    shown = {"names": [left.name, right.name], "rows": [list(row) for row in rows], "said": _said(left, right)}
+    shown = {"names": [left.name, right.name], "rows": [list(row) for row in rows], "said": _answer_text(left, right)}
     plain: dict[str, Any] = to_json(shown)
     return plain
 
@@ -282,7 +282,7 @@ def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(to_json(value))
 
 
-def _said(left: Side, right: Side) -> str:
+def _answer_text(left: Side, right: Side) -> str:
     """Which is better, and whether the seeds can tell."""
     if _select(left) != _select(right):
         return f"Not comparable: one is selected by {_select(left)}, the other by {_select(right)}."

@@ -109,7 +109,7 @@ class ClusterResolver:
         for other in found[1:]:
             if (first.cluster_spec, first.task) != (other.cluster_spec, other.task):
                 raise UsageError(
-                    f"{first.source} and {other.source} are both set and disagree: {_said(first)} against {_said(other)}. "
+                    f"{first.source} and {other.source} are both set and disagree: {_described(first)} against {_described(other)}. "
                     "Unset the one that is not meant for this program."
                 )
         return first
@@ -206,6 +206,6 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _said(resolver: ClusterResolver) -> str:
+def _described(resolver: ClusterResolver) -> str:
     spec = resolver.cluster_spec
     return f"{resolver.task} in {spec.to_dict() if spec else 'no cluster'}"

@@ -267,7 +267,7 @@ def _call(
             f"{where} raised {kind}: {str(watch.error).rstrip('.')}. It is called with a model, a dataset "
             "and batch_size=..., and returns one number."
         ) from watch.error
-    value = _number(watch.result, metric, where, batches=len(batches), examples=len(data))
+    value = _returned_number(watch.result, metric, where, batches=len(batches), examples=len(data))
     if math.isfinite(value):
         return found | {"observed": value}
     if none_full:
@@ -278,7 +278,7 @@ def _call(
     )
 
 
-def _number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
+def _returned_number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
     """Return the one number in a result."""
     if result is None:
         raise WorkloadError(f"{where} returned nothing, but must return one number: is its return statement missing?")

@@ -86,7 +86,7 @@ def diagnose_one_batch(
     return Diagnosis.of(record, tuple(found))
 
 
-def _number(*values: Any) -> bool:
+def _has_numbers(*values: Any) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
 
 
@@ -129,7 +129,7 @@ def _modes(facts: Facts, limit: float) -> list[Finding]:
 def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
     code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
     evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
-    if not _number(change, size):
+    if not _has_numbers(change, size):
         return CODES.not_measured(code, "the outputs of the untrained model are not finite", evidence=evidence)
     ratio = change / size if size else float(change > 0)
     known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
@@ -233,7 +233,7 @@ def _constant(facts: Facts, limit: float) -> Finding:
         said = "Does not apply: inputs do not vary, or outputs have no row for each example."
         return CODES.finding(code, "ok", said, evidence=before)
     evidence = {"fresh": before, "fitted": after}
-    finite = [each for each in (before, after) if _number(each["spread"], each["size"])]
+    finite = [each for each in (before, after) if _has_numbers(each["spread"], each["size"])]
     if not finite:
         said = "Does not apply: the outputs are not finite, as other findings say."
         return CODES.finding(code, "ok", said, evidence=evidence)
@@ -289,7 +289,7 @@ def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
     if loss["reversed"]:
         said = "The loss of every example falls as the output of the right class falls: its sign is wrong."
         return CODES.finding(code, "fail", said, advice=_NEGATE)
-    if found is None or not _number(*found["falls"]):
+    if found is None or not _has_numbers(*found["falls"]):
         said = "The loss takes no outputs far from those of the model, or is infinite there."
         return CODES.finding(code, "ok", said)
     grows = all(later < 3 * earlier < 0 for earlier, later in pairwise(found["falls"]))
@@ -385,14 +385,14 @@ def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
     names = fit["larger_is_better"]
     if not names or not fit["informative"]:
         return CODES.finding(code, "ok", "Does not apply: no metric whose name says that larger is better.")
-    run = max(fit["runs"], key=lambda r: r["gap"][-1] if _number(r["gap"][-1]) else -1.0)
+    run = max(fit["runs"], key=lambda r: r["gap"][-1] if _has_numbers(r["gap"][-1]) else -1.0)
     gap, first, last = run["gap"][-1], run["metrics"][0], run["metrics"][-1]
     start, end = run["loss"][0], run["loss"][-1]
     evidence = {"gap": gap, "loss": [start, end], "first": first, "last": last}
     ignorant, floor = start, 0.0
     if loss is not None and loss["kind"] in ("classes", "binary"):
         ignorant, floor = loss["ignorant"], loss["floor"]
-    if not _number(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
+    if not _has_numbers(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
         said = "Does not apply: one batch was not fitted so far that a metric has to show it."
         return CODES.finding(code, "ok", said, evidence=evidence)
     worse = [n for n in names if last[n] < first[n] - drop or (last[n] < 0.5 and last[n] < first[n] + drop)]

@@ -88,7 +88,7 @@ def _better(
     study: JudgedStudy, ranges: Mapping[str, RuleRange], held: Contest | None, wider: Sequence[tuple[RuleRange, float]]
 ) -> Finding:
     code, rule = "optimizers.better", study.config.get("optimizer")
-    evidence: dict[str, Any] = {"own": rule, "ranges": [_row(found) for found in ranges.values()], "change": None}
+    evidence: dict[str, Any] = {"own": rule, "ranges": [_range_row(found) for found in ranges.values()], "change": None}
     trained = [found for found in ranges.values() if found.best_lr is not None]
     own = next(iter(ranges.values()), None)
     if own is None or own.optimizer != rule or own.best_lr is None or len(trained) < 2:
@@ -129,7 +129,7 @@ def _better(
     return CODES.finding(code, "ok", summary, evidence=evidence, **known)
 
 
-def _row(found: RuleRange) -> dict[str, Any]:
+def _range_row(found: RuleRange) -> dict[str, Any]:
     """Return what a figure and a table need of a rule."""
     names = (
         "optimizer", "best_lr", "low", "high", "loss", "loss_se", "trains_from", "trains_to", "fails_below", "fails_above", "stable", "unstable", "top",

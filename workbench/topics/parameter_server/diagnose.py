@@ -14,6 +14,7 @@ from workbench.errors import UsageError
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.parameter_server.trials.closure_size import closure_size
+from workbench.record.json_values import number
 from workbench.topics.parameter_server.server_load import hotspot, imbalance, load_ratios, server_load, staleness
 from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
 
@@ -123,12 +124,12 @@ def time_shares(facts: Mapping[str, Any]) -> dict[str, float]:
     """
     work, training_s, workers = (
         facts.get("work") or (),
-        _number(facts.get("training_s")),
+        number(facts.get("training_s")),
         int(facts.get("workers") or 0),
     )
     whole = workers * training_s
     sums = {
-        name: sum(_number(mine.get(f"{name}_s")) for mine in work) if work else math.nan
+        name: sum(number(mine.get(f"{name}_s")) for mine in work) if work else math.nan
         for name in ("compute", "data_wait", "pull", "push")
     }
     if not whole > 0 or not all(math.isfinite(value) for value in sums.values()):
@@ -161,7 +162,7 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
     dispatch_s = shares["idle"] * whole / max(1, int(facts.get("closures_timed") or updates))
     stretch = updates / max(1, int(facts.get("stretches") or 1))
     size = closure_size(dispatch_s, _steps(facts), round(stretch))
-    apply_s = sum(_number(load.get("apply_s")) for load in facts.get("servers") or ())
+    apply_s = sum(number(load.get("apply_s")) for load in facts.get("servers") or ())
     applied = apply_s / (served * whole) if served * whole > 0 else math.nan
     ratios = load_ratios(server_load(facts), len(facts.get("servers") or ())) if facts.get("servers") else {}
     evidence = {
@@ -196,8 +197,8 @@ def _steps(facts: Mapping[str, Any]) -> list[float]:
     """Return the mean time of an update on each worker that made one."""
     spent = [
         (
-            sum(_number(mine[f"{name}_s"]) for name in ("compute", "data_wait", "pull", "push")),
-            _number(mine.get("updates")),
+            sum(number(mine[f"{name}_s"]) for name in ("compute", "data_wait", "pull", "push")),
+            number(mine.get("updates")),
         )
         for mine in facts["work"]
     ]
@@ -224,10 +225,6 @@ def _for_servers(ratios: Mapping[str, float], applied: float, balanced: float) -
             "Move less: rows of an embedding alone (gather), a faster data plane, larger batches with fewer updates.",
         )
     return first, "Take an optimizer that does less for each gradient, or larger batches with fewer updates."
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None or isinstance(value, str) else float(value)
 
 
 CODES = {"ps.imbalance": "T13.1", "ps.hotspot": "T13.3", "ps.staleness": "T1.2", "ps.bound": "T13.5"}

@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from workbench.findings.diagnosis import Finding
+from workbench.record.json_values import number
 
 __all__ = ["MEASURES", "hotspot", "imbalance", "load_ratios", "server_load"]
 
@@ -154,8 +155,8 @@ def server_load(facts: Mapping[str, Any]) -> pd.DataFrame:
                 {
                     "server": server, "block": name, "group": _SHARED.sub("", name),
                     "carrier": _carrier(name, parameters), "trained": bool(parameters), "sharded": "/shard_" in name,
-                    "bytes": _number(block.get("bytes_in")) + _number(block.get("bytes_out")),
-                    "requests": _number(block.get("requests")), "apply_s": _number(block.get("apply_s")),
+                    "bytes": number(block.get("bytes_in")) + number(block.get("bytes_out")),
+                    "requests": number(block.get("requests")), "apply_s": number(block.get("apply_s")),
                 }
             )  # fmt: skip
     columns = ["server", "block", "group", "carrier", "trained", "sharded", *MEASURES]
@@ -197,7 +198,7 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
             code=code, status="ok", clause=clause, value=1.0, unit=unit, threshold=limit, evidence=evidence,
             summary="One server carries everything: there is nothing to balance.",
         )  # fmt: skip
-    seconds = _number(facts.get("training_s", facts.get("seconds")))
+    seconds = number(facts.get("training_s", facts.get("seconds")))
     compared = ["bytes", "requests"]
     if math.isfinite(ratios["apply_s"]) and seconds > 0 and sum(by_server["apply_s"]) >= least_apply * seconds:
         compared.append("apply_s")
@@ -227,7 +228,7 @@ def hotspot(facts: Mapping[str, Any], *, per_step: float, ratio_limit: float) ->
         ratio_limit: of that server's requests over the mean of all servers.
     """
     code, clause, unit = "ps.hotspot", "T13.3", "requests a step"
-    servers, steps = len(facts.get("servers") or ()), _number(facts.get("steps"))
+    servers, steps = len(facts.get("servers") or ()), number(facts.get("steps"))
     table = server_load(facts)
     if not servers or not steps > 0 or not np.isfinite(table["requests"]).all() or not table["requests"].sum() > 0:
         why = "no step was counted" if servers and not steps > 0 else "the requests to the servers are not known"
@@ -297,7 +298,3 @@ def _carrier(block: str, parameters: Mapping[str, int]) -> str:
 def _sums(table: pd.DataFrame, name: str, servers: int) -> list[float]:
     found = table.groupby("server")[name].sum().reindex(range(servers), fill_value=0.0)
     return [float(value) for value in found]
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None or isinstance(value, str) else float(value)

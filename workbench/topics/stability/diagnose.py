@@ -296,7 +296,7 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], 
 
 def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
     evidence = _listed(study)
-    evidence["hits"] = [_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
+    evidence["hits"] = [_trial_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
     with_rise = [h for h in hits if h.rise is not None]
     lead = min(with_rise, key=lambda h: ZONES.index(h.zone), default=None)
     if code in ("stability.mid", "stability.spike"):
@@ -313,11 +313,11 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
 
 
 def _listed(study: _Study) -> dict[str, Any]:
-    rows = [_row(item) for item in study.items]
+    rows = [_trial_row(item) for item in study.items]
     return {"trials": rows, "lr_star": study.star, "baseline_lr": study.baseline, "harmful": study.harmful}
 
 
-def _row(item: TrialVerdict) -> dict[str, Any]:
+def _trial_row(item: TrialVerdict) -> dict[str, Any]:
     curve, verdict = item.curve, item.verdict
     return {
         "trial": curve.trial, "stage": curve.stage, "lr": curve.lr, "seed": curve.seed, "when": verdict.when,
