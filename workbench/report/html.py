@@ -20,7 +20,7 @@ from workbench.record.json_values import to_json
 __all__ = ["STATUS", "redact", "render", "table", "value_text"]
 
 _WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
-STATUS = {status: (SIGNS[status][0], _WORDS[status]) for status in STATUSES}
+STATUS: dict[str, tuple[str, str]] = {status: (SIGNS[status][0], _WORDS[status]) for status in STATUSES}
 """Symbol and word of each status, worst first; colour only repeats what they say."""
 
 MAX_EVIDENCE_CHARS = 4000
