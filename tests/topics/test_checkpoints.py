@@ -21,7 +21,6 @@ from tests.helpers.workloads import small_workload
 from workbench.curves.selection import expected_maximum, wobble
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Finding
-from workbench.plots.style import why_not_measured
 from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.diagnose import CODES
 from workbench.topics.checkpoints.early_stopping import RULES
@@ -337,31 +336,6 @@ def test_a_run_that_is_stopped_before_anything_finite_keeps_nothing() -> None:
     ).runs
     assert run.kept_step is None
     assert "nothing finite to keep" in run.words
-
-
-def drawn(ax: Axes, label: str) -> list[tuple[float, float]]:
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_one_circle_and_one_triangle_a_run(told: bool) -> None:
-    r = evaluated([overfitted(seed=k) for k in range(4)], [overfitted(seed=10 + k, rise=0.3) for k in range(4)])
-    said = wb.checkpoints.diagnose(r)
-    runs = said["checkpoints.best_not_last"].evidence["runs"]
-    ax = wb.checkpoints.plot(r, said if told else None, ax=Figure().subplots())
-    assert drawn(ax, "where it was chosen") == [(row["best_frac"], row["gain"]) for row in runs]
-    assert drawn(ax, "on the test split") == [(row["best_frac"], row["test_gain"]) for row in runs]
-
-
-def test_one_bar_a_rule_with_what_it_saves() -> None:
-    r = evaluated([overfitted(seed=k) for k in range(4)])
-    rules = wb.checkpoints.diagnose(r)["checkpoints.best_not_last"].evidence["early_stopping"]
-    ax = wb.checkpoints.plot_early_stopping(r, ax=Figure().subplots())
-    assert [bar.get_width() for bar in ax.patches] == [row["lost_frac"] for row in rules]
-    assert why_not_measured(wb.checkpoints.plot_early_stopping(evaluated([[1.0, 0.5]])))
-    labels = [text.get_text() for text in ax.get_yticklabels()]
-    assert labels == [f"{row['rule']}\nsaves {row['steps_saved']:.0%} of the steps" for row in rules]
 
 
 def at(ax: Axes, label: str) -> tuple[float, float]:

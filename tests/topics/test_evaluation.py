@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 from torch import nn
@@ -336,36 +335,12 @@ def test_evaluation_keeps_no_activations_however_deep_the_network(width: int) ->
     assert more == 10 * width * 4
 
 
-def test_nothing_is_left_behind() -> None:
-    workload = small_workload(validation_data=TensorDataset(torch.randn(2, 3), torch.randn(2)))
-    state = torch.get_rng_state()
-    found = memory_per_example(workload, workload.config, CPU)
-    assert found["examples"] == 1
-    assert torch.equal(state, torch.get_rng_state())
-    assert peak_bytes(lambda: None, CPU) == 0
-
-
-def xs(ax: Axes, label: str) -> list[list[float]]:
-    return [list(line.get_xdata()) for line in ax.lines if str(line.get_label()).startswith(label)]
-
-
-def test_best_and_picked_checkpoints_are_marked() -> None:
-    periodic, offline = np.linspace(1, 0.1, 12), np.linspace(1, 0.1, 12)
-    offline[6], periodic[9] = 0.05, 0.01
-    ax = wb.evaluation.plot(evaluated(periodic, offline), ax=Figure().subplots())
-    (picked,), (best,) = xs(ax, "picked by the proxy: step 90"), xs(ax, "best offline: step 60")
-    assert picked == [0.01]
-    assert best == [periodic[6]]
-    nothing = (wb.evaluation.plot(evaluated([1.0] * 9)), wb.evaluation.plot_timed(evaluated([1.0, 2.0])))
-    assert all(map(why_not_measured, nothing))
-    assert "Rank correlation 0." in ax.get_title(loc="left")
-
-
-def test_by_steps_nothing_moves_and_by_seconds_the_rest_does() -> None:
+def test_by_steps_no_evaluation_moves_and_by_seconds_the_rest_does() -> None:
     """100 steps of 10 ms; at 0.1 s intervals the marks are steps 9, 19, ..., until a pause of 0.25 s at step 31."""
-    made = paused()
-    ax = wb.evaluation.plot_timed(made, ax=Figure().subplots())
+    ax = wb.evaluation.plot_timed(paused(), ax=Figure().subplots())
     rows = {line.get_ydata()[0]: [int(x) for x in line.get_xdata()] for line in ax.lines}
     assert rows[3.0] == rows[2.0] == list(range(10, 101, 10))
     assert rows[1.0][:3] == rows[0.0][:3]
     assert set(rows[0.0][3:]).isdisjoint(rows[1.0][3:])
+    nothing = (wb.evaluation.plot(evaluated([1.0] * 9)), wb.evaluation.plot_timed(evaluated([1.0, 2.0])))
+    assert all(map(why_not_measured, nothing))

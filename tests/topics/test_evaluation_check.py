@@ -17,7 +17,7 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.topics.evaluation.check import collect_own_evaluation
-from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases, predicted_values
+from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
 from workbench.train.distributed.data_parallel import evaluate_shard, join_shards
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
@@ -122,19 +122,6 @@ def unknown(observed: float, *batches: list[int]) -> dict[str, Any]:
 def test_what_a_case_says(given: dict[str, Any], weighting: str, coverage: str) -> None:
     assert statuses(given) == (weighting, coverage)
     assert [f.status for f in diagnose_evaluation_cases({})] == ["not_measured"] * 2
-
-
-def test_every_prediction_is_the_arithmetic_of_its_fault() -> None:
-    found = predicted_values(np.array([1.0, 2.0, 6.0]), np.array([1.0, 1.0, 2.0]), [[0, 1], [2, -1]])
-    assert found == pytest.approx(
-        {
-            "exact": 15 / 4,
-            "rows seen": 15 / 4,
-            "mean of batch means": (1.5 + 6) / 2,
-            "weights ignored": 3.0,
-            "counted padding": 9 / 4,
-        }
-    )
 
 
 Evaluate = Callable[..., Any]

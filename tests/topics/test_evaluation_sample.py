@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 from torch.utils.data import Dataset
 
 import workbench as wb
-from tests.helpers.records import MemoryRecord, study
+from tests.helpers.records import MemoryRecord
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, DataError, UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.style import why_not_measured
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
 from workbench.topics.evaluation.collect import (
@@ -505,20 +502,3 @@ def test_pairs_are_of_equal_seeds_and_fresh_where_there_are_any(record: StudyRec
     assert compared_pairs(study, NOTHING)[1] == [(0, 1)]
     study.trials = trials.iloc[:0]
     assert compared_pairs(study, NOTHING)[1] == []
-
-
-def drawn(facts: dict[str, Any]) -> Any:
-    record = replace(study(), facts={"evaluation_sample": facts})
-    return wb.evaluation.plot_sample(record, wb.evaluation.diagnose_sample(record), ax=Figure().subplots())
-
-
-def test_the_band_holds_the_sizes_that_keep_both_bounds() -> None:
-    ax = drawn(HEALTHY)
-    (band,) = [patch for patch in ax.patches if "both bounds" in str(patch.get_label())]
-    found = wb.evaluation.diagnose_sample(HEALTHY)["evaluation.too_small"].evidence
-    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((found["smallest"], found["largest"]))
-    (dot,) = [line for line in ax.lines if "the sample" in str(line.get_label())]
-    (curve,) = [line for line in ax.lines if "same examples" in str(line.get_label())]
-    at = np.interp(dot.get_xdata()[0], curve.get_xdata(), curve.get_ydata())
-    assert dot.get_ydata()[0] == pytest.approx(at, rel=0.05)
-    assert why_not_measured(drawn(HEALTHY | {"pair": {"values": [0.9]}}))
