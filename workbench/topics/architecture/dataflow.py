@@ -32,29 +32,25 @@ _SOURCES = ("empty", "zeros", "ones", "full", "rand", "new_", "arange", "bernoul
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One tensor at one time: made by an operation, or met as it was.
-
-    Attributes:
-        op: name of the operation, without the underscore of an in-place one; "" for a tensor that was met.
-        inputs: places in the graph of the tensors that it was made of; tensors of integers lead nowhere and are left out.
-        roles: names of the arguments that they were.
-        kind: "data" where it depends on the batch, "parameter" where on parameters alone, else "constant".
-        name: of the parameter.
-        module: innermost module that was running; "" is the model itself.
-        zero: of a parameter, whether all of it is 0.
-        sizes: of an addition of two data tensors, root mean square of each input and of the result.
-    """
+    """One tensor at one time: made by an operation, or met as it was."""
 
     op: str
+    """Name of the operation, without the underscore of an in-place one; "" for a tensor that was met."""
     inputs: tuple[int, ...]
+    """Places in the graph of the tensors that it was made of; tensors of integers lead nowhere and are left out."""
     roles: tuple[str, ...]
+    """Names of the arguments that they were."""
     kind: Kind
+    """"data" where it depends on the batch, "parameter" where on parameters alone, else "constant"."""
     name: str
     module: str
+    """Innermost module that was running; "" is the model itself."""
     shape: tuple[int, ...]
     floating: bool
     zero: bool = False
+    """Of a parameter, whether all of it is 0."""
     sizes: tuple[float, ...] = ()
+    """Of an addition of two data tensors, root mean square of each input and of the result."""
 
 
 @dataclass

@@ -27,10 +27,6 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
     the top (at no learning rate anything was learned). A hollow triangle pointing up is the end of the grid: the truth lies
     above.
 
-    Args:
-        record: an `ArchitectureStudy` with the table of depths in its facts.
-        ax: where to draw; a new figure by default.
-
     Returns:
         The axes. Each point is bracketed by the grid: the next larger learning rate of it was unstable. Points of one depth
         stand a little beside each other.

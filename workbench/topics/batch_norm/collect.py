@@ -209,14 +209,10 @@ def _forward_of(session: Session) -> Forward:
 
 
 def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
-    """Return what a model's layers are, how warm their running statistics are, and how far from those of the batches seen.
+    """Return what a model's layers are, how warm their running statistics are, and how far from those of the training batches `seen`.
 
-    Layers that are frozen, or that no forward pass reached, are counted and otherwise left out.
-
-    Args:
-        model: to look at.
-        seen: what `batch_statistics` found on training data; None leaves the comparison out.
-        refused: batches that had a single value per channel.
+    Layers that are frozen, or that no forward pass reached, are counted and otherwise left out. `refused` batches had a single
+    value per channel.
     """
     layers = batch_norm_layers(model)
     frozen = [name for name, layer in layers.items() if is_frozen(model, layer)]

@@ -31,12 +31,7 @@ def plot_batch_norm(
 
     Healthy: the whole batch, at the right, is as good as any smaller statistic, within the bars. Sick: it rises to the right (the
     noise of smaller statistics regularises: try the best one as `bn_stat_examples`) or steeply to the left (too few examples).
-
-    Args:
-        record: a study of batch norm.
-        diagnosis: its `batch_norm.ghost_size` gives the results; made from the record without it.
-        mark: examples in a statistic to point out, whether they were tried or not.
-        ax: where to draw; a new figure by default.
+    `mark` points out a number of examples, whether it was tried or not.
 
     Returns:
         The axes. One mark a seed, bars of one standard error. Circles: a subsample of the batch gives the statistics of all of it.
@@ -80,11 +75,6 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
     Healthy: lines that stay below a few percent: whichever device evaluates, it says the same. Sick: lines that rise towards 1, as where
     shards differ; then the running statistics have to be synchronised before anything is evaluated or written.
 
-    Args:
-        record: a study of batch norm.
-        diagnosis: its `batch_norm.rank_local` gives what was measured; made from the record without it.
-        ax: where to draw; a new figure by default.
-
     Returns:
         The axes. Statistics in standard deviations, root mean square over the channels of the worst layer; the range of the
         validation loss over the devices, as a share of it. A synchronised batch norm lies at 0.
@@ -122,10 +112,6 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
 
     Healthy: rows of one colour that are long enough. Sick: short rows (each statistic is noisy), or many colours, where running
     statistics differ from host to host.
-
-    Args:
-        layout: as `statistics_layout` returns it.
-        ax: where to draw; a new figure by default.
 
     Returns:
         The axes. Pale examples are normalised and make no statistic.

@@ -35,21 +35,18 @@ LEAST_CALLS = 8
 
 
 class BatchStatistics(NamedTuple):
-    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared.
-
-    Attributes:
-        mean: shape (calls, channels).
-        variance: unbiased, the same shape.
-        examples: that made the statistic, over all processes where it is synchronised, shape (calls,).
-        values: per channel, shape (calls,): examples times places.
-        batch: number of the batch, from 0, shape (calls,).
-    """
+    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared."""
 
     mean: NDArray[np.float64]
+    """Shape (calls, channels)."""
     variance: NDArray[np.float64]
+    """Unbiased, the same shape."""
     examples: NDArray[np.int64]
+    """That made the statistic, over all processes where it is synchronised, shape (calls,)."""
     values: NDArray[np.int64]
+    """Per channel, shape (calls,): examples times places."""
     batch: NDArray[np.int64]
+    """Number of the batch, from 0, shape (calls,)."""
 
     @property
     def together(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -109,14 +106,9 @@ def batch_statistics(
 
     The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
     out, and so are those that do not look at the batch: frozen ones, in evaluation mode within a model that is in training mode. A layer
-    with a set number of statistic examples reports those of its subsample.
-
-    Args:
-        model: whose weights are used.
-        batches: inputs, one after the other.
-        forward: called with the model and a batch.
-        refused: takes the numbers of batches that batch norm refuses, because they give it a single value per channel; without it
-            that error is raised.
+    with a set number of statistic examples reports those of its subsample. The
+    numbers of batches that batch norm refuses, because they give it a single value per channel, go to `refused`; without it that
+    error is raised.
     """
     layers = batch_norm_layers(model)
     rows: dict[str, list[_Row]] = {name: [] for name in layers}

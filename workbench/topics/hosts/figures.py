@@ -26,11 +26,6 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
     Healthy: bars of one length, with little waiting behind each. Sick: one host is busy much longer, and all others wait as long as
     the difference: a straggler, in red where the diagnosis warns of it.
 
-    Args:
-        record: a study of `HostsStudy`, or what an audit returned.
-        diagnosis: of `diagnose_hosts`; marks the straggler.
-        ax: where to draw; a new figure by default.
-
     Returns:
         The axes: one row a host, the first at the top; medians over the steps.
 
@@ -66,10 +61,6 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
     train on; or many marks in the last row, examples that nobody trains on. A few there are the incomplete last batch of
     that epoch.
 
-    Args:
-        record: a study of `HostsStudy`, or what an audit returned.
-        ax: where to draw; a new figure by default.
-
     Returns:
         The axes: one row a host, and one for examples that are on none.
 
@@ -99,14 +90,10 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw the bytes that each host reads, with files shared out and with every host reading all of them.
+    """Draw the bytes that each host reads by `measure_file_shards`, with files shared out and with every host reading all of them.
 
     Healthy: with shared files every host reads its part, together the data once. Sick: every host reads all data, and throws all but its
     part away.
-
-    Args:
-        table: of `measure_file_shards`.
-        ax: where to draw; a new figure by default.
 
     Returns:
         The axes: two bars a host; the legend says how much all hosts read together. The seconds are in the table: on one machine hosts share

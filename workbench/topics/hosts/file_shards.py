@@ -140,14 +140,7 @@ def _read(
 
 
 def read_records(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Read every record of the files, and keep those that belong to this host.
-
-    Args:
-        spec: "files", "record_bytes", and "keep": [host, hosts], of all records in their order.
-
-    Returns:
-        {"bytes_read", "examples", "seconds"}.
-    """
+    """Read every record of the "files", and keep those of "keep", [host, hosts], of all records in their order."""
     start, size = time.perf_counter(), int(spec["record_bytes"])
     first, every = spec["keep"]
     read = kept = seen = 0

@@ -77,16 +77,10 @@ def launch(
     port: int | None = None,
     what: str = "the training",
 ) -> Launched:
-    """Run a script or a module on `hosts` processes with the audit inside, on the loopback interface.
+    """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface.
 
-    Args:
-        target: "path/to/script.py" or "-m", "module", then its arguments.
-        hosts: processes.
-        folder: where facts, logs and stacks go.
-        timeout_s: seconds in which no rank makes any progress, after which the job is ended and the ranks are named.
-        steps: updates after which every rank ends; None runs the script to its end.
-        port: on which the ranks meet; None is a free one.
-        what: how an error calls it.
+    Facts, logs and stacks go to `folder`. Where no rank makes any progress for `timeout_s`, the job is ended and the ranks are
+    named; every rank ends after so many `steps`.
 
     Raises:
         UsageError: an argument is out of its range: fewer than two hosts, or no time.

@@ -68,15 +68,7 @@ def build_model() -> nn.Module:
 
 
 def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: float = 0.03) -> None:
-    """Train on all ranks of the process group.
-
-    Args:
-        bug: one of `BUGS`, or "" for none.
-        out: folder of the log and the checkpoint.
-        epochs: over the training data.
-        batch_size: of one host.
-        slow_s: what a slow host adds to each step.
-    """
+    """Train on all ranks of the process group, with one of `BUGS`, or "" for none; the log and the checkpoint go to `out`."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(SHARED_SEED + (rank if bug == "init_seed" else 0))
     model = build_model()

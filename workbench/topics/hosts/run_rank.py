@@ -93,14 +93,9 @@ def torchrun(folder: str, *words: str) -> None:
 
 
 def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> None:
-    """Run a script as `python script.py ...` would, or a module behind "-m", as this rank, observed.
+    """Run a script as `python script.py ...` would, or a module where `target` is "-m", as this rank, observed.
 
-    Args:
-        folder: of the facts.
-        timeout_s: seconds without progress.
-        steps: updates at most, or "-".
-        target: "path/to/script.py" or "-m".
-        rest: the name of the module behind "-m", and the script's own arguments.
+    It ends after so many `steps`, "-" for all; `rest` is the name of the module, and the script's own arguments.
     """
     from workbench.topics.hosts.watch import HostsWatch
 

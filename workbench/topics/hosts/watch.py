@@ -75,19 +75,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 class HostsWatch:
-    """Observes this process from now until `close`; a context manager.
+    """Observes this process, one rank, from now until `close`; a context manager.
 
     What is watched belongs to torch: models, optimizers, loaders, samplers, collectives, clipping and `torch.save`; and to Python:
-    files that are opened for writing. Nothing is drawn, reordered or rounded differently.
-
-    Attributes:
-        state: where this rank is.
-
-    Args:
-        folder: where the facts go; the same for all ranks.
-        timeout_s: without progress, until the stack of this rank is written; None is never.
-        stop_after: updates after which this rank ends; None is never.
-        launched: whether this process is one of the ranks already, and must not start any itself.
+    files that are opened for writing. Nothing is drawn, reordered or rounded differently. The facts go to `folder`, the same for
+    all ranks; the stack too, after `timeout_s` without progress. A rank that was `launched` must not start any itself.
     """
 
     def __init__(
@@ -122,14 +114,7 @@ class HostsWatch:
         self.close(error=error)
 
     def close(self, *, error: BaseException | None = None) -> Path:
-        """Stop observing, and write what was seen; a second call does nothing.
-
-        Args:
-            error: that ended the training, where one did.
-
-        Returns:
-            The file with the facts of this rank.
-        """
+        """Stop observing, and return the file with what was seen, and the `error` that ended it; a second call does nothing."""
         state = self.state
         path = facts_path(state.folder, state.rank)
         if not self._open or not state.here:

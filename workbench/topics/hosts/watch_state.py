@@ -240,12 +240,7 @@ def stack_path(folder: Path, rank: int) -> Path:
 
 
 class Watchdog:
-    """A thread that writes down where the rank stands, and a timer of `faulthandler`, which needs no thread, for its stack.
-
-    Args:
-        state: of this rank.
-        timeout_s: without any progress, until the stack is written.
-    """
+    """Writes down where the rank stands, by a thread, and its stack after `timeout_s` without progress, by `faulthandler`, which needs none."""
 
     def __init__(self, state: State, timeout_s: float) -> None:
         self._state, self._timeout_s = state, timeout_s

@@ -181,11 +181,7 @@ class StopAfterSteps(SystemExit):
 class UpdateWatch:
     """What each update starts from (`hosts.init_seed`, `hosts.not_wrapped`), clips (`hosts.clip`) and takes (`hosts.straggler`).
 
-    Args:
-        state: of this rank.
-        patches: what is put back when the watch ends.
-        models: tells when the last gradient of a backward pass came.
-        stop_after: updates after which this rank ends; None is never.
+    `models` tells when the last gradient of a backward pass came; the rank ends after `stop_after` updates.
     """
 
     def __init__(self, state: State, patches: Patches, models: ModelWatch, stop_after: int | None = None) -> None:

@@ -261,12 +261,7 @@ def running_statistics(hosts: HostGroup, model: nn.Module) -> dict[str, Tensor]:
 
 
 def gather_states(hosts: HostGroup, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return everybody's state under names of their own: the main rank's as given, the others' below host<rank>/.
-
-    Args:
-        hosts: the group.
-        states: of this rank, on the CPU: names begin with rng/, data/ or statistics/.
-    """
+    """Return everybody's state, on the CPU, under names of their own: the main rank's as given (`KINDS`), the others' below host<rank>/."""
     if hosts.size == 1:
         return dict(states)
     found: dict[str, Tensor] = {}
