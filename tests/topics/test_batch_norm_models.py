@@ -161,6 +161,12 @@ def test_a_cold_average_is_found_by_how_much_of_it_is_there(batches: int, status
     assert found.value == pytest.approx(1 - 0.9**batches, rel=1e-12)
 
 
+@pytest.mark.parametrize(("momentum", "batches", "status"), [(None, 1, "ok"), (0.0, 50, "fail"), (0.001, 50, "fail")])
+def test_every_momentum_has_its_warm_share(momentum: float | None, batches: int, status: str) -> None:
+    model = warmed(nn.Sequential(nn.BatchNorm1d(4, momentum=momentum)), loader(batches))
+    assert statuses(model)["cold_ema"] == status
+
+
 @pytest.mark.parametrize("shift", [1.0, -3.0])
 def test_statistics_of_other_data_or_weights_are_stale(shift: float) -> None:
     def shifts(model: nn.Module) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 import workbench as wb
@@ -21,8 +22,16 @@ from tests.train.test_evaluation import EXAMPLES, workload_of
 from workbench.errors import DataError, UsageError
 from workbench.record.read import open_record
 from workbench.train.checkpoint import latest_checkpoint, load_checkpoint, load_model, save_checkpoint
-from workbench.train.distributed.data_parallel import PartialSum, evaluate_shard, join_shards
+from workbench.train.distributed.data_parallel import (
+    PartialSum,
+    average_gradients,
+    evaluate_shard,
+    exchange_room,
+    join_shards,
+)
+from workbench.train.distributed.process_group import HostGroup
 from workbench.train.evaluation import evaluate
+from workbench.train.gradients import LaneLoss
 
 HOSTS = 2
 KILLED = "tests.hosts.programs.killed"
@@ -184,6 +193,18 @@ def test_another_number_of_hosts_goes_on_where_the_first_was_killed(tmp_path: Pa
     assert [event["step"] for event in events if event["event"] == "resumed"] == [12]
     np.testing.assert_allclose(killed.steps["loss"], whole.steps["loss"], rtol=1e-9)
     np.testing.assert_allclose(killed.evals["value"], whole.evals["value"], rtol=1e-9)
+
+
+def test_a_share_in_which_nothing_counts_has_no_say_and_where_none_does_nothing_is_learned(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        hosts, ignored = HostGroup(), torch.tensor([float("nan")])
+        grad = torch.cat([torch.tensor([1.0, float("nan")]), torch.zeros(exchange_room(hosts))])
+        joined = average_gradients(hosts, grad, LaneLoss(ignored, ignored, torch.zeros(1)), examples=2)
+    finally:
+        dist.destroy_process_group()
+    assert grad[:2].tolist() == [0.0, 0.0]
+    assert (joined.loss.item(), joined.weight.item()) == (0.0, 0.0)  # type: ignore[union-attr]
 
 
 # A split shared out over ranks: each example once (P2.11).

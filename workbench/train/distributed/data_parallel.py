@@ -164,12 +164,13 @@ def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, exampl
     moments = torch.cat([loss, local.squared_se, weight]).double()
     loss, squared_se, weight = hosts.sum_and_gather(grad, moments).unsqueeze(2).unbind(1)  # each (hosts, 1)
     total = weight.sum(0)
-    own.div_(total.to(grad.dtype))
-    mean = (weight * loss).sum(0) / total
+    divisor = torch.where(total > 0, total, 1)  # where no example of any rank counts, nothing is learned
+    own.div_(divisor.to(grad.dtype))
+    mean = (weight * loss).sum(0) / divisor
     within = torch.nan_to_num(squared_se) * (examples - 1) / examples
     between = (loss - mean) ** 2 / examples
     whole = examples * hosts.size
-    joined = (weight**2 * (within + between)).sum(0) / total**2 * (whole / (whole - 1))
+    joined = (weight**2 * (within + between)).sum(0) / divisor**2 * (whole / (whole - 1))
     kept = None if local.weight is None else total
     return LaneLoss(mean.to(local.loss.dtype), joined.to(local.squared_se.dtype), kept)
 
