@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -18,7 +20,7 @@ from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.topics.batch_size.arms import next_points, read_arms
 from workbench.topics.batch_size.collect import NoiseScale, measure_noise_scale
-from workbench.topics.batch_size.diagnose import CODES
+from workbench.topics.batch_size.diagnose import CODES, equivalence
 from workbench.topics.batch_size.diagnose_size import diagnose_noise_scale
 
 TUNED, RETUNE, EQUAL, NOISE, REGULARISE = tuple(CODES)
@@ -94,6 +96,13 @@ def test_a_difference_that_stays():
     assert row["verdict"] == "different"
     assert row["low"] < 1.5 < row["high"]
     assert found[EQUAL].advice
+
+
+def test_the_interval_of_a_ratio_is_welchs():
+    ours, theirs = [0.9, 1.0, 1.2], [1.0, 1.1, 1.3, 1.5]
+    held = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(0.9)
+    found = equivalence(ours, theirs, alpha=0.05)
+    assert (found.low, found.high) == pytest.approx(np.exp([held.low, held.high]))
 
 
 def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
@@ -230,6 +239,15 @@ def test_the_closed_form_lies_within_the_interval(error: float) -> None:
     assert found.low < exact(error) < found.high
     assert found.value == pytest.approx(exact(error), rel=0.1)
     assert (found.examples, found.micro_batch) == (16_000, 16)
+
+
+def test_every_example_once_gives_the_unbiased_estimates() -> None:
+    workload = regression(64)
+    x, y = (part.double().numpy() for part in workload.train_data.tensors)
+    gradients = 2 * (ERROR * x.sum(1) - y)[:, None] * x
+    trace = gradients.var(axis=0, ddof=1).sum()
+    signal = (gradients.mean(0) ** 2).sum() - trace / 64
+    assert measure(workload, micro_batches=64, micro_batch=1).value == pytest.approx(trace / signal, rel=1e-3)
 
 
 def test_the_interval_holds_the_truth_for_most_seeds() -> None:

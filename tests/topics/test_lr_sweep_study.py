@@ -21,7 +21,7 @@ from tests.helpers.workloads import small_workload
 from workbench.record.read import open_record
 from workbench.studies.session import Session, open_session
 from workbench.topics.lr_sweep.collect import measure_critical_lr
-from workbench.topics.lr_sweep.study import Asked, run_round
+from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.train.lane_stack import build_model
 from workbench.workloads.analytic import eigenvalues, quadratic
 
@@ -205,6 +205,7 @@ def test_the_coarse_grid_is_six_short_runs_around_the_critical_lr(tmp_path: Path
         if not blown(record, n)
     }
     away = math.log2(full["peak_lr"].iloc[0] / min(ends, key=lambda lr: ends[lr]))
+    assert full["peak_lr"].iloc[1] <= max(ends) * (1 + 1e-9), "the other one of the first round was stable when short"
     assert abs(away) <= 0.5, (
         "the first full-length run is at the point of the factor-2 lattice nearest to the best short one"
     )
@@ -247,7 +248,7 @@ def run(study: Any, workload: wb.Workload, out: Path) -> wb.StudyRecord:
 def test_a_round_is_in_order_and_the_same_trial_is_run_once(tmp_path: Path, calls: Calls) -> None:
     workload = small_workload()
     first, second, third = (workload.config.replace(peak_lr=lr) for lr in (0.1, 0.2, 0.3))
-    asked = [Asked("a", second), Asked("b", first), Asked("b", second), Asked("a", third)]
+    asked = [TrialRequest("a", second), TrialRequest("b", first), TrialRequest("b", second), TrialRequest("a", third)]
     with open_session(
         workload, stem="round", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
     ) as session:
@@ -269,7 +270,7 @@ def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing
         ) as session,
         pytest.raises(wb.DataError, match="batch_size=1000") as raised,
     ):
-        run_round(session, [Asked("a", good), Asked("b", bad)])
+        run_round(session, [TrialRequest("a", good), TrialRequest("b", bad)])
     assert "configs[1] (peak_lr=0.2)" in str(raised.value)
     assert not (tmp_path / "s" / "trials").exists()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import workbench as wb
 from workbench.curves.rules import read_ranges
+from workbench.studies.session import open_session
 from workbench.workloads.analytic import quadratic
 
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "adamw": 38.0}
@@ -147,3 +148,13 @@ def test_weight_decay_shrinks_by_what_the_formula_says(tmp_path: Path, decay: fl
     assert pair["accumulated_decay"] == pytest.approx(200 * pair["lr"] * decay)
     if status == "warn":
         assert pair["selected_gain"] == pytest.approx(0.5 * 4 * (decay / (1 + decay)) ** 2, rel=0.05)
+
+
+def test_the_trainer_of_a_session_is_given_back(tmp_path: Path) -> None:
+    workload = quadratic(total_steps=40)
+    workload = workload.replace(config=workload.config.replace(weight_decay=0.1))
+    with open_session(workload, stem="walk", settings={}, out=tmp_path / "s") as session:
+        before = session.trainer
+        wb.OptimizersStudy(optimizers=("sgd",), lrs=(0.1,), seeds=1).extend(session)
+        assert session.trainer is before
+        assert session.record.steps["param_norm"].notna().any()

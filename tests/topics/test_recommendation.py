@@ -185,6 +185,17 @@ def test_a_cure_shows_by_itself_how_far_it_is_from_the_edge(beyond: Any, adopted
     assert screen(study.record, known(0.1, 0.2)).get("untried", False) is ("1.5 times" in why)
 
 
+def test_a_warmup_is_stretched_to_the_length_of_the_workloads_own_run() -> None:
+    long: dict[str, Any] = {"warmup_steps": 10, "total_steps": TOTAL + 10, "loss": np.linspace(2, 1, TOTAL + 10)}
+    study = Study().arm(0.1, 1.0 + SPREAD).arm(0.3, 0.5 + SPREAD, first="fix", **long)
+    study.arm(0.1, 1.0 + SPREAD, **long | {"warmup_steps": 0}).run(0.45, [2.0, 1.5], stage="margin", **long)
+    made = study.record
+    made.facts["own_config"] = made.config | {"total_steps": 10 * TOTAL}
+    found = recommend(made, known(0.1, 0.2))
+    assert found["adopted"], found["reason"]
+    assert (found["config"]["warmup_steps"], found["config"]["total_steps"]) == (100, 10 * TOTAL + 100)
+
+
 def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
     """Every step of the baseline is clipped; ten times its lr would gain as much as a looser threshold."""
     study = Study().arm(0.1, 1.5 + SPREAD, max_grad_norm=0.01).arm(1.0, 0.5 + SPREAD, max_grad_norm=0.01)

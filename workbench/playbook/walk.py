@@ -43,7 +43,7 @@ from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
-from workbench.topics.lr_sweep.study import Asked, LRSweep, run_round
+from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
 from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
 from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
@@ -127,7 +127,7 @@ class _Walk:
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         fixed = session.workload.minimised and _fixed_step(session)
         if session.workload.minimised and not fixed:
-            self.sweep.extend(session, beside=partial(self._beside, session.config))
+            self.sweep.extend(session, extra_trials=partial(self._extra_trials, session.config))
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
@@ -146,9 +146,9 @@ class _Walk:
                     self.proof.extend(session, second)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
 
-    def _beside(self, config: TrainConfig, lr: float) -> list[Asked]:
+    def _extra_trials(self, config: TrainConfig, lr: float) -> list[TrialRequest]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
-        return [*self.instability.beside(config, lr), *self.proof.baselines(config)]
+        return [*self.instability.extra_trials(config, lr), *self.proof.baselines(config)]
 
 
 def _fixed_step(session: Session) -> bool:
@@ -158,7 +158,7 @@ def _fixed_step(session: Session) -> bool:
     """
     if session.config.max_grad_norm is None:
         return False
-    run_round(session, [Asked(Role.LR_SWEEP, session.config.replace(max_grad_norm=None))])
+    run_round(session, [TrialRequest(Role.LR_SWEEP, session.config.replace(max_grad_norm=None))])
     return fixed_step(session.record)
 
 
@@ -184,7 +184,7 @@ def _cure(session: Session, known: Diagnosis) -> None:
     bad = _any_wrong(known, _BAD_START)
     longest = cap_steps(config.total_steps, _WARMUP.cap_frac)
     if bad and longest:
-        run_round(session, [Asked(Role.FIX, prepend_warmup(config, longest))])
+        run_round(session, [TrialRequest(Role.FIX, prepend_warmup(config, longest))])
     if bad or config.max_grad_norm is not None:  # does clipping cure, or hide that the lr is too high (F4.10, F4.11)?
         stable = star.evidence.get("measured_lr") if config.max_grad_norm is None else None
         replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=1 if bad else _CLIPPING.tries).extend(
@@ -213,7 +213,7 @@ def _candidate(
         config = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
         if not found["untried"]:
             return found, config
-        run_round(session, [Asked(Role.MARGIN, config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+        run_round(session, [TrialRequest(Role.MARGIN, config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
     return found, None
 
 

@@ -19,7 +19,7 @@ from workbench.studies.base import Study
 from workbench.studies.executors.base import LocalExecutor
 from workbench.studies.session import Session, open_session
 from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
-from workbench.topics.lr_sweep.study import Asked, run_round, seeded
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_norm
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
@@ -104,8 +104,8 @@ class BatchNormStudy(Study):
         total = self._at(session, self.batch_size or session.config.batch_size)
         arms = {VIRTUAL: self._virtual(total), HELD: self._held(session, total), SPLIT: self._split(total)}
         arms[SWAP] = self._swap(session, total) if self.norms else []
-        flat = [Asked(stage, one) for stage, configs in arms.items() for one in configs]
-        done = dict(zip(((asked.stage, asked.config) for asked in flat), run_round(session, flat), strict=True))
+        flat = [TrialRequest(stage, one) for stage, configs in arms.items() for one in configs]
+        done = dict(zip(((one.role, one.config) for one in flat), run_round(session, flat), strict=True))
         for stage, configs in arms.items():
             session.facts(**{stage: [done[stage, one].number for one in configs]})
         session.facts(batch_norm=collect_batch_norm(session, total))

@@ -19,7 +19,7 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds, next_points, read_arms
 from workbench.topics.batch_size.collect import collect_noise_scale
-from workbench.topics.lr_sweep.study import Asked, run_round, seeded
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import evaluate
@@ -94,7 +94,7 @@ class BatchSizeStudy(Study):
         """Run the study's trials inside a study that is already open."""
         arms = self.arms(session)
         session.facts(batch_size={"choosing_seeds": self.choosing_seeds})
-        run_round(session, [Asked(Role.BASELINE, session.config)])
+        run_round(session, [TrialRequest(Role.BASELINE, session.config)])
         collect_noise_scale(session)
         if self.retune:
             self._search(session, arms)
@@ -149,10 +149,10 @@ class BatchSizeStudy(Study):
         while True:
             known = {(a.batch_size, a.total_steps): a for a in read_arms(session.record)}
             pairs = [(arm, known.get((arm.batch_size, arm.total_steps))) for arm in arms]
-            asked = [Asked(STAGE, config) for arm, found in pairs for config in self._next(arm, found)]
-            if not asked:
+            requests = [TrialRequest(STAGE, config) for arm, found in pairs for config in self._next(arm, found)]
+            if not requests:
                 return
-            run_round(session, asked)
+            run_round(session, requests)
 
     def _next(self, arm: TrainConfig, known: BatchArm | None) -> Iterator[TrainConfig]:
         name, memories = self._memories(arm)
@@ -168,17 +168,21 @@ class BatchSizeStudy(Study):
             for lr in next_points(tried, centre, ratio=self.lr_ratio, reach=self.reach, sign=sign):
                 yield arm.replace(peak_lr=lr, **change)
 
-    def _final(self, session: Session, arms: Sequence[TrainConfig]) -> list[Asked]:
+    def _final(self, session: Session, arms: Sequence[TrainConfig]) -> list[TrialRequest]:
         """Return the best settings of every arm under all the seeds that choose."""
         best = [each for arm in arms for each in self._ranked(session, arm)[: self.finalists]]
-        return [Asked(STAGE, each) for arm in best for each in seeded(arm, arm.peak_lr, self.choosing_seeds)]
+        return [TrialRequest(STAGE, each) for arm in best for each in seeded(arm, arm.peak_lr, self.choosing_seeds)]
 
-    def _fresh(self, session: Session, arms: Sequence[TrainConfig]) -> list[Asked]:
+    def _fresh(self, session: Session, arms: Sequence[TrainConfig]) -> list[TrialRequest]:
         """Return every arm under fresh seeds, with the baseline's settings and with the best ones."""
         best = [each for arm in arms for each in self._ranked(session, arm)[:1]] if self.retune else []
         stages = [(FIXED, arm) for arm in arms] + [(FRESH, arm) for arm in best]
         count = self.choosing_seeds + self.seeds
-        return [Asked(s, each) for s, arm in stages for each in seeded(arm, arm.peak_lr, count)[self.choosing_seeds :]]
+        return [
+            TrialRequest(s, each)
+            for s, arm in stages
+            for each in seeded(arm, arm.peak_lr, count)[self.choosing_seeds :]
+        ]
 
     def _ranked(self, session: Session, arm: TrainConfig) -> list[TrainConfig]:
         """Return what was tried with an arm, best first."""
@@ -190,19 +194,19 @@ class BatchSizeStudy(Study):
             for point in found.ranked
         ]
 
-    def _decays(self, session: Session) -> list[Asked]:
+    def _decays(self, session: Session) -> list[TrialRequest]:
         """Return the smallest and the largest batch, tuned at the baseline's number of steps or else their own, with each decay."""
         every = self.arms(session)
         sizes = [arm.batch_size for arm in every]
         count = self.choosing_seeds + self.seeds
-        asked = []
+        requests = []
         for size in (min(sizes), max(sizes)):
             arms = [arm for arm in every if arm.batch_size == size]
             arm = next((each for each in arms if each.total_steps == session.config.total_steps), arms[0])
             for best in self._ranked(session, arm)[:1]:
                 decayed = [best.replace(weight_decay=decay) for decay in self.weight_decays]
-                asked += [Asked(DECAY, each) for one in decayed for each in seeded(one, one.peak_lr, count)]
-        return asked
+                requests += [TrialRequest(DECAY, each) for one in decayed for each in seeded(one, one.peak_lr, count)]
+        return requests
 
     def _gaps(self, session: Session) -> None:
         """Store the loss on training examples of every selected checkpoint that was trained under a fresh seed."""

@@ -20,7 +20,7 @@ from workbench.record.write import StudyWriter
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.checkpoints.resume import Trace, difference
-from workbench.topics.lr_sweep.study import Asked, run_round, seeded
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -72,7 +72,9 @@ class CheckpointStudy(Study):
         if session.workload.test_data is not None:
             session.trainer = replace(before, evaluate_also=tuple({*before.evaluate_also, "test"}))
         try:
-            run_round(session, [Asked(Role.CHECKPOINTS, one) for one in seeded(config, config.peak_lr, self.seeds)])
+            run_round(
+                session, [TrialRequest(Role.CHECKPOINTS, one) for one in seeded(config, config.peak_lr, self.seeds)]
+            )
         finally:
             session.trainer = before
 

@@ -163,7 +163,7 @@ class _Clipped:
             tried = f"any of {len(self.ladder)} thresholds down to" if several else "at"
             summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}. {share} of the steps are clipped."
             return CODES.finding(code, "warn", summary, advice=advice, **known)
-        percentile, where = self._asked(lead)
+        percentile, where = self._percentile_of(lead)
         over = " over all steps" if where == "all" else ""
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
@@ -243,7 +243,7 @@ class _Clipped:
         )  # fmt: skip
 
     def _row(self, one: Candidate) -> dict[str, Any]:
-        percentile, where = self._asked(one)
+        percentile, where = self._percentile_of(one)
         return {
             "max_grad_norm": one.max_grad_norm, "lr": one.lr, "percentile": percentile, "percentile_of": where,
             "clip_frac": one.clip_frac, "passes": one.passes, "cured": one.cured, "lasting": one.lasting,
@@ -251,7 +251,7 @@ class _Clipped:
             "masks": any(masks(row, self.edge) for row in one.rows), "trials": [row["trial"] for row in one.rows],
         }  # fmt: skip
 
-    def _asked(self, one: Candidate) -> tuple[float | None, str | None]:
+    def _percentile_of(self, one: Candidate) -> tuple[float | None, str | None]:
         """Return which percentile of the reference norms the study meant this threshold to be, and over which steps."""
         for percentile, threshold, *where in self.study.facts.get("clipping_thresholds") or ():
             if np.isclose(threshold, one.max_grad_norm, rtol=1e-9, atol=0.0):

@@ -22,7 +22,7 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.clipping.thresholds import is_calm, read_ladder
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.study import Asked, run_round
+from workbench.topics.lr_sweep.study import TrialRequest, run_round
 
 __all__ = ["ClippingStudy"]
 
@@ -86,7 +86,7 @@ class ClippingStudy(Study):
         session.facts(clipping_lr=lr)
         stage = Role.LR_SWEEP if edge is None else CONTROL  # a sweep that has found its edge keeps it
         controls = self._seeded(session, stage, session.config.replace(peak_lr=lr, max_grad_norm=None))
-        own = [Asked(Role.BASELINE, session.config)] if session.config.max_grad_norm is not None else []
+        own = [TrialRequest(Role.BASELINE, session.config)] if session.config.max_grad_norm is not None else []
         reference = self._reference(session, edge, [*controls, *own])
         if reference is None:
             return
@@ -94,13 +94,13 @@ class ClippingStudy(Study):
         session.facts(clipping_thresholds=[list(found) for found in thresholds])
         config = session.config.replace(peak_lr=lr)
 
-        def at(threshold: float) -> list[Asked]:
+        def at(threshold: float) -> list[TrialRequest]:
             return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
 
         ladder = [at(threshold) for _, threshold, _ in thresholds]
         calm = self._calm(session, controls)
         if self.at_once and not calm:
-            run_round(session, [asked for each in ladder for asked in each])
+            run_round(session, [request for each in ladder for request in each])
             ladder = []
         for each in ladder:  # where nothing is unstable the first one shows how much is clipped, and suffices
             run_round(session, each)
@@ -108,7 +108,7 @@ class ClippingStudy(Study):
                 return
         if thresholds and not self._cured(session):
             halved = [at(thresholds[-1][1] * 0.5 ** (k + 1)) for k in range(self.halvings)]
-            run_round(session, [asked for each in halved for asked in each])
+            run_round(session, [request for each in halved for request in each])
 
     def _cured(self, session: Session) -> bool:
         """Tell whether a threshold makes training stable without being a smaller lr in disguise."""
@@ -135,29 +135,32 @@ class ClippingStudy(Study):
             return float(self.peak_lr), edge
         return (session.config.peak_lr if edge is None else self.multiple * edge), edge
 
-    def _reference(self, session: Session, edge: float | None, beside: Sequence[Asked]) -> ReferenceNorms | None:
-        """Run the trial that the norms come from, the first one together with those `beside` it; lower where unstable."""
+    def _reference(
+        self, session: Session, edge: float | None, extra_trials: Sequence[TrialRequest]
+    ) -> ReferenceNorms | None:
+        """Run the trial that the norms come from, the first one together with `extra_trials`; lower where unstable."""
         lr = self.reference_lr or session.config.peak_lr
         if self.reference_lr is None and edge is not None and lr >= edge:
             lr = edge / 2.0
         for _ in range(self.tries):
             config = session.config.replace(peak_lr=lr, max_grad_norm=None)
             session.facts(clipping_reference_lr=lr)
-            (trial, *_) = run_round(session, [Asked(Role.LR_SWEEP, config), *beside])
+            (trial, *_) = run_round(session, [TrialRequest(Role.LR_SWEEP, config), *extra_trials])
             rows = judged_runs(session.record, set(session.record.trials["stage"]))
             if not any(row["trial"] == trial.number and row["lasting"] for row in rows):
                 break
-            lr, beside = lr / self.lower, ()
+            lr, extra_trials = lr / self.lower, ()
         return reference_norms(session.record)
 
-    def _seeded(self, session: Session, stage: Role, config: TrainConfig) -> list[Asked]:
+    def _seeded(self, session: Session, stage: Role, config: TrainConfig) -> list[TrialRequest]:
         """Return the trials of one config under each seed, the baseline's own first."""
         first, per_host = session.config.shared_seed, session.config.per_host_seed
         return [
-            Asked(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k)) for k in range(self.seeds)
+            TrialRequest(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k))
+            for k in range(self.seeds)
         ]
 
-    def _calm(self, session: Session, controls: Sequence[Asked]) -> bool:
+    def _calm(self, session: Session, controls: Sequence[TrialRequest]) -> bool:
         """Tell whether training shows no rise without clipping."""
         numbers = {trial.number for trial in run_round(session, controls)}  # trained already: this looks them up
         record = session.record

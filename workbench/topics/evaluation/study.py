@@ -24,7 +24,7 @@ from workbench.topics.evaluation.collect import (
     selected_model,
 )
 from workbench.topics.evaluation.sample_size import detectable_difference, size_bounds
-from workbench.topics.lr_sweep.study import Asked, run_round, seeded
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import ExampleValues, example_values
 from workbench.train.hooks import Pause
@@ -150,7 +150,7 @@ class EvaluationSampleStudy(Study):
             raise UnknownNameError(
                 f"workload {workload.name!r} has no metric {self.metric!r}.{nearest(self.metric, known)}"
             )
-        trials = run_round(session, [Asked(Role.BASELINE, each) for each in seeded(config, config.peak_lr, 2)])
+        trials = run_round(session, [TrialRequest(Role.BASELINE, each) for each in seeded(config, config.peak_lr, 2)])
         if "evaluation_sample" in session.record.facts:
             return
         batch = evaluation_batch(workload, config, device)

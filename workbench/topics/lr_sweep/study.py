@@ -31,17 +31,17 @@ from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
 from workbench.train.lanes.memory import check_lanes
 
-__all__ = ["Asked", "Beside", "LRSweep", "run_round", "seeded"]
+__all__ = ["ExtraTrials", "LRSweep", "TrialRequest", "run_round", "seeded"]
 
 
-class Asked(NamedTuple):
+class TrialRequest(NamedTuple):
     """A trial that a round asks for, and what for."""
 
-    stage: Role
+    role: Role
     config: TrainConfig
 
 
-def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
+def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialRecord]:
     """Run the trials of one round and return their records in the order asked; the same trial twice is one.
 
     They may be for different roles and of different lengths.
@@ -50,8 +50,8 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
         WorkbenchError: one cannot be trained; it is named, and nothing is written.
     """
     unique: dict[TrainConfig, str] = {}
-    for trial in asked:
-        unique.setdefault(trial.config, trial.stage)
+    for trial in requests:
+        unique.setdefault(trial.config, trial.role)
     if not unique:
         return []
     session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
@@ -61,10 +61,10 @@ def run_round(session: Session, asked: Sequence[Asked]) -> list[TrialRecord]:
         session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
     records = session.trials(list(unique), stage=next(iter(unique.values())))
     done = dict(zip(unique, records, strict=True))
-    return [done[trial.config] for trial in asked]
+    return [done[trial.config] for trial in requests]
 
 
-Beside = Callable[[float], Sequence[Asked]]
+ExtraTrials = Callable[[float], Sequence[TrialRequest]]
 
 RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = Role.LR_RANGE, Role.LR_SWEEP, Role.LR_UNSTABLE
 LARGEST = sys.float_info.max
@@ -73,7 +73,7 @@ LARGEST = sys.float_info.max
 class _Ask(Protocol):
     """Turns learning rates and what they are for into trials of each seed."""
 
-    def __call__(self, lrs: Iterable[tuple[float, Role]]) -> list[Asked]: ...
+    def __call__(self, lrs: Iterable[tuple[float, Role]]) -> list[TrialRequest]: ...
 
 
 class _Limits(NamedTuple):
@@ -160,17 +160,19 @@ class LRSweep(Study):
                 raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
             _check_lrs(list(self.lrs))
 
-    def extend(self, session: Session, *, beside: Beside | None = None) -> None:
+    def extend(self, session: Session, *, extra_trials: ExtraTrials | None = None) -> None:
         """Run the sweep's trials inside a study that is already open.
 
         Args:
             session: the study.
-            beside: takes the largest lr at which short runs were stable, and returns trials to train beside the first
+            extra_trials: takes the largest lr at which short runs were stable, and returns trials to train beside the first
                 full-length ones: what another study is going to ask for costs less in company.
         """
         critical = partial(self._critical, session)
-        for asked in self.rounds(session.config, lambda: session.record, critical=critical, beside=beside):
-            run_round(session, asked)
+        for requests in self.rounds(
+            session.config, lambda: session.record, critical=critical, extra_trials=extra_trials
+        ):
+            run_round(session, requests)
 
     def rounds(
         self,
@@ -178,8 +180,8 @@ class LRSweep(Study):
         read: Callable[[], RecordLike],
         *,
         critical: Callable[[], float],
-        beside: Beside | None = None,
-    ) -> Iterator[list[Asked]]:
+        extra_trials: ExtraTrials | None = None,
+    ) -> Iterator[list[TrialRequest]]:
         """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
 
         A study of several sweeps takes a round of each and trains them together.
@@ -188,9 +190,9 @@ class LRSweep(Study):
             config: what is swept, at its full length.
             read: returns the sweep's trials so far.
             critical: returns the scale of the range, asked for once.
-            beside: see `extend`.
+            extra_trials: see `extend`.
         """
-        ask = partial(self._asked, config)
+        ask = partial(self._requests, config)
         if self.lrs is not None:
             yield ask([(float(lr), SWEEP_STAGE) for lr in self.lrs])
             return
@@ -208,7 +210,7 @@ class LRSweep(Study):
                 return
         else:
             best, near = start
-            extra = beside(near[0]) if beside is not None and near else ()
+            extra = extra_trials(near[0]) if extra_trials is not None and near else ()
             yield [*ask(_first(best, near, base)), *extra]
         yield from self._search(ask, read, base, limits, near=() if start is None else near)
 
@@ -228,21 +230,21 @@ class LRSweep(Study):
 
     def _range(
         self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, coarse: Sequence[float]
-    ) -> Generator[list[Asked], None, tuple[float, tuple[float, ...]] | None]:
+    ) -> Generator[list[TrialRequest], None, tuple[float, tuple[float, ...]] | None]:
         """Return the best lr of short runs and the two between which they turn unstable; None where none learns anything.
 
         The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best. What is
         asked of a short run is its training loss, so it is evaluated no oftener than at its start and its end.
         """
-        asked: Iterable[float] = coarse
-        while asked:
-            yield ask([(lr, RANGE_STAGE) for lr in asked])
+        lrs: Iterable[float] = coarse
+        while lrs:
+            yield ask([(lr, RANGE_STAGE) for lr in lrs])
             record = read()
             table = judged(record).role(RANGE_STAGE).sweep()
             if bottomless(record) is not None:
                 break
             low, high = limits.of(table)
-            asked = (
+            lrs = (
                 *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=self.lanes),
                 *raise_round(table, highest=limits.highest(table, base)),
                 *edge_round(table, lanes=self.lanes, tolerance=self.tolerance),
@@ -253,7 +255,7 @@ class LRSweep(Study):
 
     def _search(
         self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, near: tuple[float, ...]
-    ) -> Iterator[list[Asked]]:
+    ) -> Iterator[list[TrialRequest]]:
         """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
         refined = 0
         while True:
@@ -273,15 +275,15 @@ class LRSweep(Study):
                 grid = fill_round(table, base=base)
             sharper = () if grid or left < 1 else _unhindered(table, edge, lanes=min(self.lanes, left))
             refined += len(sharper)
-            asked = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
-            if not asked:
+            wanted = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
+            if not wanted:
                 return
-            yield ask(asked)
+            yield ask(wanted)
 
-    def _asked(
+    def _requests(
         self, config: TrainConfig, lrs: Iterable[tuple[float, Role]], *, steps: int | None = None
-    ) -> list[Asked]:
-        return [Asked(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
+    ) -> list[TrialRequest]:
+        return [TrialRequest(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
 
 
 def _first(best: float, near: tuple[float, ...], base: float) -> list[tuple[float, Role]]:

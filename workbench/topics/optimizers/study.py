@@ -24,7 +24,7 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.collect import measure_critical_lr
-from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, Asked, LRSweep, run_round, seeded
+from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, TrialRequest, run_round, seeded
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
 from workbench.topics.optimizers.rule_choice import rival
@@ -136,8 +136,8 @@ class _Race:
         self._note(forms=self._forms())
         self._train([*self._fresh(ranges), *self._twins(ranges), *self._memories(ranges)])
 
-    def _train(self, asked: Sequence[Asked]) -> None:
-        run_round(self.session, asked)
+    def _train(self, requests: Sequence[TrialRequest]) -> None:
+        run_round(self.session, requests)
         self.record = self.session.record
 
     def _note(self, **values: Any) -> None:
@@ -147,14 +147,14 @@ class _Race:
     def _search(self) -> None:
         """Take a round of each sweep, train them together, and go on until none asks for more."""
         searches = {name: self._rounds(name) for name in self.configs}
-        beside = [Asked(Role.BASELINE, self.session.config)]
+        extra_trials = [TrialRequest(Role.BASELINE, self.session.config)]
         while searches:
-            asked = {name: found for name, rounds in searches.items() if (found := next(rounds, None)) is not None}
-            searches = {name: searches[name] for name in asked}
-            self._train([*beside, *(self._renamed(one) for found in asked.values() for one in found)])
-            beside = []
+            requests = {name: found for name, rounds in searches.items() if (found := next(rounds, None)) is not None}
+            searches = {name: searches[name] for name in requests}
+            self._train([*extra_trials, *(self._renamed(one) for found in requests.values() for one in found)])
+            extra_trials = []
 
-    def _rounds(self, name: str) -> Iterator[list[Asked]]:
+    def _rounds(self, name: str) -> Iterator[list[TrialRequest]]:
         read = lambda: rule_view(self.record, name)  # noqa: E731 - the record is another one after each round
         return self.study.sweep_of(name).rounds(self.configs[name], read, critical=partial(self._critical, name))
 
@@ -168,18 +168,18 @@ class _Race:
             self._note(critical=known)
         return known[name]
 
-    def _renamed(self, asked: Asked) -> Asked:
+    def _renamed(self, request: TrialRequest) -> TrialRequest:
         """Give a trial of another rule its stage; those of the baseline's are points of its own sweep, whoever reads them."""
-        if asked.config.optimizer == self.session.config.optimizer:
-            return asked
-        return Asked(RANGE if asked.stage == RANGE_STAGE else SWEEP, asked.config)
+        if request.config.optimizer == self.session.config.optimizer:
+            return request
+        return TrialRequest(RANGE if request.role == RANGE_STAGE else SWEEP, request.config)
 
     def _ends(self) -> None:
         """Ask for lrs until the smallest and the largest that train are known for each rule."""
         reach = 10 ** (self.study.sweep.decades / 2)
         while True:
-            asked = [
-                self._renamed(Asked(SWEEP_STAGE, config))
+            requests = [
+                self._renamed(TrialRequest(SWEEP_STAGE, config))
                 for name, found in read_ranges(self.record).items()
                 if name in self.configs
                 for lr in ends_next(
@@ -190,11 +190,11 @@ class _Race:
                 )
                 for config in seeded(self.configs[name], lr, self.study.sweep.seeds)
             ]
-            if not asked:
+            if not requests:
                 return
-            self._train(asked)
+            self._train(requests)
 
-    def _fresh(self, ranges: Mapping[str, RuleRange]) -> list[Asked]:
+    def _fresh(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
         """Return the best other rule and the baseline's under further seeds, where the other one looks better."""
         own, other = ranges.get(self.own), rival(ranges)
         if own is None or other is None or own.selected is None:
@@ -202,12 +202,12 @@ class _Race:
         if own.sign * (other.selected or 0.0) >= own.sign * own.selected:
             return []
         return [
-            Asked(SEEDS, config)
+            TrialRequest(SEEDS, config)
             for found in (own, other)
             for config in seeded(self.configs[found.optimizer], found.selected_lr or 0.0, self.study.seeds)[1:]
         ]
 
-    def _twins(self, ranges: Mapping[str, RuleRange]) -> list[Asked]:
+    def _twins(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
         """Return the other form of every rule that has two, and, where weights decay, the same without."""
         best = [
             self.configs[n].replace(peak_lr=r.best_lr) for n, r in ranges.items() if n in self.configs and r.best_lr
@@ -216,9 +216,9 @@ class _Race:
         two = [c for c in told if not callable(c.optimizer) and c.optimizer not in ONE_FORM]
         twins = [c.replace(rules="torch" if c.rules == "playbook" else "playbook") for c in two]
         twins += [c.replace(weight_decay=0.0) for c in told if c.weight_decay]
-        return [Asked(TWIN, config) for config in twins]
+        return [TrialRequest(TWIN, config) for config in twins]
 
-    def _memories(self, ranges: Mapping[str, RuleRange]) -> list[Asked]:
+    def _memories(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
         """Return the same run with a shorter memory, where a rise began with a second moment out of date."""
         found = []
         for hit in stale_moments(self.record):
@@ -227,7 +227,7 @@ class _Race:
             value = shorter(hit.memory, self.study.memory_factor)
             if config is not None and value >= 0 and matters(hit, ranges):
                 seeds = {name: int(curve.config[name]) for name in ("shared_seed", "per_host_seed")}
-                found.append(Asked(TWIN, config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds)))
+                found.append(TrialRequest(TWIN, config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds)))
         return found
 
     def _forms(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from workbench.curves.judged import judged
 from workbench.curves.trials import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.study import Asked, run_round
+from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
@@ -135,7 +135,7 @@ def _replaced(session: Session) -> dict[str, Any]:
     curve = next((c for c in judged(record).curves if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]
     found = [] if curve is None else suspects(curve, constants, noise_scale=max(scales, default=None))
-    trials = run_round(session, [Asked(STAGE, _with(config, suspect)) for suspect in found])
+    trials = run_round(session, [TrialRequest(STAGE, _with(config, suspect)) for suspect in found])
     rows = [s._asdict() | {"baseline": baseline, "trial": t.number} for s, t in zip(found, trials, strict=True)]
     return {"constants": constants, "rows": rows}
 

@@ -9,7 +9,7 @@ from workbench.config import TrainConfig
 from workbench.curves.proof import prove, worth_more_seeds
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.study import Asked, run_round, seeded
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 
 __all__ = ["Proof"]
 
@@ -32,9 +32,9 @@ class Proof:
         check_integer("seeds", self.seeds, hint="; with 1 nothing is proved")
         check_integer("more_seeds", self.more_seeds, low=0, hint="; 0 never trains more")
 
-    def baselines(self, config: TrainConfig) -> list[Asked]:
+    def baselines(self, config: TrainConfig) -> list[TrialRequest]:
         """Return the baseline under each fresh seed: whether they agree says how much a single run can tell."""
-        return [Asked(Role.BASELINE, each) for each in _fresh(config, self.seeds)]
+        return [TrialRequest(Role.BASELINE, each) for each in _fresh(config, self.seeds)]
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open, the candidate under the baseline's seeds."""
@@ -50,7 +50,7 @@ class Proof:
 
 
 def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
-    run_round(session, [Asked(Role.PROOF, config) for arm in arms for config in _fresh(arm, seeds)])
+    run_round(session, [TrialRequest(Role.PROOF, config) for arm in arms for config in _fresh(arm, seeds)])
 
 
 def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:

@@ -23,7 +23,7 @@ from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.study import Asked, LRSweep, run_round
+from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
 from workbench.topics.stability.diagnose import diagnose_instability
 
 __all__ = ["InstabilityStudy"]
@@ -84,10 +84,10 @@ class InstabilityStudy(Study):
         if lr_star is None:
             return
         session.facts(lr_star=lr_star)
-        star = Asked(Role.LR_SWEEP, session.config.replace(peak_lr=lr_star))
-        probe = Asked(Role.PROBE, self._probe(session.config, lr_star))
+        star = TrialRequest(Role.LR_SWEEP, session.config.replace(peak_lr=lr_star))
+        probe = TrialRequest(Role.PROBE, self._probe(session.config, lr_star))
         lrs = self._confirm_lrs(session, lr_star)
-        confirm = [Asked(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in lrs]
+        confirm = [TrialRequest(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in lrs]
         known = diagnose_lr_sweep(session.record)
         edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
@@ -104,7 +104,7 @@ class InstabilityStudy(Study):
                 return
             run_round(session, [fix])
 
-    def beside(self, config: TrainConfig, lr: float) -> list[Asked]:
+    def extra_trials(self, config: TrainConfig, lr: float) -> list[TrialRequest]:
         """Return what to train beside the first full-length trials of the sweep, on the bet that lr* is about `lr`.
 
         A confirmation run at the smallest multiple of it is one at a multiple of lr* too, where lr* is not far below.
@@ -116,7 +116,7 @@ class InstabilityStudy(Study):
         """
         if self.confirm_all or not self.confirm_multiples:
             return []
-        return [Asked(Role.CONFIRM, config.replace(peak_lr=min(self.confirm_multiples) * lr))]
+        return [TrialRequest(Role.CONFIRM, config.replace(peak_lr=min(self.confirm_multiples) * lr))]
 
     def _confirm_lrs(self, session: Session, lr_star: float) -> list[float]:
         """Return the lrs of the confirmation runs; one that was trained before counts where it is a multiple asked for."""
@@ -127,7 +127,7 @@ class InstabilityStudy(Study):
         fitting = [lr for lr in before if min(wanted) * (1 - 1e-9) <= lr <= max(wanted) * (1 + 1e-9)]
         return wanted if not fitting else [min(fitting), *(lr for lr in wanted if lr > min(fitting) * (1 + 1e-9))]
 
-    def _confirm_further(self, session: Session, confirm: Sequence[Asked], done: Sequence[TrialRecord]) -> None:
+    def _confirm_further(self, session: Session, confirm: Sequence[TrialRequest], done: Sequence[TrialRecord]) -> None:
         """Run the confirmation runs that are left, until one is lastingly unstable."""
         numbers = {trial.number for trial in done}
         for further in confirm[len(done) :]:
@@ -151,14 +151,14 @@ class InstabilityStudy(Study):
             checkpoint_every_steps=steps,
         )  # fmt: skip
 
-    def _fixes(self, session: Session, lr_star: float, known: Diagnosis) -> list[Asked]:
+    def _fixes(self, session: Session, lr_star: float, known: Diagnosis) -> list[TrialRequest]:
         """Return what to try beyond an edge that lr* sits at, one fix after the other until one helps; else nothing."""
         onset = known["lr.unstable"].value
         if known["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
             return []
         config = session.config.replace(peak_lr=self.fix_multiple * onset)
         fixed = [self._fixed(session, config, kind, lr_star) for kind in self.fixes]
-        return [Asked(Role.FIX, config) for config in fixed if config is not None]
+        return [TrialRequest(Role.FIX, config) for config in fixed if config is not None]
 
     def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
         if kind == "warmup":
@@ -173,7 +173,7 @@ class InstabilityStudy(Study):
         return config.replace(max_grad_norm=threshold) if threshold > 0 else None
 
 
-def _first_beyond(confirm: Sequence[Asked], edge: float | None) -> int:
+def _first_beyond(confirm: Sequence[TrialRequest], edge: float | None) -> int:
     """Return how many confirmation runs are needed in any case: those up to the first one beyond the edge."""
     stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
     return min(len(stable) + 1, len(confirm))

@@ -20,7 +20,7 @@ from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.lr_sweep.study import Asked, run_round
+from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import WarmupSigns, warmup_signs
 from workbench.topics.warmup.search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
@@ -163,37 +163,37 @@ class _Tuner:
         """Look for the shortest length at each multiple; where there is none, for the largest multiple that has one."""
         references = self._references()
         for number, multiple in enumerate(self.study.multiples):
-            if self._shortest(multiple, beside=references) is None:
+            if self._shortest(multiple, extra_trials=references) is None:
                 if number == 0:
                     self._largest_multiple(multiple)
                 return
             references = []
 
-    def _references(self) -> list[Asked]:
+    def _references(self) -> list[TrialRequest]:
         """Return full-length runs without a warmup, which show what can be learned in how many steps."""
         config = self.session.config
         stable = [self.unstable_lr / 2, self.unstable_lr / 4]
         other = next(lr for lr in stable if not math.isclose(lr, config.peak_lr, rel_tol=1e-9))
         known = self.session.record.trials
         enough = len(known) and known["stage"].isin(("lr_sweep", "lr_unstable")).any()
-        references = [Asked(Role.BASELINE, config)]
-        return references if enough else [*references, Asked(Role.LR_SWEEP, config.replace(peak_lr=other))]
+        references = [TrialRequest(Role.BASELINE, config)]
+        return references if enough else [*references, TrialRequest(Role.LR_SWEEP, config.replace(peak_lr=other))]
 
-    def _shortest(self, multiple: float, *, beside: Sequence[Asked] = ()) -> int | None:
-        """Run the rounds of one multiple, the first with other trials `beside`; return the shortest length that passes."""
+    def _shortest(self, multiple: float, *, extra_trials: Sequence[TrialRequest] = ()) -> int | None:
+        """Run the rounds of one multiple, the first with the `extra_trials`; return the shortest length that passes."""
         lr = multiple * self.unstable_lr
-        run_round(self.session, [*beside, *(self._asked(NextRun("short", w), lr) for w in self.lengths)])
+        run_round(self.session, [*extra_trials, *(self._request(NextRun("short", w), lr) for w in self.lengths)])
         if not judged(self.session.record).sweep().learned:
             return None
-        asked: set[NextRun] = set()
+        answered: set[NextRun] = set()
         while (
             question := next_run(tried := self._search(lr), cap=self.cap, refine_ratio=self.study.refine_ratio)
         ) is not None:
             made = sum(one.full is not None for one in tried.lengths)
-            if question in asked or (question.kind == "full" and made >= self.study.full_runs):
+            if question in answered or (question.kind == "full" and made >= self.study.full_runs):
                 break
-            asked.add(question)
-            run_round(self.session, [self._asked(question, lr)])
+            answered.add(question)
+            run_round(self.session, [self._request(question, lr)])
         found = self._search(lr).confirmed
         return None if found is None else found.steps
 
@@ -204,23 +204,23 @@ class _Tuner:
         for _ in range(self.study.multiple_trials if failing > 1 and learned else 0):
             middle = math.sqrt(passing[-1] * high)
             lr = middle * self.unstable_lr
-            run_round(self.session, [self._asked(NextRun("short", self.cap), lr)])
+            run_round(self.session, [self._request(NextRun("short", self.cap), lr)])
             if self._search(lr)[self.cap].short:
                 passing.append(middle)
             else:
                 high = middle
         for multiple in reversed(passing[1:]):
             lr = multiple * self.unstable_lr
-            run_round(self.session, [self._asked(NextRun("full", self.cap), lr)])
+            run_round(self.session, [self._request(NextRun("full", self.cap), lr)])
             if self._search(lr)[self.cap].full:
                 self._shortest(multiple)
                 return
 
-    def _asked(self, question: NextRun, lr: float) -> Asked:
+    def _request(self, question: NextRun, lr: float) -> TrialRequest:
         config = self.session.config
         if question.kind == "short":
-            return Asked(SHORT, self.study.short_trial(config, lr, question.steps))
-        return Asked(FULL, prepend_warmup(config.replace(peak_lr=lr), question.steps))
+            return TrialRequest(SHORT, self.study.short_trial(config, lr, question.steps))
+        return TrialRequest(FULL, prepend_warmup(config.replace(peak_lr=lr), question.steps))
 
     def _search(self, lr: float) -> WarmupSearch:
         found = read_searches(self.session.record, self.unstable_lr)
