@@ -24,7 +24,7 @@ BUDGET = {"digits_mlp": 1.15, "digits_cnn": 1.03, "source_text": 1.03}
 
 
 def ours(workload: wb.Workload, config: wb.TrainConfig, runs: Path) -> None:
-    """Train with the workbench, default instruments, into a folder of studies that has its ledger already."""
+    """Train with the workbench, default instruments, into a folder of studies."""
     wb.Trainer(device="cpu").run(workload, config, out=runs / f"run-{len(list(runs.iterdir()))}")
 
 

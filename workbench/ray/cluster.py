@@ -146,7 +146,12 @@ class RayCluster:
 
     def begin(self, kind: type) -> Any:
         """Start a worker on this machine that takes no CPU; return `Calls` of it, which other workers can use too."""
-        return Calls(self.place(kind, node=node_of_this_worker(), cpus=0))
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(node_of_this_worker(), soft=False)
+        # A byte of memory: what asks for nothing at all is put on any machine.
+        made = self._ray.remote(kind).options(num_cpus=0, memory=1, scheduling_strategy=here)
+        return Calls(made.remote())
 
     def end(self, worker: Any) -> None:
         """End a worker that `begin` started."""
@@ -156,7 +161,6 @@ class RayCluster:
         self,
         kind: type,
         *arguments: Any,
-        node: str | None = None,
         cpus: int = 1,
         gpus: int = 0,
         name: str | None = None,
@@ -169,7 +173,6 @@ class RayCluster:
         Args:
             kind: a class of an importable module.
             arguments: for it.
-            node: the machine to start on, if it is there; None is any.
             cpus: to reserve.
             gpus: to reserve; the process sees no others.
             name: by which other workers `find` it; unique in the cluster.
@@ -177,10 +180,7 @@ class RayCluster:
             groups: name -> number of threads that do calls of that group beside the others; see `call`.
             resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
         """
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy, "name": name}
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD", "name": name}
         if resource is not None:
             options |= {"resources": {resource: 1}, "scheduling_strategy": "DEFAULT"}
         made = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
