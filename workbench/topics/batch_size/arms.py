@@ -151,12 +151,8 @@ def next_points(
 ) -> list[float]:
     """Return the learning rates to try next, until the best of a geometric grid has a worse neighbour on both sides.
 
-    Args:
-        tried: learning rate -> selected metric, inf where nothing was finite.
-        centre: the grid is centre * ratio**k.
-        ratio: step of the grid.
-        reach: |k| is at most this.
-        sign: 1 where a smaller metric is better, else -1.
+    The grid is centre * ratio**k with |k| up to `reach`; `tried` holds the selected metric, inf where nothing was
+    finite, and `sign` is 1 where a smaller one is better, else -1.
 
     Returns:
         The first three at first; later one beyond the best where it lies at an end; nothing when the search is over.

@@ -178,9 +178,7 @@ def _jackknife(left_out: list[float]) -> float:
 def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> None:
     """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5).
 
-    Args:
-        session: the study.
-        checkpoints: only the latest ones, so many; None takes all that were kept.
+    Of the checkpoints only the latest so many; None takes all that were kept.
     """
     session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
 

@@ -25,11 +25,7 @@ SIZE_CODES = CODES = Codes({"batch_size.noise_scale": "F6.5", "batch_size.regula
 
 
 def diagnose_noise_scale(record: RecordLike) -> Diagnosis:
-    """Return the one code `batch_size.noise_scale` of any study that has measured it.
-
-    Args:
-        record: a study whose facts hold "noise_scale".
-    """
+    """Return the one code `batch_size.noise_scale` of any study that has measured it."""
     return Diagnosis.of(record, [noise_scale_finding(record)])
 
 
@@ -38,9 +34,6 @@ def noise_scale_finding(record: RecordLike) -> Finding:
 
     At a batch of the noise scale, a run needs about twice as many examples as with small batches and twice as many steps as with
     large ones. The value is the geometric mean over the moments of training that were measured.
-
-    Args:
-        record: a study whose facts hold "noise_scale".
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162).
     """
@@ -87,11 +80,8 @@ def noise_scale_finding(record: RecordLike) -> Finding:
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
     """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does.
 
-    Args:
-        record: a study of batch sizes; its facts hold "train_losses" of selected checkpoints.
-        arms: of the study.
-        false_adoption: a weight decay helps where its mean gain over fresh seeds, seed by seed, would come by chance less often
-            than this (rule of thumb). Which one is tested was chosen under other seeds.
+    A weight decay helps where its mean gain over fresh seeds, seed by seed, would come by chance less often than
+    `false_adoption` (rule of thumb). Which one is tested was chosen under other seeds.
     """
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _gap(record, arm)) is not None]

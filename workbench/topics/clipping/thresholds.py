@@ -151,12 +151,7 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
 
 
 def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """Return the thresholds tried, loosest first: the baseline's own where it clips, and those of the clipping study.
-
-    Args:
-        record: a study, or a single trial.
-        rows: what `clipped_runs` returns.
-    """
+    """Return the thresholds tried, loosest first: the baseline's own where it clips, and those of the clipping study."""
     chosen = [row for row in rows if row["stage"] == Role.CLIPPING] or list(rows)
     lr = record.facts.get("clipping_lr")
     at_lr = [row for row in chosen if isinstance(lr, float) and math.isclose(row["lr"], lr, rel_tol=1e-9)]
@@ -177,11 +172,7 @@ def leading(
 
     One that cures goes before a looser one that only keeps training stable.
 
-    Args:
-        record: a study, or a single trial.
-        rows: what `clipped_runs` returns.
-        aggressive_frac: see `Candidate.cures`.
-        unstable_lr: see `masks`.
+    For `aggressive_frac` see `Candidate.cures`, for `unstable_lr` see `masks`.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     own = [row for row in rows if limit is not None and row["max_grad_norm"] == limit and row["lr"] == lr]

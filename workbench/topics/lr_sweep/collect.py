@@ -60,13 +60,8 @@ def measure_critical_lr(
     Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
     divides by `factor` per forward pass until the loss is bracketed, then halves the bracket.
 
-    Args:
-        workload: what to look at.
-        config: decides the update's direction; its lr and schedule play no part.
-        device: where.
-        factor: step of the search.
-        tolerance: the bracket's final ratio.
-        decades: how far the search may go from its start, both ways.
+    Only the update's direction is the config's; its lr and schedule play no part. `tolerance` is the bracket's
+    final ratio, `decades` how far the search may go from its start, both ways.
     """
     config = config.replace(warmup_steps=0, schedule="constant")
     with isolated_rng():
@@ -122,13 +117,8 @@ def measure_chance(
     constant is fitted, as logits where the model ends in a softmax or a log-softmax. A loss that the fit drives without end has
     no such level, nor one that is the same for every example. The caller's random state is left as it was.
 
-    Args:
-        workload: what is trained.
-        config: decides the batches.
-        device: where.
-        max_examples: examples that are looked at, the first of the first epoch (rule of thumb: a variance to 2 %).
-        max_bytes: of batches that are held while a constant is fitted.
-        max_outputs: values of one output; larger ones are not fitted.
+    The first `max_examples` of the first epoch are looked at (rule of thumb: a variance to 2 %), so many bytes of
+    batches held while a constant is fitted, and larger outputs than `max_outputs` values are not fitted.
     """
     with isolated_rng():
         model = build_model(workload, config, device).eval()

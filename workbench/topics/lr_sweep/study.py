@@ -79,11 +79,8 @@ class _Ask(Protocol):
 class _Limits(NamedTuple):
     """The lrs that a sweep may try: the scale it starts from, and how many times larger or smaller they may be.
 
-    Attributes:
-        critical: the scale.
-        reach: where some lr learns.
-        blind: where none does.
-        far: above the best lr and the baseline's, in search of an unstable one.
+    `reach` is how far where some lr learns, `blind` where none does, and `far` above the best lr and the baseline's
+    in search of an unstable one.
     """
 
     critical: float

@@ -66,11 +66,7 @@ class Contest:
 
 
 def rival(ranges: Mapping[str, RuleRange]) -> RuleRange | None:
-    """Return the other rule with the best selected checkpoint under the search's seed; None where there is none.
-
-    Args:
-        ranges: of `read_ranges`, the baseline's own first.
-    """
+    """Return the other rule with the best selected checkpoint under the search's seed; None where there is none."""
     others = [found for found in list(ranges.values())[1:] if found.selected is not None]
     return min(others, key=lambda found: found.sign * (found.selected or 0.0), default=None)
 
@@ -80,11 +76,7 @@ def contest(
 ) -> Contest | None:
     """Hold the best other rule against the baseline's; None where one of them has no checkpoint to select.
 
-    Args:
-        record: a study.
-        ranges: of `read_ranges`, the baseline's own first.
-        gain_frac: a gain below this share of what was learned does not count.
-        false_adoption: how often chance alone may give the gain, see `prove`.
+    A gain below the share `gain_frac` of what was learned does not count; for `false_adoption` see `prove`.
     """
     own, other = next(iter(ranges.values()), None), rival(ranges)
     if own is None or other is None or own.selected is None or own.selected_lr is None or other.selected_lr is None:
@@ -118,12 +110,8 @@ def wider_than(
 
     The brackets of both ends count against them, and so does an end loss that is worse.
 
-    Args:
-        record: a study.
-        ranges: of `read_ranges`, the baseline's own first.
-        noise_sds: standard errors of the paired difference of the end losses that count as equal.
-        material_frac: share of what was learned that counts as equal.
-        wider_decades: how much wider it has to be.
+    End losses are equal within `noise_sds` standard errors of the paired difference, or `material_frac` of what was
+    learned.
     """
     own = next(iter(ranges.values()), None)
     if own is None or own.best_lr is None:

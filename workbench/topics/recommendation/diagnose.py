@@ -343,12 +343,7 @@ class NextStep(NamedTuple):
 
 
 def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
-    """Return the advice of what is not well and stands for itself, causes first (F2.9, F2.10).
-
-    Args:
-        record: the study, which knows what was tried.
-        diagnosis: of that study.
-    """
+    """Return the advice of what is not well and stands for itself, causes first (F2.9, F2.10)."""
     tried, found = tried_remedies(record), diagnosis.recommendation or {}
     changed = set(found.get("changed") or ())
     remedies = {str(ADVICE[name]): name for name in REMEDY_FIELDS}

@@ -109,10 +109,6 @@ class InstabilityStudy(Study):
 
         A confirmation run at the smallest multiple of it is one at a multiple of lr* too, where lr* is not far below.
         Without `confirm_all` it is the only one needed, and as a lane of a larger stack it hardly costs anything.
-
-        Args:
-            config: the baseline.
-            lr: the largest at which short runs were stable.
         """
         if self.confirm_all or not self.confirm_multiples:
             return []

@@ -114,13 +114,8 @@ def warmup_choice(
 ) -> WarmupChoice:
     """Hold a warmup against the limits of F3 and against what was tried.
 
-    Args:
-        record: a study of warmups.
-        diagnosis: of `diagnose_warmup`.
-        steps: of the ramp that is prepended to the baseline.
-        lr: at its top.
-        cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
-        lengthen_frac: above this share the run may have to grow (F3.14).
+    `cap_frac` is the largest share of the baseline's steps that a warmup may take (F3.10); above `lengthen_frac`
+    the run may have to grow (F3.14).
     """
     total = int(record.config["total_steps"])
     unstable = diagnosis["warmup.shortest"].evidence.get("unstable_lr") if "warmup.shortest" in diagnosis else None

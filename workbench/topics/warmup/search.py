@@ -96,10 +96,8 @@ def next_run(search: WarmupSearch, *, cap: int, refine_ratio: float = 2.0) -> Ne
     the shortest that is left has to pass on the full budget. Once such a run has failed, short trials have shown that they
     do not see far enough: the cap is run on the full budget, and if it passes, the gap is halved by full-budget runs.
 
-    Args:
-        search: what was tried.
-        cap: longest warmup in steps.
-        refine_ratio: how far apart the shortest that passes and the longest that fails may stay.
+    `cap` is the longest warmup in steps; the shortest that passes and the longest that fails may stay a factor of
+    `refine_ratio` apart.
     """
     low, passing = search.longest_failing, search.passing
     if any(one.full is False for one in search.lengths):
@@ -131,9 +129,7 @@ def _between(low: Length | None, top: Length, ratio: float) -> int | None:
 def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch, ...]:
     """Return what a study tried, one search a learning rate, in order of the rates.
 
-    Args:
-        record: a study; its trials of the stages "warmup" and "warmup_full", and runs of other stages that are the same.
-        unstable_lr: the learning rate that is unstable without warmup.
+    Runs of other roles that are the same count; `unstable_lr` is the learning rate that is unstable without warmup.
     """
     clip = record.config.get("max_grad_norm")
     runs = judged_runs(record, _ALL)
