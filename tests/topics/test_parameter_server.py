@@ -15,7 +15,7 @@ from tests.helpers.server_facts import UPDATES, WORKERS, block, facts, served, s
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.parameter_server.trials.closure_size import closure_size, stretch_seconds
-from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server, time_shares
+from workbench.topics.parameter_server.diagnose import CODES, _for_servers, diagnose_parameter_server, time_shares
 from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
 
 OK = dict.fromkeys(CODES, "ok")
@@ -357,3 +357,9 @@ def test_throughput_is_updates_over_seconds_a_trial() -> None:
 )  # fmt: skip
 def test_saturation_is_where_more_workers_stop_helping(rates: list[float], found: int | None) -> None:
     assert saturation([1, 2, 3, 4][: len(rates)], rates) == found
+
+
+def test_uneven_servers_are_evened_before_there_are_more_of_them() -> None:
+    even, uneven = {"bytes": 1.1, "seconds": 1.2}, {"bytes": 1.1, "seconds": 1.9}
+    assert _for_servers(even, 0.8, 1.5)[0].startswith("Use more servers")
+    assert _for_servers(uneven, 0.8, 1.5)[0].startswith("Split large variables")

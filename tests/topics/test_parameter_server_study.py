@@ -102,7 +102,7 @@ def test_auto_makes_larger_closures_where_dispatching_is_slow(tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_auto_is_far_better_than_one_update_a_closure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How near it comes to the best size is held on simulated stretches (tests/diagnostics/test_parameter_server.py): wall times of one run are noise."""
+    """How near it comes to the best size is held on simulated stretches (test_parameter_server.py): wall times of one run are noise."""
     slowed(monkeypatch, Dispatcher, "_call")
     rates = {}
     for size in (1, "auto"):
@@ -280,7 +280,7 @@ SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machi
         ({"data": SLOW}, None, "worker", "They wait for their data"),
         ({"loop": SLOW}, None, "coordinator", "Make several updates in one closure"),
         ({}, Dispatcher, "coordinator", "Make several updates in one closure"),
-        # How evenly two servers are busy is up to the machine; tests/diagnostics holds which advice follows from it.
+        # How evenly two servers are busy is up to the machine; test_parameter_server.py holds which advice follows from it.
         ({}, ServerRuntime, "server", ("Use more servers", "Split large variables")),
     ],
     ids=["healthy", "data", "loop", "dispatch", "server"],

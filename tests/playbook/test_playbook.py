@@ -29,7 +29,7 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
 from workbench.train.hooks import Hook, Step
 
-ROOT = str(Path(__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 STEPS = 200
 CODES = {
     "data.nonfinite", "data.labels", "init.loss", "loop.no_gradient", "loop.no_update", *ONE_BATCH,
