@@ -289,3 +289,13 @@ def test_a_half_trained_study_ends_in_figure_sentence_and_verdicts(
     assert "trials of" in sentence.data
     assert isinstance(verdicts, Diagnosis)
     assert "lr.best" in verdicts
+
+
+def test_a_resumed_study_is_shown_whole(tmp_path: Path, always: None) -> None:
+    with pytest.raises(StudyInterrupted):
+        Trainer(device="cpu", hooks=[_Stops()]).run(small_workload(), out=tmp_path / "s")
+    page = Page()
+    with watching(LiveFeed(page.tell, Clock(0.1))):
+        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
+    same_curves(page, record)
+    assert len(page.curves[0, "loss"]) == 40

@@ -24,7 +24,7 @@ from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.findings.topic import Figure
 from workbench.report.figures import shown_here
-from workbench.report.html import redact
+from workbench.report.html import redact, value_text
 from workbench.report.page import write_report
 from workbench.report.summary import summary_rows
 from workbench.topics.registry import FIGURES
@@ -436,3 +436,25 @@ def test_an_unfinished_study_decides_nothing(state: str) -> None:
 def test_what_a_record_says_is_redacted() -> None:
     nasty = Finding(code="a.b", status="fail", summary="<b>see</b> /home/ada/runs --token pw1")
     assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1.3592e32, "1.359e32"),
+        (1e-5, "1e-5"),
+        (0.05, "0.05"),
+        (4000.0, "4,000"),
+        (123456.0, "123,456"),
+        (None, "–"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_are_shown_with_four_digits(value: float | None, shown: str) -> None:
+    assert value_text(value) == shown
+
+
+def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:
+    written(tmp_path)
+    written(tmp_path, empty(), Diagnosis(findings=()))
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]

@@ -184,3 +184,11 @@ def test_the_edge_at_the_start_is_two_over_the_steepness(relative: float, stable
 def test_numbers_out_of_range_are_named(make: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(changes))):
         make(**changes)
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 100.0])
+def test_noise_is_the_deviation_of_one_examples_gradient(loss_scale: float) -> None:
+    workload, theta = quadratic(dimension=4, noise=0.7, loss_scale=loss_scale), torch.randn(4).double()
+    gradients = eigenvalues(dimension=4, loss_scale=loss_scale) * (theta - workload.train_data.tensors[0])
+    expected = torch.full((4,), 0.7, dtype=torch.float64)
+    torch.testing.assert_close(gradients.std(0, correction=0) / loss_scale, expected, rtol=1e-9, atol=0)

@@ -179,3 +179,19 @@ def test_names_tell_the_variants_apart() -> None:
 def test_options_that_make_no_network_are_named(make: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make(**options)
+
+
+@pytest.mark.parametrize(("residual", "scale"), [(False, 10.0), (True, 2.0)])
+def test_init_scale_multiplies_every_weight_matrix(residual: bool, scale: float) -> None:
+    usual = build(depth=2, residual=residual).state_dict()
+    scaled = build(depth=2, residual=residual, init_scale=scale).state_dict()
+    for name, value in scaled.items():
+        torch.testing.assert_close(value, scale * usual[name])
+
+
+def test_no_text_is_in_two_splits() -> None:
+    """Some windows are blank or repeat a licence: a few bytes of text recur everywhere."""
+    data = source_data()
+    train, validation, test = ({row.numpy().tobytes() for row, _ in split} for split in data[:3])
+    assert len(validation & train) <= 0.02 * len(validation)
+    assert len(validation & test) <= 0.02 * len(validation)

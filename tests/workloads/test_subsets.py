@@ -132,3 +132,12 @@ def test_the_seed_decides() -> None:
     labels = np.arange(200) % 4
     first, again, other = (stratified_split(labels, seed=seed)[0].tolist() for seed in (0, 0, 1))
     assert first == again != other
+
+
+def test_a_subset_of_a_subset_is_one_of_the_whole_and_training_data_stay() -> None:
+    workload = small_workload()
+    part = periodic_subset(periodic_subset(workload, [0, 1]), [12])
+    assert list(example_ids(part.validation_data)) == [12]
+    assert part.train_data is workload.train_data
+    assert list(example_ids(workload.validation_data)) == list(range(13))
+    assert whole(workload) is workload
