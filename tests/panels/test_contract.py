@@ -42,13 +42,13 @@ PANELS: dict[str, tuple[Callable[..., Any], Any]] = {
     "parameter_server_panel": (wb.parameter_server_panel, served(facts(workers=1), facts(workers=3))),
 }
 EMPTY: dict[str, tuple[Callable[..., Any], Any, str]] = {
-    "curves_panel": (wb.curves_panel, empty(), "wb.LRSweep()"),
-    "lr_sweep_panel": (wb.lr_sweep_panel, empty(), "wb.LRSweep()"),
-    "clipping_panel": (wb.clipping_panel, empty(), "wb.ClippingStudy()"),
-    "warmup_panel": (wb.warmup_panel, empty(), "wb.WarmupStudy()"),
-    "checkpoints_panel": (wb.checkpoints_panel, empty(), "wb.CheckpointStudy()"),
+    "curves_panel": (wb.curves_panel, empty(), "wb.lr_sweep.Study()"),
+    "lr_sweep_panel": (wb.lr_sweep_panel, empty(), "wb.lr_sweep.Study()"),
+    "clipping_panel": (wb.clipping_panel, empty(), "wb.clipping.Study()"),
+    "warmup_panel": (wb.warmup_panel, empty(), "wb.warmup.Study()"),
+    "checkpoints_panel": (wb.checkpoints_panel, empty(), "wb.checkpoints.Study()"),
     "predictions_panel": (wb.predictions_panel, NOTHING, "wb.Trainer(track="),
-    "parameter_server_panel": (wb.parameter_server_panel, empty(), "wb.ParameterServerStudy()"),
+    "parameter_server_panel": (wb.parameter_server_panel, empty(), "wb.ps.Study()"),
 }
 MOVES = [
     ("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0), ("warmup_panel", "steps", 5), ("warmup_panel", "lr", 0.02),

@@ -150,7 +150,7 @@ def test_a_trial_trained_alone_and_a_study_that_still_runs(tmp_path: Path) -> No
     same_curves(page, record)
     writer = StudyWriter.open(tmp_path / "t", kind="trial", workload="w", config=small_workload().config.to_dict())
     shown = curves_panel(StudyRecord(tmp_path / "t"), live=True)  # not a row yet
-    assert "no step yet. Run wb.LRSweep()" in shown.words.value
+    assert "no step yet. Run wb.lr_sweep.Study()" in shown.words.value
     assert "open it again" in shown.words.value
     writer.close()
 
