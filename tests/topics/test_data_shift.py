@@ -229,3 +229,10 @@ def test_validation_that_is_the_training_split() -> None:
     finding = found(train, train)["data.leakage"]
     assert finding.status == "fail"
     assert "row for row" in finding.summary
+
+
+def test_missing_values_count_as_larger_than_all_others() -> None:
+    """Half of training is missing and half 0, validation is 1: the distributions are a half apart, not all."""
+    train = torch.where(torch.arange(400)[:, None] % 2 == 0, torch.nan, 0.0)
+    facts = audit_data(TensorDataset(train), validation=TensorDataset(torch.ones(100, 1))).facts["data"]
+    assert facts["shift"]["validation"]["inputs"]["farthest"]["distance"] == pytest.approx(0.5)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.topics.input.loaders import TimedOut, now, time_limit
-from workbench.topics.input.loop import Loop, as_round
+from workbench.topics.input.loop import Device, Loop, as_round, run_loop
 from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 
 NET = nn.Linear(4, 2)
@@ -56,6 +56,7 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
         ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: NET(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
         (Both(BATCH["x"], BATCH["y"]), lambda b: NET(b.x).sum(), {"x"}, {"y"}),
         (BATCH["x"], lambda b: NET(b).sum(), {"item"}, set()),
+        (BATCH, lambda b: (b["mask"].detach(), loss_of(b["x"], b["y"])), {"x", "y"}, {"mask", "file", "n"}),
         (BATCH, lambda b: loss_of(b["x"][:, :4], b["y"].detach().clone()), {"x", "y"}, {"mask", "file", "n"}),
     ],
 )
@@ -154,6 +155,13 @@ def test_time_that_other_programs_had_is_no_wait_and_first_batches_stand_apart()
     assert found["steady_s"] == pytest.approx((2.06 - 1.1 - 0.6) / 3)
     assert found["queued_s"] == pytest.approx((0.006 + 0.03 + 0.06) / 3)
     assert (found["steps"], found["step_s"], found["starts"]) == (5, pytest.approx(0.1), [1.0, 0.5])
+
+
+def test_the_first_batch_of_every_epoch_is_told_apart() -> None:
+    found = run_loop(
+        [1, 2, 3], None, Device(lambda: None, ahead=False), seconds=9, least=1, most=9, timeout_s=9, epochs=2
+    )
+    assert (found.first, found.ended) == ([True, False, False] * 2, [(3, 3), (3, 3)])
 
 
 def test_behind_a_device_all_its_work_is_shared_out() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 import workbench as wb
-from tests.benchmarks.periodicity import by_steps_or_time, clean_alarms, planted_found
+from tests.benchmarks.periodicity import by_steps_or_time, clean_alarms, planted, planted_found
 from tests.helpers.records import MemoryRecord, empty, one_trial
 from tests.helpers.streams import digits_streams
 from workbench.errors import UsageError
@@ -58,6 +58,17 @@ def test_the_chance_of_one_frequency_is_that_of_noise(memory: float) -> None:
         chances.append(find_period(np.arange(256.0), noise).chance[60])
     for level in (0.5, 0.1):
         assert abs(np.mean(np.array(chances) < level) - level) < 0.09
+
+
+def test_what_is_found_is_below_one_of_the_two_bounds() -> None:
+    seen = set()
+    for seed in range(120):
+        curve, period = planted("AR(1) 0.6", "sine", 0.5, np.random.default_rng(seed))
+        found = find_period(np.arange(len(curve), dtype=float), curve, epoch=period)
+        below = found.epoch_chance < found.epoch_bound or found.chance.min() < found.bound
+        assert below or found.period is None
+        seen.add(below)
+    assert seen == {True, False}
 
 
 def test_fixed_steps_show_what_fixed_times_blur() -> None:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from tests.helpers.study_folders import study
 from tests.helpers.workloads import small_workload
 from workbench.findings.diagnosis import Diagnosis
+from workbench.ledger.table import study_row
 from workbench.plots.style import why_not_measured
 from workbench.record.read import StudyRecord
 from workbench.topics.tracking.diagnose import CODES, diagnose_tracking
@@ -60,6 +61,14 @@ def test_a_changed_or_missing_config_fails(sound: Path) -> None:
 def test_a_study_without_a_hash_was_not_measured(sound: Path) -> None:
     edit(sound, config_sha256=None)
     assert diagnosed(sound)["tracking.config"].status == "not_measured"
+
+
+@pytest.mark.parametrize("counted", [0, 5])
+def test_a_table_that_counts_other_trials_fails(sound: Path, counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = study_row(sound) | {"trials": counted}
+    monkeypatch.setattr("workbench.topics.tracking.diagnose.study_row", lambda _: row)
+    found = diagnosed(sound)["tracking.trials"]
+    assert (found.status, found.value, found.threshold) == ("fail", counted, 1)
 
 
 def test_a_best_value_that_no_evaluation_has_fails(sound: Path) -> None:
