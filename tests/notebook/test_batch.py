@@ -200,3 +200,14 @@ def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tm
     for shown in (page, (tmp_path / "summary.csv").read_text(), repr(runs), str(made[0]), runs._repr_html_()):
         assert "hunter2" not in shown
         assert "db/wb" in shown
+
+
+@pytest.mark.slow
+def test_a_notebook_that_swallows_the_interrupt_is_stopped_before_its_next_cell(notebook: Path) -> None:
+    cell = "import time, pathlib\ntry:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('swallowed')"
+    write_notebook(notebook, cell, "open('next', 'w')")
+    stop_when(Path("begun"))
+    with pytest.raises(KeyboardInterrupt):
+        run_notebooks(notebook, [{}])
+    assert "swallowed" in Path("runs/notebooks/03_asked/001.ipynb").read_text()
+    assert not Path("next").exists()
