@@ -31,8 +31,8 @@ from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver 
 from workbench.parameter_server.cluster.connect import connect_to_cluster as connect_to_cluster
 from workbench.parameter_server.cluster.serve_task import serve_task as serve_task
 from workbench.parameter_server.context import get_current_worker_index as get_current_worker_index
-from workbench.parameter_server.coordinator.buffers import merge_buffers as merge_buffers
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator as ClusterCoordinator
+from workbench.parameter_server.coordinator.coordinator import merge_buffers as merge_buffers
 from workbench.parameter_server.data.distributed_dataset import DatasetCreator as DatasetCreator
 from workbench.parameter_server.data.distributed_dataset import InputContext as InputContext
 from workbench.parameter_server.data.string_lookup import StringLookup as StringLookup
@@ -179,7 +179,7 @@ from workbench.topics.parameter_server.figures import plot_server_load as plot_s
 from workbench.topics.parameter_server.figures import plot_staleness as plot_staleness
 from workbench.topics.parameter_server.figures import plot_throughput as plot_throughput
 from workbench.topics.parameter_server.panel import parameter_server_panel as parameter_server_panel
-from workbench.topics.parameter_server.server_throughput import server_throughput as server_throughput
+from workbench.topics.parameter_server.server_load import server_throughput as server_throughput
 from workbench.topics.parameter_server.study import ParameterServerStudy as ParameterServerStudy
 from workbench.topics.parameter_server.study import audit_parameter_server as audit_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity as diagnose_periodicity

@@ -17,8 +17,7 @@ from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.coordinator.buffers import merge_buffers
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
 from workbench.parameter_server.errors import ClosureInputError, UnavailableError
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.fit.evaluation import evaluate_direct

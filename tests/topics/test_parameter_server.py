@@ -16,7 +16,7 @@ from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.parameter_server.trials.closure_size import closure_size, stretch_seconds
 from workbench.topics.parameter_server.diagnose import CODES, _for_servers, diagnose_parameter_server, time_shares
-from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
+from workbench.topics.parameter_server.server_load import saturation, server_throughput
 
 OK = dict.fromkeys(CODES, "ok")
 

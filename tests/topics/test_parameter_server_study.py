@@ -24,8 +24,7 @@ from workbench.playbook.walk import diagnose_record
 from workbench.report.figures import draw_figures
 from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server, server_remedies
 from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
-from workbench.topics.parameter_server.server_load import load_ratios, server_load
-from workbench.topics.parameter_server.server_throughput import server_throughput
+from workbench.topics.parameter_server.server_load import load_ratios, server_load, server_throughput
 from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
 
 NAP = 0.015

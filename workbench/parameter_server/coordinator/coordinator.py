@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import Tensor
+
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
 from workbench.parameter_server.data.datasets import IteratorRecipe, as_dataset_recipe
 from workbench.parameter_server.data.distributed_dataset import DatasetCreator, takes_context
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
+from workbench.parameter_server.workers.replica_buffers import merged_buffers
 from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, Recipe, WorkerVariable
 from workbench.parameter_server.workers.worker import Call
 
@@ -211,3 +215,23 @@ def _forget(dispatcher: weakref.ref[Dispatcher], resource: int) -> None:
     there = dispatcher()
     if there is not None:
         there.forget(resource)
+
+
+def merge_buffers(coordinator: ClusterCoordinator, placed: PlacedModule) -> dict[str, Tensor]:
+    """Bring the buffers of all workers' replicas together, and give them to the coordinator's, from which `placed.module()` is made.
+
+    Parameters are on the servers, buffers are each worker's own: without this call a module with batch norm is evaluated, exported and
+    saved with the statistics that it had before training. Call it after `join`; `StrategyModel.fit` does so by itself.
+
+    Args:
+        placed: module that was trained.
+
+    Returns:
+        The merged buffers by name; see `merged_buffers`.
+
+    Source: P6.7, P7.3.
+    """
+    found = coordinator.on_every_worker(PlacedModule.replica_buffers, args=(placed,))
+    merged = merged_buffers(placed.start_buffers(), dict(enumerate(found)))
+    placed.take_buffers(merged)
+    return merged

@@ -15,8 +15,15 @@ from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis, Finding
 from workbench.parameter_server.trials.closure_size import closure_size
 from workbench.record.json_values import number
-from workbench.topics.parameter_server.server_load import hotspot, imbalance, load_ratios, server_load, staleness
-from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
+from workbench.topics.parameter_server.server_load import (
+    hotspot,
+    imbalance,
+    load_ratios,
+    saturation,
+    server_load,
+    server_throughput,
+    staleness,
+)
 
 __all__ = ["CODES", "diagnose_parameter_server"]
 

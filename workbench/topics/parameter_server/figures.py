@@ -12,8 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, drawing, legend, not_measured, short
-from workbench.topics.parameter_server.server_load import histogram, server_load
-from workbench.topics.parameter_server.server_throughput import saturation, server_throughput
+from workbench.topics.parameter_server.server_load import histogram, saturation, server_load, server_throughput
 
 __all__ = ["plot_server_load", "plot_staleness", "plot_throughput"]
 
