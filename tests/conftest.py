@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ.pop("WORKBENCH_DEBUG", None)
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="workbench-tests-")  # what this machine remembers is not theirs
+os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-tests-")  # what this machine remembers is not theirs
 
 # A shell that starts a job in the background lets it ignore SIGINT, and all that the job starts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -59,7 +59,7 @@ def run_study(
     """
     number = next(_numbers)
     fresh, out = workload.replace(name=workload.name), runs / f"study-{number}"
-    os.environ["XDG_CACHE_HOME"] = str(runs / f"cache-{number}")
+    os.environ["WORKBENCH_CACHE"] = str(runs / f"cache-{number}")
     hooks = [Synchronise()] if device.type == "cuda" else []
     trainer = wb.Trainer(device=str(device), gradients=gradients, hooks=hooks)
     began = clock(device)

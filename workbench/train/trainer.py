@@ -90,8 +90,8 @@ class Trainer:
         gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
             many lanes, or for one; "auto" measures a few steps of each and takes the faster, or plain autograd where the model
             cannot be traced or training is over in about a second. What was found for a stack is used for later ones of its
-            kind, and for the same training on this machine (`workbench/gradient_backends.json` in the user's cache folder); a trial that
-            is resumed keeps its way. The record says which, and why.
+            kind, and for the same training on this machine (`gradient_backends.json` in $WORKBENCH_CACHE, or ~/.cache/workbench); a
+            trial that is resumed keeps its way. The record says which, and why.
         memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes. None is four fifths of what is
             free when they begin (rule of thumb). Weights, gradients and optimizer state take half of it at most, which says
             how many lanes are in a stack; the others train in further stacks, one after the other. Activations, measured on

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.helpers.lane_models import MODELS, Caching, lane_workload, mlp
+from tests.helpers.lane_models import MODELS, Caching, lane_workload
 from tests.helpers.lane_stacks import lane_stack, updates
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, WorkloadError
@@ -80,7 +80,7 @@ def events(record: StudyRecord, trial: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def always_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(backend, "WORTH_SECONDS", 0.0)
     monkeypatch.setattr(backend, "TIMED_SECONDS", 0.0)
     forget_choices()
@@ -272,7 +272,7 @@ def test_a_command_given_twice_takes_the_same_arithmetic_whatever_is_faster_now(
     forget_choices()
     longer = given.replace(config=given.config.replace(total_steps=41))
     assert set(sweep(longer, tmp_path / "longer").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
-    (tmp_path / "cache" / "workbench" / "gradient_backends.json").write_text("[broken")
+    (tmp_path / "cache" / "gradient_backends.json").write_text("[broken")
     forget_choices()
     assert set(sweep(given, tmp_path / "broken").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
 
@@ -398,29 +398,6 @@ def test_a_kink_in_one_gradient_is_no_difference() -> None:
 
     verify(stack, loop, once, updates(workload, 2))  # type: ignore[arg-type]
     assert len(calls) == 2
-
-
-class Clock(nn.Module):
-    """Depends on something outside that changes from step to step."""
-
-    time = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, x: Tensor) -> Tensor:
-        Clock.time += 1
-        out: Tensor = self.net(x) * (1 + 0.1 * Clock.time)
-        return out
-
-
-def test_what_changes_outside_the_model_is_found_by_the_numbers() -> None:
-    workload = lane_workload(Clock)
-    stack = lane_stack(workload, 2)
-    traced = VmapGradients(workload, stack, lanes_per_call=2)
-    with pytest.raises(CannotBatch, match="another loss than plain autograd"):
-        verify(stack, LoopGradients(workload, stack), traced, updates(workload, 2))
 
 
 @pytest.mark.parametrize(

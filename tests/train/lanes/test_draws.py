@@ -17,6 +17,7 @@ from workbench.train.rng import isolated_rng, restore_rng
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda h: F.dropout(torch.ones_like(h), 0.4),
+    "after_one_that_nobody_needs": lambda h: (torch.rand(3), F.dropout(torch.ones_like(h), 0.4))[1],
     "dropout_of_the_input": lambda h: F.dropout(h.detach() * 0 + 1, 0.4),
     "channel_dropout": lambda h: F.dropout2d(torch.ones_like(h)[..., None, None], 0.4)[..., 0, 0],
     "transposed": lambda h: F.dropout(torch.ones_like(h).t(), 0.4).t(),

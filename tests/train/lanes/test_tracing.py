@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from tests.helpers.lane_models import MODELS, lane_workload, mlp
+from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.lane_stacks import lane_stack, updates
 from workbench.train.lanes import program
 from workbench.train.lanes.recorder import CannotBatch, Recorder
@@ -125,6 +125,14 @@ def test_a_program_that_gives_other_numbers_than_the_step_is_refused(
     workload = lane_workload(MODELS["mlp"])
     with pytest.raises(CannotBatch, match="gives other numbers than the step itself"):
         VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=3)(updates(workload, 1)[0])
+
+
+def test_rows_differ_by_their_norm_and_by_what_is_not_finite() -> None:
+    inf, nan = float("inf"), float("nan")
+    expected = torch.tensor([[3.0, 4.0], [3.0, 4.0], [inf, 1.0], [nan, 1.0], [1.0, 1.0]])
+    found = torch.tensor([[3.0, 4.4], [3.0, 4.6], [1.0, 1.0], [nan, 1.0], [nan, 1.0]])
+    assert program.differing_rows(expected, found, 0.1) == [1, 2, 4]
+    assert program.differing_rows(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]), 1.0) == [1]
 
 
 class Holder(nn.Module):
@@ -259,14 +267,3 @@ def test_a_traced_step_needs_no_symbolic_algebra() -> None:
         "assert 'sympy' not in sys.modules, 'sympy was imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_model_that_is_traced_is_left_as_it_is() -> None:
-    workload = lane_workload(lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.3)))
-    stack, step = lane_stack(workload, 2), updates(workload, 1)[0]
-    way = VmapGradients(workload, stack, lanes_per_call=2)
-    state, buffers = torch.get_rng_state(), {name: t.clone() for name, t in stack.buffers.items()}
-    way.prepare(step)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(stack.buffers[name], t) for name, t in buffers.items())
-    assert all(module.training for model in stack.models for module in model.modules())

@@ -350,7 +350,8 @@ def forget_choices() -> None:
 
 
 def _commands() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "gradient_backends.json"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("WORKBENCH_CACHE") or user / "workbench") / "gradient_backends.json"
 
 
 def _machine_key(command: tuple[Hashable, ...]) -> str:
