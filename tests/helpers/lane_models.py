@@ -189,7 +189,7 @@ class Noisy(nn.Module):
 
 def conv(*, norm: Callable[[], nn.Module], pool: nn.Module | None = None) -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 4, 4)),
+        nn.Unflatten(1, (1, 2, 8)),
         nn.Conv2d(1, 4, 3, padding=1, bias=False),
         norm(),
         nn.ReLU(),

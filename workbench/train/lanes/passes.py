@@ -3,8 +3,8 @@
 Each pass is kept for what it gains on the CPU in `tests/benchmarks/bench_lanes.py` (torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.15 to 1.35 on the MLPs, `_transpose_products` 1.15 to 1.4 and `_widen_softmax` 1.1
 to 1.6 on MLPs of 8 and 32 lanes, `_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`, `_share_operands`
-1.06 to 1.08 on MLPs of 32 lanes. Tried and dropped, below 1.05: biases added inside products, masks as arithmetic, equal
-results computed once, results in the memory of an operand, what depends on the batch alone computed once for all calls.
+1.06 to 1.08 on MLPs of 32 lanes, `_reuse_memory` 1.03 there and 1.4 in their evaluation. Tried and dropped, below 1.05: biases
+added inside products, masks as arithmetic, equal results computed once, what depends on the batch alone once for all calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from workbench.train.lanes.recorder import base_of, is_call, is_random, meta, written, written_by
 
-__all__ = ["clean_up", "dead_code"]
+__all__ = ["clean_up", "constants", "dead_code"]
 
 aten = torch.ops.aten
 VIEWS = (
@@ -58,6 +58,23 @@ SOFTMAX = {
     aten._log_softmax_backward_data.default: 2,
 }
 """Operation -> how many tensors it takes; its dimension is the argument after them."""
+IN_PLACE: dict[Any, Any] = {
+    aten.relu.default: aten.relu_.default,
+    aten.neg.default: aten.neg_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.sqrt.default: aten.sqrt_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.threshold_backward.default: aten.threshold_backward.grad_input,
+}
+"""Elementwise operation -> the same in the memory of its first argument."""
+LEAST = 4096  # rule of thumb: below so many elements new memory costs nothing
 NARROW = 16  # measured: floats in the widest register; a product or softmax over fewer columns is taken value by value
 LARGE = 4e6  # measured: floating-point operations of a product from which on oneDNN's longer way in pays
 
@@ -83,6 +100,19 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], None], *, lanes: int, device
             change(graph)
         refresh()
         _tidy(graph)
+    _reuse_memory(graph)
+
+
+def constants(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that depend on no input, in memory that nobody writes into: they are computed once."""
+    touched = written(graph)
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        still = node.op == "call_function" and not is_random(node) and not written_by(node)
+        still = still and base_of(node) not in touched and found.issuperset(node.all_input_nodes)
+        if still or node.op == "get_attr":
+            found.add(node)
+    return found
 
 
 def dead_code(graph: fx.Graph) -> None:
@@ -312,3 +342,35 @@ def _onednn_is_faster(*, rounds: int = 20, share: float = 0.8) -> bool:
             way()
             best[number] = min(best[number], time.perf_counter() - start)
     return best[1] < share * best[0]
+
+
+def _reuse_memory(graph: fx.Graph) -> None:
+    """Let elementwise operations write into the memory of an operand that nobody reads afterwards. No pass may follow."""
+    once = constants(graph)
+    position = {node: number for number, node in enumerate(graph.nodes)}
+    last: dict[fx.Node, int] = dict.fromkeys(graph.nodes, -1)  # base -> position of the last node that reads its memory
+    for node in graph.nodes:
+        for each in node.all_input_nodes:
+            last[base_of(each)] = position[node]
+    for node in list(graph.nodes):
+        if node.target not in IN_PLACE or node.kwargs or base_of(node) is not node or meta(node).numel < LEAST:
+            continue
+        for place in (0, 1) if node.target in (aten.add.Tensor, aten.mul.Tensor) else (0,):
+            operand: Any = node.args[place]
+            if not isinstance(operand, fx.Node) or meta(operand)._replace(offset=0) != meta(node):
+                continue
+            base = base_of(operand)
+            others = [base_of(each) for each in node.all_input_nodes if each is not operand]
+            free = base.op == "call_function" and base not in once and last[base] == position[node]
+            if not free or base in others or not meta(operand).dense:
+                continue
+            if node.target is aten.threshold_backward.default:
+                node.kwargs = {"grad_input": operand}
+            else:
+                node.args = (operand, *(a for number, a in enumerate(node.args) if number != place))
+            node.target = IN_PLACE[node.target]
+            for each in graph.nodes:
+                if each.meta.get("base") is node:
+                    each.meta["base"] = base
+            last[base] = last[node]
+            break

@@ -21,8 +21,8 @@ from workbench.train.diverged_errors import is_out_of_memory
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
 from workbench.train.lanes.memory import lanes_that_fit
-from workbench.train.lanes.passes import clean_up, dead_code
-from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, is_random, meta, written, written_by
+from workbench.train.lanes.passes import clean_up, constants, dead_code
+from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, meta
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
 from workbench.workloads.base import Workload
 
@@ -116,7 +116,7 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
 
     What depends on no input is computed once, here.
     """
-    once = _constants(graph)
+    once = constants(graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
     nodes = [node for node in calls if node not in once]
     output: Any = graph.output_node().args[0]
@@ -127,18 +127,6 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     function = _write_function(nodes, inputs=inputs, output=output, constants=known, callables=callables)
     return function, fx.node.map_arg(output, lambda n: values[n]), _peak_bytes(nodes, results)
-
-
-def _constants(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that depend on no input, in memory that nobody writes into: they are computed once."""
-    touched = written(graph)
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        still = node.op == "call_function" and not is_random(node) and not written_by(node)
-        still = still and base_of(node) not in touched and found.issuperset(node.all_input_nodes)
-        if still or node.op == "get_attr":
-            found.add(node)
-    return found
 
 
 def _refresh(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> None:
